@@ -304,7 +304,7 @@ def test_a_table_that_comes_much_too_late_replaces_nothing(
     unit.close()
     assert written(unit)[0] == whole(1)
     assert written(unit)[fused_gathers._REMEMBERED + 2] == whole(1, 1)
-    assert caplog.text.count("came so long after the others that theirs is forgotten") == 1
+    assert caplog.text.count("it came after the parts of the other ranks were dropped") == 1
 
 
 def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back(

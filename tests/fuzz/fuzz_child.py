@@ -1,4 +1,4 @@
-"""The process in which `fuzzing.Child` has inputs of one target read."""
+"""The process in which `fuzzing.Child` reads the inputs of one target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _target(name: str) -> Target:
     planted = [target for target in fuzz_planted.TARGETS if target.name == name]
     if planted:
         return planted[0]
-    from fuzz_targets import named  # it brings torch
+    from fuzz_targets import named  # it imports torch
 
     return named(name)
 

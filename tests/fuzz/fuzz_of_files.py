@@ -1,4 +1,4 @@
-"""What lies in run directories: W&B's record files and logs, sidecars, notes for restarts, the reader's lines."""
+"""Files in run directories: W&B's record files and logs, sidecars, restart records, and lines of the reader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _RUN_FILE = Path("offline-run-1-exp/run-exp.wandb")
 
-# Tags of fields and numbers as protobuf writes them: right ones, of 10 bytes and more, groups, types that are none.
+# Tags of fields and numbers in protobuf's encoding: valid ones, some of 10 bytes and more, groups, invalid types.
 _PROTOBUF = (
     *(bytes([number << 3 | kind]) for number in (1, 2, 3, 7, 13) for kind in (0, 1, 2, 3, 4, 5, 6)),
     *(b"\x6a", b"\x8a\x01", b"\xff" * 9 + b"\x01", b"\xff" * 10 + b"\x01", b"\x80\x80\x04", b"\x80" * 40),
@@ -43,7 +43,7 @@ _PROTOBUF = (
 )
 
 
-# What stands in the place of a value of JSON.
+# Replacements for a JSON value.
 _ODD = (
     *(
         b'"3"',
@@ -69,7 +69,7 @@ _VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null')
 
 
 def _with_odd_values(seeds: Callable[[], Sequence[bytes]]) -> Callable[[bytes], bytes]:
-    """Makes JSON of any bytes: that of a seed, with other values, or names, in some places."""
+    """Makes JSON from any bytes: that of a seed, with some values or names replaced."""
     whole = [seed for seed in seeds() if seed]
 
     def made(data: bytes) -> bytes:
@@ -121,7 +121,7 @@ def _record_files() -> list[bytes]:
 
 def _read_records(data: bytes) -> None:
     copy = _copy_of(data, NOTHING)
-    assert _copy_of(copy, NOTHING) == copy  # what is left is sound
+    assert _copy_of(copy, NOTHING) == copy  # the rest is valid
     assert len(_copy_of(data, Lines(history=2, events=1, console=3))) <= len(copy)
 
 
@@ -132,7 +132,7 @@ def _copy_of(data: bytes, first: Lines) -> bytes:
 
 
 def _with_checksums(data: bytes) -> bytes:
-    """A record file whose chunks are as long as they can be, of a kind that there is, and have the right checksums."""
+    """Return a record file whose chunks have maximum lengths, a valid kind, and correct checksums."""
     content = bytearray(_HEADER + data[len(_HEADER) :])
     place = len(_HEADER)
     while place + 7 <= len(content):
@@ -152,7 +152,7 @@ def _with_checksums(data: bytes) -> bytes:
 def _read_fields(data: bytes) -> None:
     found = fields(data)
     ends = [0, *(end for _, _, end in found)]
-    assert list(accumulate(ends, max)) == ends  # one behind the other, within the message
+    assert list(accumulate(ends, max)) == ends  # one after the other, within the message
     assert ends[-1] <= len(data)
 
 
@@ -184,7 +184,7 @@ def _history_rows() -> list[bytes]:
 
 
 def _with_some_items(data: bytes) -> bytes:
-    """A row of items with odd names and values, some of them written in another order, some with a wrong byte."""
+    """A row of items with unusual names and values, some written in another order, some with a wrong byte."""
     chance = random.Random(data)
     row = b""
     for _ in range(chance.randint(1, 8)):
@@ -205,14 +205,14 @@ def _with_some_items(data: bytes) -> bytes:
 
 
 def _read_row(data: bytes) -> None:
-    """Names are those that protobuf finds, and a row is the same with and without names that are known before."""
+    """Names equal those that protobuf finds. A row is the same with and without previously known names."""
     names = history._Names()
     row, again = names.row(data, 0), names.row(data, 0)
     assert sorted(row) == sorted(again)
     assert repr(list(map(row.get, sorted(row)))) == repr(list(map(again.get, sorted(row))))
     json.dumps(row).encode()
     repr(row).encode()
-    with suppress(DecodeError):  # in fields that no row has
+    with suppress(DecodeError):  # in fields that rows do not have
         read = type(_messages()[2].history).FromString(data)
         assert {".".join(item.nested_key) if item.nested_key else item.key for item in read.item} == row.keys()
 
@@ -236,7 +236,7 @@ _HOSTILE = {
 
 
 def _uploaded_record(chance: random.Random) -> bytes:
-    """A record as a stranger may write it: kinds, owners and files of any sort, in parts that are put together."""
+    """A record from an untrusted writer: any kinds, owners and files, in parts that are joined."""
 
     def any_of(what: str) -> str:
         return chance.choice((_HOSTILE if chance.random() < 0.1 else _HARMLESS)[what])
@@ -257,7 +257,7 @@ def _uploaded_record(chance: random.Random) -> bytes:
         else:
             getattr(message, kind).SetInParent()
         written += message.SerializeToString()
-    if chance.random() < 0.3:  # the same number, written with more bytes than it needs
+    if chance.random() < 0.3:  # the same number, encoded with more bytes than needed
         at = chance.randrange(len(written) + 1)
         written = written[:at] + bytes([written[at] | 0x80, 0]) + written[at + 1 :] if at < len(written) else written
     return written
@@ -274,11 +274,11 @@ def _uploaded_records() -> list[bytes]:
 
 
 def _read_uploaded(data: bytes) -> None:
-    """What is taken is harmless as protobuf reads it, which may put parts together and takes the last of several."""
+    """Accepted records are harmless as protobuf reads them: it may merge parts, and uses the last of several."""
     taken = revised(data, fields(data), _RULES, lambda _top, _below: Path("/private/copy"))
     try:
         record = type(new_record()).FromString(taken)
-    except DecodeError:  # W&B's uploader cannot read it either
+    except DecodeError:  # W&B's uploader cannot read it, either
         return
     kind = record.WhichOneof("record_type")
     assert kind not in ("request", "tbrecord")
@@ -411,7 +411,7 @@ TARGETS = (
         (ReadError, MalformedError, history._TooDeepError),
         (*_PROTOBUF, b"\x82\x01", b"\n\x09\x12\x01a\x82\x01\x031.5"),
         _with_some_items,
-        slack=24 * MIB,  # of many short items, as they are in memory: at most 100,000
+        slack=24 * MIB,  # for many short items in memory, at most 100,000
     ),
     Target(
         "uploaded",

@@ -1,4 +1,4 @@
-"""What other ranks of the job send: states of metrics, tables and images, layouts, what waits, what is known."""
+"""Messages from other ranks of the job: metric states, tables and images, layouts, pending cells, known names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _read_blob(data: bytes) -> None:
 
 
 def _use(item: object) -> None:
-    """As merging does with states."""
+    """Like the merging of states."""
     if isinstance(item, torch.Tensor):
         assert item.numel() < 2**31
         (item.to(torch.complex128).sum(), item == item, repr(item), item.reshape(-1).clone())  # noqa: PLR0124
@@ -144,7 +144,7 @@ def _read_snapshot(data: bytes) -> None:
     machine.snapshot()
 
 
-# What the exchange's thread raises of it ends the exchange, with a warning: the rank goes on alone.
+# An error of it on the exchange's thread ends the exchange, with a warning, and the rank continues alone.
 _ODD = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 TARGETS = (

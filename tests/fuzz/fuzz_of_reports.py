@@ -1,4 +1,4 @@
-"""What a report takes from run directories: records of all kinds, pictures, tables."""
+"""Input of a report from run directories: records of all kinds, pictures, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start of a job reads: the variables that launchers leave, and checkpoints."""
+"""Input of a job's start: variables of launchers, and checkpoints."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _VALUES = (
 
 @functools.cache
 def _environments() -> list[bytes]:
-    """Those that launchers have set, of the first and the last rank."""
+    """Return the variables of launchers for the first and the last rank."""
     launchers = json.loads(_RECORDED.read_text())["launchers"].values()
     layouts = [ranks for launcher in launchers for ranks in launcher["layouts"].values()]
     return [_joined(environ) for ranks in layouts for environ in (ranks[0], ranks[-1]) if environ]
@@ -84,7 +84,7 @@ def _joined(environ: dict[str, str]) -> bytes:
 
 
 def _with_odd_values(data: bytes) -> bytes:
-    """The variables of some launcher with other values, or with those of other launchers, or without some of them."""
+    """Variables of a launcher with other values, with those of other launchers, or with some of them missing."""
     chance = random.Random(data)
     pairs = dict(pair.split(b"=", 1) for pair in chance.choice(_environments()).split(b"\0"))
     for _ in range(chance.randint(1, 4)):
@@ -123,8 +123,8 @@ def _checkpoints() -> list[bytes]:
 
 
 def _read_checkpoint(data: bytes) -> None:
-    """A pickle alone stands for a zip with it, whose checksum is right."""
-    is_pickle = data[:1] == b"\x80" and not data.startswith(b"\x80\x02\x8a\x0a")  # as torch's older files begin
+    """A plain pickle stands for a zip file that contains it, with a correct checksum."""
+    is_pickle = data[:1] == b"\x80" and not data.startswith(b"\x80\x02\x8a\x0a")  # the beginning of torch's older files
     file = io.BytesIO(data)
     if is_pickle:
         file = io.BytesIO()

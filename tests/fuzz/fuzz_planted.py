@@ -1,4 +1,4 @@
-"""Parsers with faults, which fuzzing must find."""
+"""Parsers with deliberate faults, which fuzzing must find."""
 
 from __future__ import annotations
 

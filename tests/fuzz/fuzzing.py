@@ -1,8 +1,8 @@
-"""How parsers of untrusted bytes are fuzzed: what a target is, how inputs are made, and how one is judged.
+"""Fuzzing of parsers of untrusted bytes: definition of targets, creation of inputs, and checks of each input.
 
-A target reads bytes. Whatever they are, it ends with a value or with one of the exceptions that it is allowed, within
-a second of CPU and with memory of three times the input and some slack. What can crash the process natively (torch
-does, of some bytes) is read in a process of its own.
+A target reads bytes. For any input, it must return a value or raise one of its accepted exceptions, within a second
+of CPU time, and with memory of three times the input plus some slack. Targets that can crash the process natively
+(torch does so for some bytes) run in a separate process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hypothesis import strategies as st
 HERE = Path(__file__).parent
 FINDINGS = HERE / "findings"
 
-SECONDS = 1.0  # of CPU, for one input
+SECONDS = 1.0  # of CPU time, for one input
 MIB = 2**20
-_TIMES = 3  # that an input is read until it is said to take too much
-_LARGEST = 64 * 1024  # bytes of an input that is made here
-_AS_IT_IS, _ORDER, _RAW = 16, 8, 192  # of 256 so many inputs are bytes of any kind; bytes of one order; see `inputs`
-_SILENT = 60.0  # seconds in which a child says nothing: it hangs
-_CHILDS_MEMORY = 2 * 2**30  # bytes of address space that a child may take beyond what it begins with
+_TIMES = 3  # attempts before an input is reported as too slow or too large
+_LARGEST = 64 * 1024  # bytes of a generated input
+_AS_IT_IS, _ORDER, _RAW = 16, 8, 192  # of 256: inputs used unchanged; bytes of a change; of 256: payloads from tokens
+_SILENT = 60.0  # seconds without output of a child after which it counts as hanging
+_CHILDS_MEMORY = 2 * 2**30  # bytes of address space that a child may use in addition to its initial size
 _TOKENS = (
     *(b"1e400", b"-1", b"-0.5", b"NaN", b"null", b"true", b'""', b"[", b"{", b"]", b"}", b",", b":", b"9" * 30, b"2.0"),
     *(b'"\\ud800"', b"\x1b[31m", b"\0", b"\x80", b"\xff" * 8, b"\n", b"../", b"\\", b'"', b"[[[[", b'{"":'),
@@ -43,10 +43,10 @@ _TOKENS = (
 
 
 class FindingError(AssertionError):
-    """An input that does what it must not.
+    """An input that violates the rules.
 
     Args:
-        message: What it does.
+        message: The violation.
         data: The input.
     """
 
@@ -60,15 +60,15 @@ class Target:
     """A parser.
 
     Args:
-        name: Of the target, and of the directory with what was found.
-        read: The parser; it also does with the value what its callers do.
-        seeds: Makes healthy inputs, which are read without an exception.
-        accepted: Exceptions with which other inputs end.
-        tokens: What inputs of this kind are made of, to be strewn in.
-        mend: Makes an input pass the checks that come first, such as checksums; applied to half of the inputs.
-        examples: How many inputs are tried in CI.
-        is_native: Whether what reads it may crash the process.
-        slack: Bytes of memory that reading takes beside three times the input.
+        name: Name of the target, and of the directory with its findings.
+        read: The parser; it also uses the value like its callers.
+        seeds: Returns valid inputs, which are read without an exception.
+        accepted: Exceptions that other inputs may raise.
+        tokens: Typical parts of inputs, which are inserted at random.
+        mend: Makes an input pass early checks, such as checksums; applied to half of the inputs.
+        examples: Number of inputs in CI.
+        is_native: Whether reading may crash the process.
+        slack: Bytes of memory that reading may use in addition to three times the input.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Target:
 def judge(target: Target, data: bytes) -> None:
     """Read one input in this process.
 
-    What takes too long or too much is read again: a collection of garbage that other tests have left, or another
-    thread of theirs, is counted too, but not each time.
+    An input that takes too long or too much is read again: garbage collection for other tests, or another of their
+    threads, is counted as well, but not each time.
 
     Raises:
-        FindingError: It does what it must not.
+        FindingError: The input violates the rules.
     """
     for _ in range(_TIMES):
         excess = _excess(target, data)
@@ -99,8 +99,8 @@ def judge(target: Target, data: bytes) -> None:
 
 
 def _excess(target: Target, data: bytes) -> str | None:
-    """What reading an input took, where it is more than it may take."""
-    tracemalloc.start()  # for the parser alone: what makes inputs would take ten times as long
+    """Return the time or memory that reading an input has taken, if it exceeds the limit."""
+    tracemalloc.start()  # only for the parser: making inputs would take ten times as long
     began = time.thread_time()
     try:
         target.read(data)
@@ -120,9 +120,9 @@ def _excess(target: Target, data: bytes) -> str | None:
 
 
 def inputs(target: Target) -> st.SearchStrategy[bytes]:
-    """Healthy inputs, changed in some places; and bytes of any kind.
+    """Valid inputs with some changes, and arbitrary bytes.
 
-    What is changed is read from bytes, as a strategy of many parts takes longer than the parsers do.
+    The changes are derived from bytes, because a strategy of many parts takes longer than the parsers.
     """
     seeds, tokens = list(target.seeds()), (*_TOKENS, *target.tokens)
 
@@ -196,15 +196,15 @@ def fuzz(target: Target, examples: int, *, number: int | None = None) -> int:
     """Read many inputs.
 
     Args:
-        target: What reads them.
-        examples: How many.
-        number: From which they are made; `None` for the same ones each time.
+        target: The target that reads them.
+        examples: Number of inputs.
+        number: Seed of the inputs; `None` for the same ones each time.
 
     Returns:
-        How many were read.
+        The number of inputs that were read.
 
     Raises:
-        FindingError: One does what it must not; it is the smallest that was found.
+        FindingError: An input violates the rules; the smallest one that was found.
     """
     count = 0
     phases = [Phase.generate] if target.is_native else [Phase.generate, Phase.shrink]  # a crash costs a new child
@@ -230,7 +230,7 @@ def fuzz(target: Target, examples: int, *, number: int | None = None) -> int:
 
 
 def keep(error: FindingError, target: Target) -> Path:
-    """Keep what was found, to be tried again in CI."""
+    """Store a finding, which CI tries again."""
     path = FINDINGS / target.name / f"{hashlib.sha256(error.data).hexdigest()[:16]}.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(error.data)
@@ -239,7 +239,7 @@ def keep(error: FindingError, target: Target) -> Path:
 
 @contextmanager
 def judging(target: Target) -> Iterator[Callable[[bytes], None]]:
-    """What judges one input: here, or in a child where this process could crash."""
+    """Return the function that checks one input: in this process, or in a child if the process could crash."""
     if target.is_native:
         child = Child(target.name)
         try:
@@ -251,7 +251,7 @@ def judging(target: Target) -> Iterator[Callable[[bytes], None]]:
 
 
 class Child:
-    """A process that reads inputs; another one follows where it has crashed.
+    """A process that reads inputs. It is replaced if it has crashed.
 
     Args:
         name: Of the target.
@@ -262,10 +262,10 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def judge(self, data: bytes) -> None:
-        """Have one input read.
+        """Read one input in the child.
 
         Raises:
-            FindingError: It does what it must not.
+            FindingError: The input violates the rules.
         """
         process = self._process = self._process or self._start()
         assert process.stdin is not None
@@ -317,12 +317,12 @@ class Child:
 
 
 def serve(target: Target) -> None:
-    """Be the child: read inputs from the standard input, and answer with what they do, until there are no more."""
+    """Run as the child: read inputs from standard input, and report the result of each, until there are no more."""
     answers, orders = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
-    os.dup2(2, 1)  # what a parser prints is no answer
+    os.dup2(2, 1)  # output of a parser must not mix with answers
     for data in target.seeds():
         with suppress(*target.accepted):
-            target.read(data)  # what is loaded at the first use is no input's memory
+            target.read(data)  # memory for imports at the first use does not count for an input
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + _CHILDS_MEMORY, resource.RLIM_INFINITY))
     answers.write(b"ready\n")
@@ -336,7 +336,7 @@ def serve(target: Target) -> None:
         except FindingError as error:
             found = str(error)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        if found is None and grown > 3 * len(data) + 16 * target.slack:  # freed memory stays the allocator's
+        if found is None and grown > 3 * len(data) + 16 * target.slack:  # freed memory stays with the allocator
             found = f"{target.name}: {len(data)} bytes made the process {grown / MIB:.0f} MiB larger"
         answers.write(json.dumps(found).encode() + b"\n")
         answers.flush()

@@ -1,6 +1,6 @@
-"""Fuzzes parsers for some minutes, with other inputs each time: ``python tests/fuzz/run_fuzz.py --minutes 10``.
+"""Fuzz parsers for some minutes, with other inputs each time: ``python tests/fuzz/run_fuzz.py --minutes 10``.
 
-What is found is kept below ``tests/fuzz/findings``, where CI tries it again. Mend the parser, and commit both.
+Findings are stored below ``tests/fuzz/findings``, where CI tries them again. Fix the parser, and commit both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ sys.path += [str(Path(__file__).parents[1] / "support")]
 from fuzz_targets import TARGETS, named
 from fuzzing import FindingError, fuzz, keep
 
-_BATCH = 500  # inputs of one target, before the next one's turn
+_BATCH = 500  # inputs of one target before the next target
 
 
 def main() -> int:
-    """Fuzz until the time is over; 1 if anything was found."""
+    """Fuzz until the time is over. Return 1 if anything was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(target.name for target in TARGETS))

@@ -1,4 +1,4 @@
-"""Parsers of bytes that come from elsewhere: a fixed number of inputs each, and what was found before."""
+"""Parsers of untrusted bytes: a fixed number of inputs each, and earlier findings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What ranks ask of the job's store: operations, keys and bytes, by rank and by family of keys.
+"""Counts calls of the job's store: operations, keys and bytes, by rank and by family of keys.
 
-Ranks are threads, the store is in memory, and so are their groups.
+Ranks are threads. The store and the groups are in memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch.distributed as dist
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
 
-_kept: list[dist.Store] = []  # C++ keeps a store, but not what Python adds to it
-_SLICE = 0.1  # seconds between two looks whether waiting is to end
+_kept: list[dist.Store] = []  # C++ keeps the store alive, but not its Python attributes
+_SLICE = 0.1  # seconds between two checks whether to stop waiting
 
 
 class Counts:
-    """What each rank asked of the store. The `operations` and `bytes` are by rank, the `keys` by rank and family."""
+    """The calls of each rank. `operations` and `bytes` are by rank, `keys` by rank and family."""
 
     def __init__(self) -> None:
         self.operations: Counter[int] = Counter()
@@ -43,11 +43,11 @@ class Counts:
                 self.keys[rank, family_of(key)] += 1
 
     def of(self, rank: int) -> int:
-        """How many keys a rank asked for."""
+        """Return how many keys a rank has read or written."""
         return sum(number for (of, _), number in self.keys.items() if of == rank)
 
     def per_rank(self, size: int) -> float:
-        """How many keys each of so many ranks asked for, on average."""
+        """Return how many keys each of a number of ranks has read or written, on average."""
         return sum(self.keys.values()) / size
 
     def by_family(self) -> Counter[str]:
@@ -58,17 +58,17 @@ class Counts:
 
 
 def family_of(key: str) -> str:
-    """What a key is about, whatever session, rank and generation it is of."""
+    """Return the family of a key: the key without session, rank and generation."""
     return re.sub(r"\d+", "#", key.removeprefix("test/1/").removeprefix("test/"))
 
 
 class CountedStore(dist.Store):
-    """One rank's way to a store of this process, on which what it asks is counted.
+    """One rank's access to a store in this process, which counts its calls.
 
     Args:
         store: The store of all ranks.
-        rank: Which rank asks.
-        counts: Where it is counted.
+        rank: The rank.
+        counts: The counters.
     """
 
     def __init__(self, store: dist.Store, rank: int, counts: Counts) -> None:
@@ -112,11 +112,11 @@ class CountedStore(dist.Store):
     def clone(self) -> dist.Store:
         return self
 
-    deleteKey, compareSet, multiGet = delete_key, compare_set, multi_get  # noqa: N815  # as torch may call them
+    deleteKey, compareSet, multiGet = delete_key, compare_set, multi_get  # noqa: N815  # names that torch may call
 
 
 class _Room:
-    """Where the members of one group in memory exchange what they have."""
+    """The shared state of the members of a group in memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -196,14 +196,14 @@ class MemoryGroup:
                 room.changed.notify_all()
             while number not in room.made:
                 if room.is_broken or self._is_over() or time.monotonic() > deadline:
-                    raise BrokenError("a member is gone, or too late, or waiting was to end")
+                    raise BrokenError("a member is gone or too late, or waiting was stopped")
                 room.changed.wait(_SLICE)
             return room.made[number]
 
 
 @contextmanager
 def groups_in_memory() -> Iterator[None]:
-    """Have exchanges form groups in memory."""
+    """Let exchanges form groups in memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gloo, "GlooGroup", MemoryGroup)
         yield

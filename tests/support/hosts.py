@@ -1,4 +1,4 @@
-"""Hosts of a job, as network namespaces of this machine; where they cannot be made, it is loopback, and said so."""
+"""Hosts of a job, as network namespaces of this machine; loopback, with a warning, if they cannot be created."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pathlib import Path
 
 from processes import free_port
 
-INTERFACE = "net0"  # the one of each host, beside its loopback
+INTERFACE = "net0"  # the interface of each host, in addition to loopback
 _MARK = "DIST_WANDB_TEST_HOST"
-_NAMES = re.compile(r"dwt(\d+)-\w+")  # namespaces of the test run with this process id
+_NAMES = re.compile(r"dwt(\d+)-\w+")  # prefix of the namespaces of the test run with this process id
 _PATIENCE = 20  # seconds for one command
 _NAMED = 'hostname "$0" && exec "$@"'  # $0 is the name
 
 
 class _NotPossibleError(Exception):
-    """This machine, or this user, cannot make namespaces."""
+    """This machine, or this user, cannot create namespaces."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts that reach each other, each with an address, an interface and a name of its own.
+    """Hosts that reach each other, each with its own address, interface and name.
 
-    Their names resolve to nothing, or to nothing that others reach, as on many clusters.
+    Their names do not resolve to an address that others can reach, as on many clusters.
 
     Args:
-        addresses: That of each host; on loopback they are all the same.
-        why_loopback: Why there is only one host, with processes that take themselves for several; empty if there are.
+        addresses: The address of each host; on loopback they are all equal.
+        why_loopback: Why several hosts are simulated on one; empty if they are not.
     """
 
     addresses: tuple[str, ...]
@@ -43,16 +43,16 @@ class Hosts:
 
     @property
     def are_real(self) -> bool:
-        """Whether each has a network stack of its own."""
+        """Whether each host has its own network stack."""
         return not self.why_loopback
 
     @property
     def interface(self) -> str:
-        """Name of the interface by which a host reaches the others."""
+        """Return the name of the interface by which a host reaches the others."""
         return INTERFACE if self.are_real else "lo"
 
     def on(self, host: int, *command: str | Path) -> list[str | Path]:
-        """A command, to be run on a host."""
+        """Return a command that runs on a host."""
         marked: list[str | Path] = ["env", f"{_MARK}={host}", *command]
         if not self.are_real:
             return marked
@@ -71,7 +71,7 @@ class Hosts:
         ]
 
     def cut(self, host: int) -> None:
-        """Pull its plug: nobody hears of it any more, and no connection is closed. On loopback its processes stop."""
+        """Cut off a host: nothing reaches it, and no connection is closed. On loopback, its processes are stopped."""
         if self.are_real:
             _ip("-n", _namespace("switch"), "link", "set", f"h{host}", "down")
         else:
@@ -87,16 +87,16 @@ class Hosts:
     def _signal(self, host: int, number: signal.Signals) -> None:
         mark = f"{_MARK}={host}".encode()
         for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
-            with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+            with contextlib.suppress(OSError):  # it has ended, or may not be read
                 if mark in (process / "environ").read_bytes().split(b"\0"):
                     os.kill(int(process.name), number)
 
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
-    """Make hosts, and remove them; those of test runs that were killed are removed, too.
+    """Create hosts, and remove them. Hosts of killed test runs are removed as well.
 
-    Namespaces need root. Where they cannot be made, all hosts are this machine's loopback, and a warning says why.
+    Namespaces need root. If they cannot be created, all hosts are this machine's loopback, with a warning.
     """
     _sweep()
     try:
@@ -112,7 +112,7 @@ def hosts(count: int) -> Iterator[Hosts]:
 
 
 def _make(count: int) -> Hosts:
-    """The switch has a namespace as well: what filters bridges on this machine, as Docker's rules do, is not there."""
+    """Create hosts, and a switch in its own namespace: bridge filters of this machine (Docker's) do not apply there."""
     switch = _namespace("switch")
     _ip("netns", "add", switch)
     _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -136,7 +136,7 @@ def _namespace(what: str) -> str:
 
 
 def _sweep() -> None:
-    """Remove namespaces whose test run is over; nothing shows outside of them, so nothing else is left."""
+    """Remove namespaces of ended test runs. They contain all that a test run creates."""
     with contextlib.suppress(_NotPossibleError):
         for line in _ip("netns", "list").splitlines():
             name = line.split()[0] if line.split() else ""
@@ -165,7 +165,7 @@ def _call(*command: str | Path) -> str:
 def torchrun_on(
     made: Hosts, script: Path, *arguments: object, processes: Sequence[int]
 ) -> tuple[list[str | Path], ...]:
-    """The commands that start `script` under torchrun on each host, with so many processes on each."""
+    """Return the commands that start `script` under torchrun on each host, with a number of processes per host."""
     port = str(free_port())
     words = [str(argument) for argument in arguments]
     meeting = ["--nnodes", str(len(processes)), "--master-addr", made.addresses[0], "--master-port", port]
@@ -179,14 +179,14 @@ def torchrun_on(
 def ranks_on(
     made: Hosts, script: Path, *arguments: object, per_host: int, **variables: object
 ) -> list[list[str | Path]]:
-    """The commands that start `script` as ranks, so many on each host, that no launcher supervises.
+    """Return the commands that start `script` as ranks on each host, without a launcher.
 
     Args:
         made: The hosts.
-        script: What each rank runs.
-        arguments: Of the script.
-        per_host: How many ranks each host has.
-        variables: Environment variables beside those that torchrun sets.
+        script: The script of each rank.
+        arguments: Arguments of the script.
+        per_host: Number of ranks on each host.
+        variables: Environment variables in addition to torchrun's.
     """
     hosts, port = len(made.addresses), free_port()
     world = {"WORLD_SIZE": hosts * per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_WORLD_SIZE": hosts}

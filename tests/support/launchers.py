@@ -1,6 +1,6 @@
-"""The launchers that tests start jobs with, or whose variables they set. ``docs/launchers.md`` has a table of them.
+"""The launchers that tests use, or whose variables they set. ``docs/launchers.md`` has a table of them.
 
-``python tests/support/launchers.py`` writes the table anew.
+``python tests/support/launchers.py`` rewrites the table.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Launcher:
     """One way to start a job of several ranks.
 
     Args:
-        name: What it is called in the table.
+        name: Name in the table.
         how: Whether tests start jobs with it (`"real"`), start processes with its variables (`"processes"`), or only
             read its variables (`"variables"`).
-        layouts: For each layout of ranks over nodes that is tested, the number of ranks of each node.
-        start: Gives the commands of a job whose ranks run a script with arguments; `None` where there are no processes.
-        variables: Gives the variables of every rank of a layout; `None` for real launchers.
-        when: Whether sessions are opened before there is a process group, after, or both.
-        meets: Whether ranks can meet before there is a process group: in a store that the launcher keeps.
-        names_job: Whether the launcher names the job, so that ranks that do not meet make the same id of it.
-        local_ranks: For each global rank, where they do not count up on each node.
+        layouts: For each tested layout of ranks over nodes, the number of ranks on each node.
+        start: Returns the commands of a job whose ranks run a script with arguments; `None` without processes.
+        variables: Returns the variables of every rank of a layout; `None` for real launchers.
+        when: Whether sessions are opened before a process group is initialised, afterwards, or both.
+        meets: Whether ranks can communicate before that, through a store of the launcher.
+        names_job: Whether the launcher names the job, so that ranks derive the same id without communication.
+        local_ranks: The local rank of each global rank, if they are not consecutive on each node.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Launcher:
     local_ranks: tuple[int, ...] = ()
 
     def commands(self, script: Path, *arguments: object) -> list[Command]:
-        """The commands of a job whose ranks run a script."""
+        """Return the commands of a job whose ranks run a script."""
         words: Command = [script, *(str(argument) for argument in arguments), *self.when]
         if self.start is not None:
             return self.start(words)
@@ -68,7 +68,7 @@ class Launcher:
         return [_with({**everywhere, **rank}, words) for rank in self.variables(self.layouts[0])]
 
     def cells(self) -> set[tuple[str, str, str]]:
-        """What the table promises: `(when, run mode, rank scope)`."""
+        """Return the promises of the table: `(when, run mode, rank scope)`."""
         return {(when, mode, scope) for when in self.when for mode, scope in COMBINATIONS}
 
 
@@ -77,7 +77,7 @@ def _with(variables: Environ, words: Command) -> Command:
 
 
 def _ranks(layout: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Global rank, node rank and local rank of each rank."""
+    """Return global rank, node rank and local rank of each rank."""
     places = ((node, local) for node, size in enumerate(layout) for local in range(size))
     return ((rank, node, local) for rank, (node, local) in enumerate(places))
 
@@ -95,7 +95,7 @@ def _torchrun_static(words: Command) -> list[Command]:
 
 
 def _torchrun_by_environment(words: Command) -> list[Command]:
-    """torchrun as Kubeflow's Trainer sets it up, each rank with one visible device."""
+    """torchrun as configured by Kubeflow's Trainer, where each rank has one visible device."""
     place = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     return [
         _with(
@@ -124,7 +124,7 @@ def _spawn(words: Command) -> list[Command]:
 
 
 def _open_mpi(words: Command) -> list[Command]:
-    """Open MPI 5 by PRRTE, its launcher: MPICH has put its own `mpirun` into the same place."""
+    """Open MPI 5 by its launcher PRRTE, because MPICH has installed its own `mpirun` under the same path."""
     options = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
     return [[*_meeting_place(), _BIN / "prterun", *options, sys.executable, *words]]
 
@@ -158,7 +158,7 @@ def _recorded(launcher: str) -> Callable[[tuple[int, ...]], list[Environ]]:
 
 
 def _pytorch_job(layout: tuple[int, ...]) -> list[Environ]:
-    """A process in each pod, without torchrun; the pods of this test share a host.
+    """One process per pod, without torchrun; the pods of this test share a host.
 
     Source: ``setPodEnv`` in ``pkg/controller.v1/pytorch/envvar.go`` of kubeflow/training-operator.
     """
@@ -188,7 +188,7 @@ LAUNCHERS = (
         "processes",
         ((1, 3),),
         variables=_recorded("DeepSpeed"),
-        local_ranks=(0, 1, 2, 0),  # on uneven nodes it gives each rank the remainder of its global rank
+        local_ranks=(0, 1, 2, 0),  # on uneven nodes, the local rank is a remainder of the global rank
     ),
     Launcher("DeepSpeed, as recorded", "variables", ((2,), (1, 1), (2, 2)), variables=_recorded("DeepSpeed")),
     Launcher("Kubeflow PyTorchJob without torchrun", "processes", ((2,),), variables=_pytorch_job, when=("after",)),
@@ -199,7 +199,7 @@ JOBS = tuple(launcher for launcher in LAUNCHERS if launcher.how != "variables")
 
 
 def table() -> str:
-    """The matrix of launchers, modes and scopes, in Markdown."""
+    """Return the matrix of launchers, modes and scopes in Markdown."""
     combinations = [f"`{mode}` {scope}" for mode, scope in COMBINATIONS]
     lines = [_row("launcher", "ranks of each node", "process group", *combinations), "|---" * 9 + "|\n"]
     for launcher in LAUNCHERS:
@@ -221,7 +221,7 @@ def _row(*cells: str) -> str:
 
 
 def table_in(text: str) -> str:
-    """The table that a document has."""
+    """Return the table of a document."""
     return text.partition(_MARKS[0])[2].partition(_MARKS[1])[0]
 
 

@@ -1,4 +1,4 @@
-"""How long a process was held up as a whole, by a busy machine: what a call took beyond that, it has waited itself."""
+"""Measures how long a busy machine has suspended the whole process, to find how long a call itself has waited."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _BEAT = 0.02  # seconds
 
 
 class Pulse:
-    """A thread that does nothing but notice when it was not let run."""
+    """A thread that detects when it was not scheduled."""
 
     def __init__(self) -> None:
-        self._gaps: list[tuple[float, float]] = []  # when one began and when it ended
+        self._gaps: list[tuple[float, float]] = []  # begin and end of each suspension
         self._last = time.monotonic()
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
     def own(self, begin: float, end: float) -> float:
-        """Of the seconds between two times of the monotonic clock, those in which the process was not held up."""
+        """Return the seconds between two times of the monotonic clock in which the process was not suspended."""
         held_up = sum(max(0.0, min(end, to) - max(begin, since)) for since, to in [*self._gaps, (self._last, end)])
         return end - begin - held_up
 

@@ -1,4 +1,4 @@
-"""Ranks started one by one: unlike torchrun, nobody ends the others when one of them fails."""
+"""Ranks that are started individually: unlike under torchrun, a failing rank does not end the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from processes import Finished, free_port, started
 
 
 def rank_commands(script: Path, *arguments: object, world_size: int) -> tuple[list[str | Path], ...]:
-    """The commands that start `script` as the ranks of one node, as a launcher would."""
+    """Return the commands that start `script` as the ranks of one node, like a launcher."""
     world = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "NODE_RANK": 0, "GROUP_RANK": 0}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     words = [str(argument) for argument in arguments]

@@ -1,4 +1,4 @@
-"""A job's store on a network that can be cut off: nobody is answered any more, and no connection is closed."""
+"""A job's store on a network that can be cut off: nothing is answered, and no connection is closed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 
 class Wire:
-    """Passes on what clients of a store and the store say to each other.
+    """A proxy between a store and its clients.
 
     Args:
-        port: The store's, on 127.0.0.1.
+        port: Port of the store on 127.0.0.1.
     """
 
     def __init__(self, port: int) -> None:
@@ -27,19 +27,19 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def client(self) -> dist.TCPStore:
-        """A store whose way to the host is this wire."""
+        """Return a client of the store that connects through this proxy."""
         return dist.TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
 
     def cut(self) -> None:
-        """Pass on nothing from now on."""
+        """Stop forwarding."""
         self._open.clear()
 
     def mend(self) -> None:
-        """Pass on everything again, also what was said meanwhile."""
+        """Resume forwarding, including data that arrived meanwhile."""
         self._open.set()
 
     def close(self) -> None:
-        """Close all connections: whoever waits for an answer gets an error."""
+        """Close all connections: clients that wait for an answer get an error."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -65,7 +65,7 @@ class Wire:
 
 @contextlib.contextmanager
 def wired_store() -> Iterator[tuple[dist.TCPStore, Wire]]:
-    """A store of this process, and a wire by which others reach it."""
+    """Provide a store in this process, and a proxy to it."""
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     wire = Wire(host.port)
     try:

@@ -1,6 +1,6 @@
-"""Configurations of all metrics of torchmetrics that can be made without a download or a further package.
+"""Configurations of all metrics of torchmetrics that need neither a download nor another package.
 
-`cases()` has them, `LEFT_OUT` has the other classes and why. Together they name every public class.
+`cases()` returns them. `LEFT_OUT` has the other classes, with reasons. Together they cover every public class.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ Options = Mapping[str, Any]
 class Case(NamedTuple):
     """One configuration of a metric.
 
-    Args:
-        name: Its class and its arguments.
-        metric: Its class's name.
-        make: Makes the metric.
-        inputs: Draws what `update` is given.
+        Args:
+    name: The class and its arguments.
+    metric: Name of the class.
+            make: Makes the metric.
+            inputs: Draws the arguments of `update`.
     """
 
     name: str
@@ -85,13 +85,13 @@ class Case(NamedTuple):
 
 
 def grid(**options: Sequence[Any]) -> list[Options]:
-    """All combinations of values of options."""
+    """Return all combinations of values of options."""
     return [dict(zip(options, values, strict=True)) for values in product(*options.values())]
 
 
 @lru_cache(maxsize=1)
 def public_classes() -> dict[str, type[Any]]:
-    """The public metrics of the torchmetrics that is installed, and what wraps metrics, by name."""
+    """Return the public metrics and wrappers of the installed torchmetrics, by name."""
     found: dict[str, type[Any]] = {}
     for module in _modules():
         for name, value in vars(module).items():
@@ -110,7 +110,7 @@ def _modules() -> Iterator[Any]:
             yield importlib.import_module(info.name)
 
 
-# The table: names, what they are given, and options
+# The table: names, inputs and options
 
 RATES = "Accuracy HammingDistance NegativePredictiveValue Precision Recall Specificity StatScores F1Score FBetaScore"
 CURVES = "PrecisionRecallCurve ROC"
@@ -137,7 +137,7 @@ def _extra(name: str) -> Options:
 
 
 def _classification() -> Iterator[Row]:
-    """The classes of each task: `BinaryAccuracy` and so on."""
+    """Return the classes of each task: `BinaryAccuracy` and so on."""
     for task, (fixed, flat, long) in TASKS.items():
         for name, given, choices in (*_rates(task), *_curves(task), *_tables(task)):
             for options in grid(ignore_index=(None, -1), **choices):
@@ -146,7 +146,7 @@ def _classification() -> Iterator[Row]:
                 yield task + name, inputs, [{**fixed, **given, **options}]
 
 
-Choices = tuple[str, Options, dict[str, Sequence[Any]]]  # a name without its task, fixed arguments, those that vary
+Choices = tuple[str, Options, dict[str, Sequence[Any]]]  # name without the task, fixed arguments, varying arguments
 
 
 def _rates(task: str) -> Iterator[Choices]:
@@ -186,7 +186,7 @@ def _tables(task: str) -> Iterator[Choices]:
 
 
 def _by_task() -> Iterator[Row]:
-    """The classes that choose one of those by their argument `task`."""
+    """Return the classes that choose one of those by their argument `task`."""
     names = f"{RATES} {CURVES} {AREAS} LogAUC EER {' '.join(FIXED)} ConfusionMatrix JaccardIndex MatthewsCorrCoef"
     for task, (fixed, flat, long) in TASKS.items():
         for name in names.split():
@@ -392,7 +392,7 @@ def _metric(name: str, **options: Any) -> Any:
 
 
 def _kinds() -> Any:
-    """Metrics of several classes, those of one compute group among them."""
+    """Return collections of several classes, including those of one compute group."""
     fixed: dict[str, Any] = {"num_classes": CLASSES}
     return MetricCollection(
         {
@@ -469,7 +469,7 @@ Wrapped = tuple[str, str, Callable[[], Any], Inputs]
 
 
 def _wrapped() -> Iterator[Wrapped]:
-    """What wraps other metrics: class, what tells configurations apart, and as in `Case`."""
+    """Return wrappers of other metrics: class, a label of the configuration, and the fields of `Case`."""
     accuracy: dict[str, Any] = {"name": "MulticlassAccuracy", "num_classes": CLASSES}
     yield (
         "BinaryTargetTransformer",
@@ -500,7 +500,7 @@ def _wrapped() -> Iterator[Wrapped]:
     for name, inputs in WIDE.items():
         yield "MultioutputWrapper", name, partial(_outputs, name), inputs
     yield "MultitaskWrapper", "two tasks", _both_tasks, tasks
-    # As large as all data. `Running` takes no metrics with `full_state_update`, and loses the states that are lists.
+    # Windows as large as all data. `Running` refuses metrics with `full_state_update`, and loses list states.
     for name, inputs in {"MeanMetric": numbers, "SumMetric": numbers, "MeanSquaredError": floats}.items():
         yield "Running", name, partial(_window, name), inputs
     yield "Running", "MulticlassAccuracy", lambda: _window(**accuracy), class_scores
@@ -527,13 +527,13 @@ LEFT_OUT = {
 
 
 def all_names() -> list[str]:
-    """The classes of all configurations, those that the installed torchmetrics has not among them."""
+    """Return the classes of all configurations, including those that the installed torchmetrics lacks."""
     rows = [name for names, _, _ in ROWS for name in names.split()]
     return list(dict.fromkeys([*rows, *(name for name, *_ in _wrapped())]))
 
 
 def configurations() -> int:
-    """How many configurations there are, those that the installed torchmetrics does not know among them."""
+    """Return the number of configurations, including those that the installed torchmetrics lacks."""
     return sum(len(names.split()) * len(choices) for names, _, choices in ROWS) + len(list(_wrapped()))
 
 
@@ -561,5 +561,5 @@ def _label(name: str, inputs: Inputs, options: Options) -> str:
 
 @lru_cache(maxsize=1)
 def cases() -> list[Case]:
-    """All configurations, but for those that the installed torchmetrics does not know."""
+    """Return all configurations, except those that the installed torchmetrics lacks."""
     return list(_cases())

@@ -1,4 +1,4 @@
-"""What the metrics of torchmetrics are given in tests: tiny, of every kind that some metric takes."""
+"""Tiny inputs for the metrics of torchmetrics, of every kind that some metric takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 CLASSES = 3
-SIZES = (6, 4, 5, 3)  # samples in the batches
+SIZES = (6, 4, 5, 3)  # numbers of samples in the batches
 
 
 class Draw:
-    """What a batch is drawn from: the same in each test.
+    """The random generator of a batch: the same in each test.
 
     Args:
         turn: Index of the batch.
@@ -38,7 +38,7 @@ class Draw:
         return torch.randint(high, shape, generator=self._generator)
 
     def choices(self, items: Sequence[str]) -> list[str]:
-        """As many items as the batch has samples."""
+        """Return as many items as the batch has samples."""
         return [items[index] for index in self.integers(len(items), self.n).tolist()]
 
 
@@ -135,7 +135,7 @@ def clusters(draw: Draw) -> tuple[Tensor, Tensor]:
 
 
 def signals(draw: Draw) -> tuple[Tensor, Tensor]:
-    """Sounds of two speakers, and what was made of them."""
+    """Sounds of two speakers, and processed versions of them."""
     target = draw.normal(draw.n, 2, 50)
     return target + 0.3 * draw.normal(draw.n, 2, 50), target
 
@@ -146,19 +146,19 @@ def spectra(draw: Draw) -> tuple[Tensor, Tensor]:
 
 
 def images(draw: Draw, size: int = 24, channels: int = 3) -> tuple[Tensor, Tensor]:
-    """Images, and what was made of them."""
+    """Images, and processed versions of them."""
     target = draw.uniform(draw.n, channels, size, size)
     return (target + 0.1 * draw.uniform(draw.n, channels, size, size)).clamp(0, 1), target
 
 
 def pansharpened(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
-    """Images of high resolution, and what they were made of."""
+    """Images of high resolution, and their sources."""
     low, high = draw.uniform(draw.n, 3, 8, 8), draw.uniform(draw.n, 3, 16, 16)
     return draw.uniform(draw.n, 3, 16, 16), {"ms": low, "pan": high, "pan_lr": high[..., ::2, ::2]}
 
 
 def generated(draw: Draw) -> tuple[Tensor, bool]:
-    """Images that are real, or not: that changes from batch to batch."""
+    """Images that are real or not, alternating between batches."""
     return draw.integers(256, draw.n, 3, 8, 8).to(torch.uint8), draw.turn % 2 == 0
 
 
@@ -171,7 +171,7 @@ def panoptic(draw: Draw) -> tuple[Tensor, Tensor]:
 
 
 def queries(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
-    """Documents: score, relevance, and the query they were found for."""
+    """Documents: score, relevance, and query."""
     return draw.uniform(draw.n), draw.integers(2, draw.n), draw.integers(3, draw.n)
 
 
@@ -210,7 +210,7 @@ def points(draw: Draw) -> tuple[Tensor, Tensor]:
 
 
 def faces(draw: Draw) -> tuple[Tensor, Tensor]:
-    """Vertices of faces that speak."""
+    """Vertices of speaking faces."""
     return draw.normal(draw.n, 10, 3), draw.normal(draw.n, 10, 3)
 
 
@@ -278,7 +278,7 @@ def graded(draw: Draw) -> tuple[Any, ...]:
     return draw.uniform(draw.n), draw.integers(3, draw.n)
 
 
-# Networks in place of those that would be downloaded
+# Networks in place of downloaded ones
 
 
 class Features(torch.nn.Module):

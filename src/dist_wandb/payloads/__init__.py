@@ -1,1 +1,1 @@
-"""Values that can be logged, copied on the training thread without waiting for a device."""
+"""Values that can be logged, and their copies, which are made on the training thread without waiting for a device."""

@@ -12,7 +12,7 @@ from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 
 def checked_weight(argument: str, weight: float, rank: int) -> float:
-    """Return a weight that can be one.
+    """Return a weight.
 
     Raises:
         ConfigurationError: It is negative or not finite.
@@ -21,28 +21,24 @@ def checked_weight(argument: str, weight: float, rank: int) -> float:
         return weight
     raise ConfigurationError(
         f"{argument}={weight!r} on rank {rank} is negative or not finite, so no mean can be weighted with it. Pass the "
-        "number of samples or tokens of the values; 0 where there were none."
+        "number of samples or tokens behind the values; 0 if there were none."
     )
 
 
 def check_row(metrics: object, rank: int) -> None:
     """Refuse a row that is not a mapping of names to values.
 
-    Args:
-        metrics: The argument of `log`.
-        rank: The rank that logs, for messages.
-
     Raises:
-        ConfigurationError: It is not a mapping, or a name is not a text that W&B can store.
+        ConfigurationError: It is not a mapping, or a name is not text that W&B can store.
     """
-    if not isinstance(metrics, (dict, Mapping)):  # a dict is recognised faster
+    if not isinstance(metrics, (dict, Mapping)):  # the check for a dict is faster
         raise ConfigurationError(
             f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
             'to values, as in log({"loss": 0.5}).'
         )
     try:
-        names = "".join(metrics)  # all at once: it is on the way of every row
-    except TypeError:  # some name is not a text
+        names = "".join(metrics)  # all names at once, because this is a hot path
+    except TypeError:  # some name is not text
         names = "\0"
     if "\0" in names or not names.isascii():
         for name in metrics:
@@ -64,14 +60,10 @@ def check_name(name: object, rank: int) -> None:
 
 
 def checked_step(step: object, rank: int) -> int:
-    """The step as an integer that ranks can distinguish from others.
-
-    Args:
-        step: The argument of `log`.
-        rank: The rank that logs, for messages.
+    """Return the step as an integer.
 
     Raises:
-        ConfigurationError: It is not an integer, or too large for that.
+        ConfigurationError: It is not an integer, negative, or too large to be exact in a float64.
     """
     try:
         number = operator.index(step)  # type: ignore[arg-type]  # anything else raises

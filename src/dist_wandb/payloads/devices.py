@@ -1,4 +1,4 @@
-"""Tensors as they are logged: copies on their way from a device to the host."""
+"""Copies of logged tensors, which are transferred from a device to the host asynchronously."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PLAIN = frozenset({float, int, bool, str})  # types whose objects cannot change
 
 
 class HostCopy:
-    """A tensor of a device, on its way to the host: it may not have arrived.
+    """An asynchronous copy of device tensors to the host.
 
     Args:
-        tensors: A tensor of any shape; or several of one element each, of one device and dtype, that go together.
+        tensors: A tensor of any shape; or several tensors of one element each, with the same device and dtype.
     """
 
     def __init__(self, tensors: torch.Tensor | list[torch.Tensor]) -> None:
@@ -36,15 +36,15 @@ class HostCopy:
         self._has_arrived = False
 
     def is_ready(self) -> bool:
-        """Whether the copy can be read without waiting; always where a device has no events."""
+        """Return whether the copy can be read without waiting; always true if the device has no events."""
         return self._has_arrived or self._event is None or bool(self._event.query())
 
     def has_arrived(self) -> bool:
-        """Whether the copy can surely be read without waiting; never before `tensor` where a device has no events."""
+        """Return whether the copy has arrived for certain; false before `tensor` was called if there are no events."""
         return self._has_arrived or (self._event is not None and bool(self._event.query()))
 
     def tensor(self) -> torch.Tensor:
-        """The copy on the host. Waits for the device: not to be called on the training thread."""
+        """Return the copy on the host. Waits for the device, so do not call it on the training thread."""
         if not self._has_arrived:
             if self._event is not None:
                 self._event.synchronize()
@@ -54,19 +54,14 @@ class HostCopy:
         return self._copy
 
     def numbers(self) -> list[float]:
-        """The numbers, in the order of the tensors. Waits for the device, as `tensor` does."""
+        """Return the numbers, in the order of the tensors. Waits for the device, like `tensor`."""
         if self._numbers is None:
             self._numbers = self.tensor().tolist()
         return self._numbers
 
 
 class Later:
-    """A number that is known once its copy has come to the host.
-
-    Args:
-        copy: The copy that it is part of.
-        index: Its position there.
-    """
+    """The number at an index of a copy, which is known once the copy has arrived on the host."""
 
     __slots__ = ("_copy", "_index")
 
@@ -75,25 +70,20 @@ class Later:
         self._index = index
 
     def is_ready(self) -> bool:
-        """As `HostCopy.is_ready`."""
+        """See `HostCopy.is_ready`."""
         return self._copy.is_ready()
 
     def has_arrived(self) -> bool:
-        """As `HostCopy.has_arrived`."""
+        """See `HostCopy.has_arrived`."""
         return self._copy.has_arrived()
 
     def number(self) -> float:
-        """The number. Waits for the device: not to be called on the training thread."""
+        """Return the number. Waits for the device, so do not call it on the training thread."""
         return self._copy.numbers()[self._index]
 
 
 class LaterValue:
-    """A vector, or a list with some, that is known once copies of tensors have come to the host.
-
-    Args:
-        value: A `HostCopy`, or lists, tuples and mappings with some of them in place of tensors.
-        copies: All of them.
-    """
+    """A `HostCopy`, or containers with `HostCopy`s in place of tensors, known once all copies have arrived."""
 
     __slots__ = ("_copies", "_value")
 
@@ -102,15 +92,15 @@ class LaterValue:
         self._copies = copies
 
     def is_ready(self) -> bool:
-        """As `HostCopy.is_ready`, of all copies."""
+        """See `HostCopy.is_ready`."""
         return all(copy.is_ready() for copy in self._copies)
 
     def has_arrived(self) -> bool:
-        """As `HostCopy.has_arrived`, of all copies."""
+        """See `HostCopy.has_arrived`."""
         return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
-        """The value. Waits for the devices: not to be called on the training thread."""
+        """Return the value. Waits for the devices, so do not call it on the training thread."""
         return _arrived(self._value)
 
 
@@ -123,11 +113,7 @@ def _arrived(value: Any) -> Any:
 
 
 def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row with the numbers and vectors that came from devices. Waits for them.
-
-    Args:
-        values: The result of `scalars.copied_row`.
-    """
+    """Replace `Later` and `LaterValue` objects in a row of `scalars.copied_row` by their values. Waits for devices."""
     if not any(type(value) in (Later, LaterValue) for value in values.values()):
         return values
     return {name: _known(value) for name, value in values.items()}
@@ -140,7 +126,7 @@ def _known(value: Any) -> Any:
 
 
 def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's numbers as they are now, without its graph, and of a dtype that numpy, so wandb, has too."""
+    """Return a copy of a tensor, without its graph, in a dtype that numpy, and therefore wandb, supports."""
     import torch
 
     is_unknown = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
@@ -148,24 +134,24 @@ def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_tensor(value: object) -> torch.Tensor | None:
-    """A value if it is a tensor."""
-    torch = sys.modules.get("torch")  # nobody has a tensor without importing it
+    """Return a value if it is a tensor; otherwise `None`. Does not import torch."""
+    torch = sys.modules.get("torch")
     return value if torch is not None and isinstance(value, torch.Tensor) else None
 
 
 def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """A tensor as it lies on this rank, if all of it does: a `DTensor` may lie on several.
+    """Return a tensor that is completely on this rank: a `DTensor` may be distributed over ranks.
 
     Args:
-        what: The argument or name that has the tensor, for messages.
+        what: The argument or name of the tensor, for messages.
         tensor: A tensor of any kind.
         rank: This rank, for messages.
 
     Returns:
-        The tensor; of a `DTensor` that every rank has a copy of, this rank's.
+        The tensor; for a replicated `DTensor`, this rank's local tensor.
 
     Raises:
-        ConfigurationError: This rank has only a part, and gathering the others would wait for their ranks.
+        ConfigurationError: This rank has only a part, and gathering the other parts would wait for other ranks.
     """
     placements = getattr(tensor, "placements", None)  # a plain tensor has none
     if placements is None:
@@ -176,19 +162,19 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     raise ConfigurationError(
         f"{what} is a DTensor of which rank {rank} has only a part (its placements are {tuple(placements)}), and log "
         "does not wait for the other ranks. Call its .full_tensor() on every rank, outside of 'if rank == 0', and pass "
-        "what it returns."
+        "the result."
     )
 
 
 def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Values to be logged, with plain tensors in place of those that lie on several ranks.
+    """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors.
 
     Args:
-        metrics: Values by name; mappings among them as well.
+        metrics: Values by name.
         rank: This rank, for messages.
 
     Raises:
-        ConfigurationError: As `whole`.
+        ConfigurationError: As for `whole`.
     """
     others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
     found = {name: _whole_value(name, value, rank) for name, value in others.items()}
@@ -204,13 +190,13 @@ def _whole_value(name: str, value: Any, rank: int) -> Any:
 
 
 def copied_tensor(value: Any) -> Any:
-    """A tensor's numbers as they are now, without its graph; any other value unchanged."""
+    """Return a copy of a tensor, without its graph; return any other value unchanged."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
 
 
 def event_after(tensor: torch.Tensor) -> Any:
-    """An event after all work submitted to the tensor's device; `None` where the device has no events."""
+    """Record and return an event after all work submitted to the tensor's device; `None` if it has no events."""
     import torch
 
     module: Any = getattr(torch, tensor.device.type, None)

@@ -1,4 +1,4 @@
-"""Length-prefixed framing of bytes, and errors about bytes that a rank sent."""
+"""Length-prefixed framing of bytes, and errors about malformed bytes from other ranks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ _SHOWN = 100  # characters of received values, in messages
 
 
 def framed(*parts: bytes) -> bytes:
-    """Join parts, each with its length in front."""
+    """Join parts, each preceded by its length."""
     return b"".join(piece for part in parts for piece in (len(part).to_bytes(_LENGTH, "little"), part))
 
 
 def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
-    """Split bytes into the parts that `framed` joined.
-
-    Args:
-        data: The bytes.
-        what: Their expected content, for the message.
+    """Split bytes into the parts that `framed` joined; `what` is their expected content, for messages.
 
     Raises:
-        ConfigurationError: The bytes are something else.
+        ConfigurationError: The bytes are malformed.
     """
     parts, position = [], 0
     with parsing(data, what):
@@ -39,14 +35,10 @@ def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
 
 @contextmanager
 def parsing(data: bytes, what: str) -> Iterator[None]:
-    """Turn errors in the block, which parses bytes of a rank, into one with a message for users.
-
-    Args:
-        data: The bytes.
-        what: Their expected content.
+    """Turn errors in the block, which parses bytes from a rank, into an error for users; `what` as in `unframed`.
 
     Raises:
-        ConfigurationError: The bytes are something else.
+        ConfigurationError: The bytes are malformed.
     """
     try:
         yield
@@ -60,5 +52,5 @@ def parsing(data: bytes, what: str) -> Iterator[None]:
 
 
 def excerpt(value: object) -> str:
-    """The beginning of the repr of a received value, for messages."""
+    """Return the beginning of the repr of a received value, for messages."""
     return repr(value)[:_SHOWN]

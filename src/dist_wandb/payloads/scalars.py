@@ -1,9 +1,9 @@
 """Copies of logged values that could change, made on the training thread without waiting for a device.
 
-Numbers of the host become Python's. Tensors on a device are stacked, one stack per device and dtype, copied without
-waiting, and an event is recorded; vectors, also in lists, one by one. States of torchmetrics' objects are copied, as
-are tables and images that are to be gathered. Of a `DTensor` this rank's copy is used, if its placements show that
-every rank has one; a part is refused, because `full_tensor` would be a collective (`devices.whole`).
+Numbers on the host become Python numbers. Scalar tensors on a device are stacked, one stack per device and dtype, and
+copied asynchronously, followed by an event; vectors, also in lists, are copied one by one. States of torchmetrics'
+objects are copied, and so are tables and images to be gathered. For a replicated `DTensor`, this rank's local tensor is
+used. A part of one is refused, because `full_tensor` would be a collective (`devices.whole`).
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
 
-_DEEPEST = 8  # levels of lists in lists that are copied: some hold themselves
+_DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
 
 
 def are_plain(metrics: Mapping[str, Any]) -> bool:
-    """Whether all values of a row are numbers and texts of Python, which cannot change."""
+    """Return whether all values of a row are Python numbers and strings, which cannot change."""
     return PLAIN.issuperset(map(type, metrics.values()))
 
 
 def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
-    """A copy of a row: numbers as Python's, or on their way to the host.
+    """Return a copy of a row.
 
     Args:
         metrics: Values by name.
         rank: This rank, for messages.
-        flat: Whether mappings among them are flattened, with a dot between the names, as W&B shows them; otherwise
-            only those that have torchmetrics' objects in them.
+        flat: Whether mappings are flattened, with a dot between the names, as W&B shows them. Otherwise only mappings
+            that contain torchmetrics' objects are flattened.
 
     Returns:
-        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects; other
-        objects unchanged, except for copies of lists, arrays and tensors, and `LaterValue` for those on a device.
+        Values by name: Python numbers, or `Later` for those on a device; snapshots of torchmetrics' objects; copies of
+        lists, arrays and tensors, or `LaterValue` for those on a device; other objects unchanged.
 
     Raises:
-        ConfigurationError: A tensor of which this rank has only a part.
+        ConfigurationError: This rank has only a part of a tensor.
     """
     return dict(metrics) if are_plain(metrics) else _copied_others(metrics, rank, flat=flat)
 
@@ -76,17 +76,13 @@ def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict
 
 
 def copied_weight(weight: object, rank: int) -> Any:
-    """A copy of a weight, checked.
-
-    Args:
-        weight: A number, a mapping of names to numbers, or `None`.
-        rank: This rank, for messages.
+    """Check and copy a weight: a number, a mapping of names to numbers, or `None`.
 
     Returns:
-        `None`, a number, or a mapping of names to numbers; those of tensors on a device are still on their way.
+        The same with Python numbers, or `Later` for numbers on a device.
 
     Raises:
-        ConfigurationError: It is none of these, or a number is negative or not finite.
+        ConfigurationError: The weight has another type, or a number is negative or not finite.
     """
     if weight is None:
         return None
@@ -114,7 +110,7 @@ def _copied_one_weight(argument: str, value: object, rank: int) -> Any:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of `copied_row` is a number, perhaps still on its way."""
+    """Return whether a value of `copied_row` is a number, which may be a `Later`."""
     return isinstance(value, (int, float, Later))
 
 
@@ -138,14 +134,14 @@ def _copied_value(name: str, value: Any, rank: int) -> Any:
 
 
 def _copied(name: str, value: Any, rank: int) -> Any:
-    """A copy of a value that is not a number: of vectors, and of lists and mappings with their items."""
+    """Copy a value that is not a number: vectors, and containers with their items."""
     copies: list[HostCopy] = []
     copy = _copy_of(name, value, rank, copies, _DEEPEST)
     return LaterValue(copy, copies) if copies else copy
 
 
 def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: int) -> Any:
-    """A copy, with each tensor of a device replaced by an entry of `copies`."""
+    """Copy a value. Replace each tensor on a device by a `HostCopy`, which is added to `copies`."""
     if isinstance(value, (list, tuple)) and depth:
         items = iter(value)
         if not PLAIN.issuperset(map(type, value)):
@@ -164,7 +160,7 @@ def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: in
 
 
 def _of_python(value: Any) -> Any:
-    """A numpy scalar, an array without axes, or an array of one number as Python's; anything else as it is."""
+    """Convert a numpy scalar, an array without axes, or an array of one number to a Python value."""
     shape = getattr(value, "shape", None)
     is_scalar = shape == () and hasattr(value, "item")
     is_one_number = type(value).__name__ == "ndarray" and value.size == 1 and value.dtype.kind in "biuf"
@@ -172,7 +168,7 @@ def _of_python(value: Any) -> Any:
 
 
 def _number_of_host(value: Any) -> float | None:
-    """A numpy scalar, an array of one number, a `Fraction`, an `IntEnum` and the like as Python's number."""
+    """Convert a numpy scalar, an array of one number, a `Fraction`, an `IntEnum` etc. to a Python number."""
     value = _of_python(value)
     if isinstance(value, int):
         return value if type(value) is bool else int(value)
@@ -180,7 +176,7 @@ def _number_of_host(value: Any) -> float | None:
 
 
 def _shown(value: object) -> str:
-    tensor = as_tensor(value)  # whose numbers may be on a device, which is not waited for
+    tensor = as_tensor(value)  # its numbers are not shown: that would wait for a device
     if tensor is not None:
         return f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     shape = getattr(value, "shape", None)

@@ -1,1 +1,1 @@
-"""The job's key-value store: where ranks find each other before and beside the training's own process groups."""
+"""The job's key-value store, through which ranks communicate before and outside the training's process groups."""

@@ -1,7 +1,8 @@
-"""Which of its addresses a rank gives to the others, where they are on several hosts.
+"""The choice of an address at which other hosts can reach this rank.
 
-gloo takes the address that the host's own name resolves to. On many hosts that is loopback, or none: a training by NCCL
-works there, and so must the exchange. The address from which a host reaches the job's store is one that others reach.
+By default, gloo uses the address that the host's own name resolves to. On many hosts that is a loopback address, or
+none. Training with NCCL works there, so the exchange has to work as well. Other hosts can reach the address from which
+this host reaches the job's store.
 """
 
 from __future__ import annotations
@@ -12,17 +13,13 @@ import socket
 import stat
 from collections.abc import Collection
 
-_ANY_PORT = 9  # nothing is sent
+_ANY_PORT = 9  # nothing is sent to it
 
 
 def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
-    """The address of this host from which it reaches another one; `None` if there is no way.
+    """Return the address from which this host reaches another one; `None` if there is no route.
 
-    Nothing is sent: a datagram socket that is connected only has a route.
-
-    Args:
-        host: Name or address of the other one.
-        port: A port of it.
+    Nothing is sent: connecting a datagram socket only selects a route.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
@@ -33,24 +30,24 @@ def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(place)
                 return str(probe.getsockname()[0])
-        except OSError:  # noqa: PERF203  # a few at most
+        except OSError:  # noqa: PERF203  # there are only a few
             continue
     return None
 
 
 def address_among(own: str | None, published: Collection[str | None]) -> str | None:
-    """The address by which the others are to reach this rank.
+    """Return the address at which other ranks can reach this rank.
 
     Args:
-        own: That from which it reaches the job's store.
-        published: Those that all ranks, itself included, have published.
+        own: The address from which this rank reaches the job's store; `None` if unknown.
+        published: The `own` addresses of all ranks, including this one.
 
     Returns:
-        `None` where gloo's own choice is as good: on one host, or if nothing is known.
+        `None` if gloo's own choice is sufficient: on one host, or if nothing is known.
 
     Example:
-        Rank 0 keeps the store, and reaches it as 127.0.1.1; rank 1 published 10.0.0.2. On rank 0 this is its address
-        towards 10.0.0.2, such as 10.0.0.1; on rank 1 it is 10.0.0.2.
+        Rank 0 hosts the store and reaches it from 127.0.1.1. Rank 1 has published 10.0.0.2. Then the result on rank 0
+        is its address towards 10.0.0.2, such as 10.0.0.1; on rank 1 it is 10.0.0.2.
     """
     if own is None or len(set(published)) == 1:
         return None
@@ -61,16 +58,16 @@ def address_among(own: str | None, published: Collection[str | None]) -> str | N
 
 
 def connections_to(port: int) -> set[int]:
-    """Descriptors of this process's connections to a port, on whatever host; none where they cannot be listed."""
+    """Return file descriptors of this process's connections to a port on any host; none if they cannot be listed."""
     try:
-        held = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208  # of numbers there are no paths
+        descriptors = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208  # names are numbers, not paths
     except OSError:
         return set()
-    return {descriptor for descriptor in held if _peer_port(descriptor) == port}
+    return {descriptor for descriptor in descriptors if _peer_port(descriptor) == port}
 
 
 def is_hung_up(descriptor: int) -> bool:
-    """Whether the other side has closed a connection, as far as is known here. Reads nothing of what it has sent."""
+    """Return whether the other side is known to have closed a connection. Does not consume received data."""
     connection = _borrowed(descriptor)
     if connection is None:
         return False
@@ -98,7 +95,7 @@ def _peer_port(descriptor: int) -> int | None:
 
 
 def _borrowed(descriptor: int) -> socket.socket | None:
-    """Somebody else's socket, to be detached again; `None` if there is none behind the descriptor."""
+    """Return a socket object for a descriptor, to be detached after use; `None` if it is not a socket."""
     try:
         return socket.socket(fileno=descriptor) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
     except OSError:

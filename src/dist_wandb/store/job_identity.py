@@ -1,13 +1,13 @@
-"""What identifies the job on all ranks: the base id of its runs, and the layout of its ranks over nodes.
+"""The identity of a job on all ranks: the base id of its runs, and the layout of its ranks over nodes.
 
 *Layout.* Each rank publishes a name of its node (host, boot id, node rank variable), and the last one publishes which
-ranks are on one node. Where launcher variables do not have the layout and the plan needs it (worker scope, shared
-mode), a rank waits for that. Where only
-the line at the start needs it, a rank waits for a second: the others may be standing at a barrier.
+ranks share a node. If launcher variables do not give the layout and the plan needs it (worker scope, shared mode), a
+rank waits for it. If only the startup message needs it, a rank waits for one second, because other ranks may be waiting
+at a barrier.
 
-*Base id.* The coordinator publishes it; others fetch it only if their plan names it. In `auto` with global scope none
-does, so rank 0 may be alone. Without a store it is a hash of the launcher's name for the job (a SLURM step of the same
-ranks, a PMIx namespace); else an error explains what to do.
+*Base id.* The coordinator publishes it. Other ranks read it only if their plan uses it. In `auto` mode with global
+scope none does, so rank 0 may be alone. Without a store, it is a hash of the launcher's name for the job (a SLURM step
+of the same ranks, a PMIx namespace). If there is none, an error explains the options.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
-_ID_LENGTH = 8  # as W&B's own ids
-_GLANCE = 1.0  # seconds that a layout which no plan depends on is waited for
-_TERM = 2.0  # seconds in which one rank finds out for all which ranks are missing
+_ID_LENGTH = 8  # like W&B's own ids
+_GLANCE = 1.0  # seconds to wait for a layout on which no plan depends
+_TERM = 2.0  # seconds that an elected rank has to publish which ranks are missing
 _BASE_ID, _NODE, _LAYOUT, _MISSING = "base_id", "node", "layout", "layout/missing"  # keys
 
 
 class BaseIdMessage(TypedDict):
-    """What the coordinator publishes: the base id, or why it opens no run."""
+    """The coordinator's message: the base id, or the reason why it opens no run."""
 
     base_id: str | None
     refused: str | None
 
 
 def make_id() -> str:
-    """A random run id in the form of W&B's own: eight lower-case letters and digits."""
+    """Return a random run id like W&B's own: eight lower-case letters and digits."""
     return "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
 
 
 def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> Topology:
-    """Complete the layout of `topology` from the name that every rank publishes of its node.
+    """Complete the layout of `topology` from the node names that all ranks publish.
 
-    Every rank calls this, also those that know their position, without waiting: others may depend on theirs. The last
-    one to come publishes the layout, so that the others look at one key.
+    All ranks call this. A rank that knows its layout publishes its name without waiting, because others may need it.
+    The last rank publishes the layout, so that the others poll a single key.
 
     Args:
         job_store: The job's store.
-        topology: Who this rank is.
-        needed: Whether a plan depends on it. Otherwise it is for a message, and hardly waited for.
+        topology: The topology of this rank.
+        needed: Whether a plan depends on the layout. Otherwise it is for a message only, and waited for only briefly.
 
     Raises:
-        RendezvousError: It is needed, but some ranks did not come within the time limit.
+        RendezvousError: The layout is needed, but some ranks did not publish their node in time.
     """
     nodes = RankValues(job_store, _NODE)
     if nodes.publish(node_identity()) and (names := nodes.try_get_all(_GLANCE)) is not None:
@@ -73,7 +73,7 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
 
 
 def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]]:
-    """Publish, in short, which ranks are on one node."""
+    """Publish the layout in compressed form: consecutive ranks on the same node are one block."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     layout = blocks_of(numbers[name] for name in names)
     job_store.publish(_LAYOUT, layout)
@@ -81,11 +81,7 @@ def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]
 
 
 def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
-    """Find out why there is no layout in time: one rank does for all, or each where that one is gone.
-
-    Raises:
-        RendezvousError: Some ranks did not come.
-    """
+    """Find the reason for a missing layout. An elected rank does this for all; if it is gone, each rank does."""
     rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
     if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
         within = interval(_TERM, world_size)
@@ -96,7 +92,7 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
         if missing is not None:
             raise missed(job_store, _NODE, numbers_in(missing))
     names = nodes.try_get_all(0.0)
-    if names is not None:  # the last one has not come to publish it
+    if names is not None:  # the last rank has not published the layout yet
         return _publish_layout(job_store, names)
     job_store.publish(_MISSING, spans_of(nodes.missing()))
     raise missed(job_store, _NODE, nodes.missing())
@@ -105,18 +101,18 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
 def agree_on_base_id(
     job_store: JobStore | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
 ) -> str:
-    """The coordinator's base id, on all ranks.
+    """Return the coordinator's base id on all ranks.
 
     Args:
         job_store: The job's store, if there is one yet.
-        topology: Who this rank is.
-        wanted: The id that the user asked for on this rank. The coordinator's counts: scripts often make one up per
-            process.
-        proposed: On the coordinator, the id to use where the user asked for none; made up if `None`.
-        session_name: Name of the session, equal on all ranks, for launchers that name the job but keep no store.
+        topology: The topology of this rank.
+        wanted: The id that the user has given on this rank. Only the coordinator's is used, because scripts often
+            generate one per process.
+        proposed: On the coordinator, the id to use if the user has given none; random if `None`.
+        session_name: Name of the session, equal on all ranks, for launchers that name the job but have no store.
 
     Raises:
-        RendezvousError: There is no way to agree, or the coordinator did not come within the time limit.
+        RendezvousError: There is no way to agree, or the coordinator did not publish its id in time.
         ConfigurationError: The coordinator opens no run; see `refuse`.
     """
     if job_store is None:
@@ -129,26 +125,26 @@ def agree_on_base_id(
     if wanted not in (None, agreed):
         main = f"rank {topology.coordinator}"
         message = f"Rank {topology.global_rank} was given the run id {wanted!r}, {main} {agreed!r}: {main}'s is used."
-        warnings.warn(f"{message} Make the id once, or leave it to dist_wandb.", stacklevel=2)
+        warnings.warn(f"{message} Pass the same id on all ranks, or leave it to dist_wandb.", stacklevel=2)
     return agreed
 
 
 def publish_base_id(job_store: JobStore, base_id: str | None) -> None:
-    """Publish the base id, as the coordinator."""
+    """Publish the base id, on the coordinator."""
     job_store.publish(_BASE_ID, BaseIdMessage(base_id=base_id, refused=None))
 
 
 def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
-    """As the coordinator, publish for ranks that wait for the base id that there will be none."""
+    """Publish, on the coordinator, that there will be no base id, for ranks that wait for it."""
     if job_store is not None and topology.is_coordinator:
         job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
 
 
 def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
-    """Wait for the coordinator's base id, up to the time limit of the store, or `within` seconds.
+    """Wait for the coordinator's base id, up to the timeout of the store, or `within` seconds.
 
     Raises:
-        RendezvousError: It did not come within the time limit.
+        RendezvousError: It was not published in time.
         ConfigurationError: The coordinator opens no run.
     """
     message = job_store.wait_get(_BASE_ID, f"rank {topology.coordinator}", within)
@@ -160,12 +156,7 @@ def wait_base_id(job_store: JobStore, topology: Topology, within: float | None =
 
 
 def id_of_job(session_name: str, topology: Topology) -> str | None:
-    """A base id made from the launcher's name for this start of the job; `None` where it has no such name.
-
-    Args:
-        session_name: Name of the session, equal on all ranks.
-        topology: Who this rank is.
-    """
+    """Return a base id from the launcher's name for this start of the job, if any, and the name of the session."""
     name = job_name(topology)
     if name is None:
         return None

@@ -1,13 +1,13 @@
-"""The job's key-value store, through which ranks publish what all have to know.
+"""The job's key-value store, through which ranks publish shared values.
 
-Only the store is used, never a collective: it does not matter when, or whether, other ranks get here, and nothing can
+Only the store is used, never a collective. So it does not matter when, or whether, other ranks arrive, and no call can
 pair with a collective of the training. Ranks set keys and poll with `check`, never with a blocking `wait`, so a rank
-that never comes costs at most `join_timeout`. Anybody who reaches the store can read it: no secrets
+that never arrives costs at most `join_timeout`. Anyone who reaches the store can read it, so it holds no secrets
 (`settings.config_withheld`).
 
-It is the store of the default process group or, before there is one, that of torchrun's agent; both are unwrapped to
-the same root, because one rank may come before its process group exists and another one after. Keys lie under
-``dist_wandb/RESTART/INTEGRATION/NUMBER/``, those for all restarts under ``dist_wandb/all/``.
+It is the store of the default process group or, before there is one, the store of torchrun's agent. Both are unwrapped
+to the same root, because ranks may open it before or after their process group exists. Keys have the prefix
+``dist_wandb/RESTART/INTEGRATION/NUMBER/``; keys for all restarts have the prefix ``dist_wandb/all/``.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_UNSET = "-"  # no JSON
-LONGEST_PAUSE = 0.1  # seconds between two looks at the store
+_UNSET = "-"  # not valid JSON
+LONGEST_PAUSE = 0.1  # seconds between two polls of the store, before the pause grows with the time waited
 _FEW = 4  # keys that are looked up one by one
-_MOST_AT_ONCE = 1024  # keys that are asked for in one call: the store answers nobody else meanwhile
+_MOST_AT_ONCE = 1024  # maximum keys in one call, during which the store does not serve other ranks
 
 
 class JobStore:
-    """The job's store as one rank sees it, for one session.
+    """One rank's access to the keys of a session in the job's store.
 
     Args:
         store: A store that all ranks of the job reach.
         namespace: Prefix of the session's keys, equal on all ranks.
-        topology: Who this rank is.
+        topology: The topology of this rank.
         timeout: How long to wait for other ranks, in seconds.
-        connection: That of `store`; a new one if `None`.
+        connection: The connection to `store`; a new one if `None`.
 
     Attributes:
         namespace, topology, timeout: As given.
-        connection: By which the store is called.
-        own_keys: What this rank has set, also in the parts of it, `beside` and `below`.
+        connection: The connection that all calls use.
+        own_keys: Keys that this rank has set, including those set through `beside` and `below`.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class JobStore:
 
     @classmethod
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> JobStore | None:
-        """Reach the job's store: that of an initialised ``torch.distributed``, else that of torchrun's agent.
+        """Find the job's store: that of an initialised ``torch.distributed``, otherwise that of torchrun's agent.
 
         Args:
             namespace: Prefix of the keys, equal on all ranks.
-            topology: Who this rank is.
+            topology: The topology of this rank.
             timeout: How long to wait for other ranks, in seconds.
-            lasting: Whether the keys are those of all attempts of the launcher, rather than of this one alone.
+            lasting: Whether the keys are shared by all attempts of the launcher.
 
         Returns:
-            The job's store, or `None` where there is none yet.
+            The job's store, or `None` if there is none yet.
 
         Raises:
             RendezvousError: torchrun's store does not answer.
@@ -93,23 +93,23 @@ class JobStore:
         return cls(store, f"dist_wandb/{attempt}/{namespace}", topology, timeout)
 
     def publish(self, key: str, value: Any) -> None:
-        """Set `key` to a JSON value for all ranks to read."""
+        """Set `key` to a JSON value, which all ranks can read."""
         self.record_key(key)
         self.connection.call(lambda: self._store.set(key, json.dumps(value)))
 
     def claim(self, key: str, value: Any) -> Any:
-        """Set `key` to a JSON value unless it is set; return its value. The first claim of all ranks counts."""
+        """Set `key` to a JSON value unless it is set. Return its value: the first claim of all ranks."""
         self.record_key(key)
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
-        """A part of this session's keys, on a connection of its own where torch can make one (2.8 and newer).
+        """Return access to keys with a further prefix, on a dedicated connection if torch can make one (2.8 and newer).
 
-        A thread that waits for an answer holds its connection; the training must not find it held.
+        A thread that waits for an answer blocks its connection, which must not be the training's.
 
         Args:
             namespace: Prefix of the keys.
-            caller: Limits the time of answers on that connection; `None` for the time that other ranks are waited for.
+            caller: Limits the time of calls on that connection; `None` for the timeout of this store.
 
         Raises:
             RendezvousError: The store is gone, or does not answer.
@@ -120,56 +120,52 @@ class JobStore:
         return part
 
     def below(self, namespace: str) -> JobStore:
-        """A part of this session's keys, on the same connection.
-
-        Args:
-            namespace: Prefix of the keys.
-        """
+        """Return access to keys with a further prefix, on the same connection."""
         part = JobStore(self._store, namespace, self.topology, self.timeout, self.connection)
         part._whole = self
         return part
 
     def record_key(self, key: str) -> None:
-        """Remember a key that this rank sets, or has set by a process group."""
+        """Add a key that this rank, or its process group, sets to `own_keys`."""
         if self._whole is None:
             self.own_keys.add(key)
         else:
             self._whole.record_key(f"{self.namespace}/{key}")
 
     def count(self, key: str) -> int:
-        """Add 1 to a number that all ranks count up, and return it."""
+        """Increment a counter that all ranks share. Return its new value."""
         return int(self.connection.call(lambda: self._store.add(key, 1)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys, which nobody may need any more."""
+        """Delete keys that no rank needs any more."""
         for key in list(keys):
             self.connection.call(functools.partial(self._store.delete_key, key))
 
     def store(self, prefix: str) -> Store:
-        """The keys below a prefix as a store, for a process group to be formed over it."""
+        """Return a torch store of the keys with a prefix, for a process group."""
         import torch.distributed as dist
 
         return dist.PrefixStore(prefix, self._store)
 
     def try_get(self, key: str) -> Any | None:
-        """The value of `key` if it is set; `None` otherwise. Waits for no rank."""
+        """Return the value of `key`, or `None` if it is not set. Does not wait for other ranks."""
         return self.connection.call(lambda: _look_up(self._store, key))
 
     def try_get_soon(self, key: str) -> Any | None:
-        """As `try_get`, but `None` also if the store does not answer soon: for what is good to know, not needed."""
+        """Return the value of `key`, or `None` if it is not set or the store does not answer soon."""
         with suppress(UnansweredError):
             return self.connection.call(lambda: _look_up(self._store, key), soon=True)
         return None
 
     def has(self, keys: list[str]) -> bool:
-        """Whether all of these keys are set. Never waits."""
+        """Return whether all of these keys are set. Does not wait for other ranks."""
         return bool(self.connection.call(lambda: self._store.check(keys)))
 
     def get_present(self, keys: list[str], *, soon: bool = False) -> dict[str, Any]:
-        """The values of those keys that are set, by key. Never waits for a rank.
+        """Return the values of those keys that are set, by key. Does not wait for other ranks.
 
         Raises:
-            UnansweredError: The store is to answer `soon`, and does not.
+            UnansweredError: The store should answer `soon`, but did not.
         """
         call = functools.partial(self.connection.call, soon=soon)
         if len(keys) <= _FEW:
@@ -182,12 +178,12 @@ class JobStore:
         return {**self.get_present(keys[:middle], soon=soon), **self.get_present(keys[middle:], soon=soon)}
 
     def wait_get(self, key: str, publisher: str, within: float | None = None) -> Any:
-        """The value of `key`, waiting for it up to the time limit, or `within` seconds.
+        """Wait for the value of `key`, up to the timeout of this store, or `within` seconds.
 
-        It polls with `check`: a blocking `wait` would hold the store that the training uses too.
+        Poll with `check`: a blocking `wait` would block the store, which the training uses as well.
 
         Raises:
-            RendezvousError: It did not come. `publisher` is named in the message.
+            RendezvousError: The key was not set in time. The message names `publisher`.
         """
         within = self.timeout if within is None else within
         if not poll(lambda: self.has([key]) or None, within, LONGEST_PAUSE, self.topology.world_size):
@@ -199,16 +195,16 @@ class JobStore:
 
 
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:
-    """The error for a value of the store that no rank has written in this form.
+    """Return the error for a value in the store that does not have the expected form.
 
     Args:
-        what: What the value should have been.
+        what: The expected kind of value.
         message: The value.
-        topology: The rank that has read it.
+        topology: The topology of this rank.
     """
     return RendezvousError(
         f"Rank {topology.global_rank} found {repr(message)[:100]} in the job's store as {what}, which no rank has "
-        "written. Let all ranks use the same version of dist_wandb, and nothing else write into the store."
+        "written. Install the same version of dist_wandb on all ranks, and let nothing else write to the store."
     )
 
 
@@ -218,7 +214,7 @@ def _store_of_process_group() -> Store | None:
     if not (dist.is_available() and dist.is_initialized()) or dist.group.WORLD is None:
         return None
     store = dist.group.WORLD.get_group_store()
-    while isinstance(store, dist.PrefixStore):  # down to torchrun's own, which ranks without a group use
+    while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
         store = store.underlying_store
     return store
 
@@ -230,7 +226,7 @@ def _look_up(store: Store, key: str) -> Any | None:
 
 def _stored(store: Store, key: str) -> bytes | None:
     """Look up a key in one call: `get` would wait for it, and it may be deleted between a `check` and a `get`."""
-    stored = store.compare_set(key, _UNSET, _UNSET)  # does not set it, because the expected value is another
+    stored = store.compare_set(key, _UNSET, _UNSET)  # does not set the key, because the expected value differs
     return None if stored == _UNSET.encode() else stored
 
 

@@ -1,11 +1,12 @@
-"""What ended sessions have left in the job's store: deleted once no rank can come to need it.
+"""Deletion of the keys that ended sessions have left in the job's store, once no rank can need them.
 
-Each rank deletes what it has set itself, when it opens a later session and all ranks have left the former, which they
-count in the store: at the end of one, others still look things up. A rank 0 that was the only one deletes at its end.
+Each rank deletes the keys that it has set itself. It does so when it opens a later session, and all ranks have left the
+former one, which they count in the store; at the end of a session, other ranks still read its keys. If rank 0 was the
+only rank, it deletes its keys at the end.
 
-What stays: the keys of the last two or three sessions; one key for each integration with the sessions that are over, by
-which a late rank finds out; sessions that a rank never opens, or not yet, with ``reduce=None``; and those of
-Lightning's loggers, which may open theirs again.
+These keys remain: those of the last two or three sessions; one key for each integration with its ended sessions, for
+late ranks; those of sessions that some rank never opens, or has not opened yet, with ``reduce=None``; and those of
+Lightning's loggers, which may reopen their sessions.
 """
 
 from __future__ import annotations
@@ -18,60 +19,44 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.ranges import numbers_in, spans_of
 
-_LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted what they had set
-_OVER = "over"  # the key, beside those of an integration's sessions, of the coordinator's list of those that have ended
-_MOST_LOOKED_AT = 4  # of the oldest sessions, and of the newest, at once
-_MOST_KEPT = 200  # sessions that some rank has not left; what older ones have left stays
+_LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted their keys
+_OVER = "over"  # key of an integration: the coordinator's list of ended sessions
+_MOST_LOOKED_AT = 4  # sessions to check at once, both of the oldest and of the newest
+_MOST_KEPT = 200  # sessions that some rank has not left; the keys of older ones remain
 
 
 @dataclass
 class _Leftover:
-    """What this rank has set for a session that has ended here.
+    """The keys that this rank has set for a session that it has ended."""
 
-    Args:
-        namespace: Prefix of the keys.
-        keys: Their names; some may be added still.
-        has_ended: Whether nothing of it goes on in this process.
-        is_counted: Whether this rank is counted among those that have left it.
-    """
-
-    namespace: str
-    keys: set[str]
-    has_ended: Callable[[], bool]
-    is_counted: bool = False
+    namespace: str  # prefix of the keys
+    keys: set[str]  # names of the keys; more may be added later
+    has_ended: Callable[[], bool]  # returns whether all threads of the session have ended
+    is_counted: bool = False  # whether this rank is counted as having left the session
 
 
 _leftovers: list[_Leftover] = []
 
 
 def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
-    """Remember an ended session, for what it has set to be deleted later.
-
-    Args:
-        job_store: The session's keys.
-        has_ended: Whether its threads have ended, too.
-    """
+    """Schedule the keys of an ended session for deletion, once `has_ended` returns that its threads have ended, too."""
     del _leftovers[:-_MOST_KEPT]
     _leftovers.append(_Leftover(job_store.namespace, job_store.own_keys, has_ended))
 
 
 def clear_away(job_store: JobStore, world_size: int) -> None:
-    """Delete what this rank has set for sessions that all ranks have left.
+    """Delete the keys that this rank has set for sessions that all ranks have left, when it opens a new session.
 
-    Ranks open the sessions of an integration in one order, so one that has left a session has left, or passed over, all
-    before.
-
-    Args:
-        job_store: That of a session which begins, by whose store the others are reached.
-        world_size: How many ranks there are.
+    Ranks open the sessions of an integration in the same order. So a rank that has left a session has left, or skipped,
+    all earlier ones.
     """
-    with suppress(RendezvousError):  # of no use to anybody then
+    with suppress(RendezvousError):  # then the store is gone, with its keys
         for leftover in [known for known in _leftovers if not known.is_counted and known.has_ended()]:
             keys = _keys_at(job_store, leftover.namespace)
             if keys.has([next(iter(leftover.keys))]):
                 keys.count(_LEFT)
                 leftover.is_counted = True
-            else:  # set in another store, which was that of an earlier process group
+            else:  # the keys are in the store of an earlier process group
                 _leftovers.remove(leftover)
         counted = [known for known in _leftovers if known.is_counted]
         for last in [*counted[:_MOST_LOOKED_AT], *counted[_MOST_LOOKED_AT:][-_MOST_LOOKED_AT:]]:
@@ -92,19 +77,19 @@ def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
 
 
 def publish_over(job_store: JobStore) -> None:
-    """Publish, as the coordinator, that a session has ended, so that a late rank does not join it."""
+    """Publish, on the coordinator, that a session has ended, so that a late rank does not join it."""
     number, over = _number_of(job_store), keys_of_integration(job_store)
     over.publish(_OVER, spans_of([*numbers_in(over.try_get(_OVER) or ()), number]))
 
 
 def is_over(job_store: JobStore) -> bool:
-    """Whether the coordinator has ended a session."""
+    """Return whether the coordinator has ended a session."""
     ended = keys_of_integration(job_store).try_get(_OVER) or ()
     return any(first <= _number_of(job_store) <= last for first, last in ended)
 
 
 def keys_of_integration(job_store: JobStore) -> JobStore:
-    """The keys beside those of a session, for all sessions of its integration."""
+    """Return the keys that all sessions of an integration share."""
     return _keys_at(job_store, _integration_of(job_store.namespace))
 
 

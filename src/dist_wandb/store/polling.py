@@ -1,4 +1,4 @@
-"""Poll until something is there, for at most a given time, and the less often the longer it takes."""
+"""Polling with a timeout and growing pauses."""
 
 from __future__ import annotations
 
@@ -7,48 +7,55 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _T = TypeVar("_T")
-_FIRST_PAUSE = 0.001  # seconds between the first two looks
-_SHARE = 0.1  # of the time waited so far: how long a pause becomes
-_SLOWEST = 0.5  # seconds between two looks at last
-_RANKS_AT_ONCE = 200  # ranks whose first looks the store answers within the first pause
-_RANKS = 256  # up to which the store answers all ranks as often as they look
-_SLOWEST_OF_MANY = 5.0  # seconds between two looks of a rank, however many they are
+_FIRST_PAUSE = 0.001  # seconds between the first two calls
+_SHARE = 0.1  # long pauses, as a share of the time waited so far
+_SLOWEST = 0.5  # maximum seconds between two calls
+_RANKS_AT_ONCE = 200  # number of ranks whose first calls the store can serve within the first pause
+_RANKS = 256  # number of ranks up to which the store can serve all calls without longer pauses
+_SLOWEST_OF_MANY = 5.0  # maximum seconds between two calls for any number of ranks
 
 
-def poll(look: Callable[[], _T | None], within: float, longest_pause: float, ranks: int = 1) -> _T | None:
-    """Call `look` until it returns something; what it raises ends the loop.
+def poll(
+    look: Callable[[], _T | None],
+    within: float,
+    longest_pause: float,
+    ranks: int = 1,
+    rest: Callable[[float], None] | None = None,
+) -> _T | None:
+    """Call `look` until it returns a result. An error ends the loop.
 
     Args:
-        look: Returns `None` as long as there is nothing.
-        within: How long to poll, in seconds.
-        longest_pause: Up to how many seconds the pause between two calls doubles; later it grows with the time waited.
-        ranks: How many ranks poll with this one.
+        look: Returns the result, or `None` if it is not available yet.
+        within: The timeout, in seconds.
+        longest_pause: The pause between two calls doubles up to this, in seconds; then it grows with the time waited.
+        ranks: Number of ranks that poll at the same time.
+        rest: Waits for a pause, in seconds; `time.sleep` if `None`.
 
     Returns:
-        What `look` returned; `None` when the time is over.
+        The result; `None` after the timeout.
     """
     began, pause = time.monotonic(), first_pause(longest_pause, ranks)
     while (found := look()) is None and (waited := time.monotonic() - began) < within:
-        time.sleep(min(pause, within - waited))
+        (rest or time.sleep)(min(pause, within - waited))
         pause = next_pause(pause, waited, longest_pause, ranks)
     return found
 
 
 def first_pause(longest_pause: float, ranks: int) -> float:
-    """How long to wait between the first two looks, in seconds; arguments as of `poll`."""
+    """Return the pause between the first two calls, in seconds; arguments as for `poll`."""
     return min(_FIRST_PAUSE * max(1.0, ranks / _RANKS_AT_ONCE), longest_pause)
 
 
 def next_pause(pause: float, waited: float, longest_pause: float, ranks: int) -> float:
-    """How long to wait after a pause, in seconds; arguments as of `poll`."""
+    """Return the pause after a pause, in seconds; arguments as for `poll`."""
     return min(2 * pause, max(longest_pause, min(_SHARE * waited, interval(_SLOWEST, ranks))))
 
 
 def interval(seconds: float, ranks: int) -> float:
-    """How often each of many ranks may look at the job's store: its work must not grow beyond what it can do.
+    """Return the interval at which each of many ranks may poll the job's store, so that they do not overload it.
 
     Args:
-        seconds: How often each of up to 256 ranks may, in seconds.
-        ranks: How many they are.
+        seconds: The interval for up to 256 ranks, in seconds.
+        ranks: Number of ranks.
     """
     return max(seconds, min(seconds * ranks / _RANKS, _SLOWEST_OF_MANY))

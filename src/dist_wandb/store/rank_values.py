@@ -12,24 +12,14 @@ from dist_wandb.topology.ranges import named
 
 
 class RankValue(NamedTuple):
-    """What a rank publishes.
-
-    Args:
-        rank: Its index in the job.
-        value: Its value.
-    """
+    """An entry of the list: the global rank, and its value."""
 
     rank: int
     value: Any
 
 
 class RankValues:
-    """The values of all ranks under a key, as one rank sees them. One rank should read them, and publish a summary.
-
-    Args:
-        job_store: The job's store.
-        key: Equal on all ranks.
-    """
+    """One rank's access to the values of all ranks. Only one rank should read them, and publish a summary."""
 
     def __init__(self, job_store: JobStore, key: str) -> None:
         self._job_store = job_store
@@ -37,24 +27,24 @@ class RankValues:
         self._published = SharedList(job_store, key)
 
     def publish(self, value: Any) -> bool:
-        """Publish the value of this rank; whether it is the last one."""
+        """Publish the value of this rank. Return whether it is the last one."""
         topology = self._job_store.topology
         return self._published.append_one_of(RankValue(topology.global_rank, value), topology.world_size)
 
     def read(self) -> dict[int, Any]:
-        """The values that are there, by global rank."""
+        """Read all published values. Return them by global rank."""
         self._published.news()
         return self._known()
 
     def try_get_all(self, within: float) -> list[Any] | None:
-        """The values of all ranks in the order of global ranks; `None` if some are missing after `within` seconds."""
+        """Return the values of all ranks, ordered by rank; `None` if some are missing after `within` seconds."""
         world_size = self._job_store.topology.world_size
         poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
         values = self._known()
         return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
 
     def missing(self) -> list[int]:
-        """The ranks whose values have not been read."""
+        """Return the ranks whose values have not been read."""
         return sorted(set(range(self._job_store.topology.world_size)) - self._known().keys())
 
     def _known(self) -> dict[int, Any]:
@@ -62,7 +52,7 @@ class RankValues:
 
 
 def missed(job_store: JobStore, key: str, missing: list[int]) -> RendezvousError:
-    """What is raised where some ranks did not publish a value within the time limit."""
+    """Return the error for ranks that did not publish a value in time."""
     topology = job_store.topology
     return RendezvousError(
         f"Rank {topology.global_rank} waited {job_store.timeout:g} s for the {key!r} of {named(missing)} of "

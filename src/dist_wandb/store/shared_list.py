@@ -1,4 +1,4 @@
-"""A list in the job's store to which all ranks append: as long as nothing is new, whoever reads it asks for one key."""
+"""A list in the job's store to which all ranks append. Polling it for new values reads a single key."""
 
 from __future__ import annotations
 
@@ -11,60 +11,58 @@ from dist_wandb.store.timed_caller import UnansweredError
 
 
 class SharedList:
-    """A list of values, as one rank sees it.
+    """One rank's access to a shared list.
 
-    A rank first counts the list up, then sets the value of its place. Who dies between the two leaves a place without
-    a value. A rank may append several times, such as a session that is opened again under the same name.
-
-    Args:
-        keys: Where its keys are.
-        name: Of the list, equal on all ranks.
+    To append a value, a rank increments the counter of the list, then sets the value at the new index. A rank that dies
+    in between leaves an index without a value. A rank may append several values, for example if a session is opened
+    again under the same name.
 
     Attributes:
-        values: Those that this rank has read.
+        values: All values that this rank has read.
     """
 
     def __init__(self, keys: JobStore, name: str) -> None:
         self._keys = keys
         self._name = name
         self.values: list[Any] = []
-        self._known = 0  # places that were looked at, or are in `_unread`
+        self._known = 0  # number of indices that were read, or are in `_unread`
         self._unread: list[int] = []
-        self._lock = threading.Lock()  # a call that was given up may go on beside the next one
+        self._lock = threading.Lock()  # an abandoned call may overlap with the next one
 
     def append(self, value: Any) -> int:
-        """Append a value; which place it has, from 1 on."""
+        """Append a value. Return its index, starting at 1."""
         self._keys.record_key(f"{self._name}/count")
-        place = self._keys.count(f"{self._name}/count")
-        self._keys.publish(f"{self._name}/{place}", value)
-        return place
+        index = self._keys.count(f"{self._name}/count")
+        self._keys.publish(f"{self._name}/{index}", value)
+        return index
 
     def append_one_of(self, value: Any, number: int) -> bool:
-        """Append a value where a number of ranks append one each; whether all values are there with this one.
+        """Append this rank's value, if `number` ranks append one each. Return whether the list is now complete.
 
-        The place does not show it: who has the last one may come to its value before another rank does. So ranks count
-        again, with their values there. One rank alone finds the list complete, and has not to wait for anything.
+        The index does not show that: the rank with the last index may set its value before another rank does. So each
+        rank increments a second counter after it has set its value. Exactly one rank finds the list complete, and does
+        not have to wait.
         """
         self.append(value)
         self._keys.record_key(f"{self._name}/there")
         return self._keys.count(f"{self._name}/there") >= number
 
     def append_once(self, value: str | int) -> None:
-        """Append a value that no other rank appends, unless it is there already: `count` is then how many differ."""
+        """Append a value unless the list has it, so that `count` is the number of distinct values."""
         self._keys.record_key(f"{self._name}/of/{value}")
         if self._keys.count(f"{self._name}/of/{value}") == 1:
             self.append(value)
 
     def count(self) -> int:
-        """How many values there are, or will be in a moment."""
+        """Return the number of values, including those that are about to be set."""
         return int(self._keys.try_get(f"{self._name}/count") or 0)
 
     def news(self) -> list[Any]:
-        """The values that this rank has not read yet, in their order."""
+        """Read and return the new values, in order."""
         return self._read(self.count())
 
     def news_soon(self) -> list[Any]:
-        """As `news`, but none if the store does not answer soon."""
+        """Read and return the new values like `news`, or none if the store does not answer soon."""
         with suppress(UnansweredError):
             return self._read(int(self._keys.try_get_soon(f"{self._name}/count") or 0), soon=True)
         return []
@@ -73,12 +71,12 @@ class SharedList:
         with self._lock:
             self._unread += range(self._known + 1, count + 1)
             self._known = max(self._known, count)
-            asked = list(self._unread)
-        if not asked:
+            keys = [f"{self._name}/{index}" for index in self._unread]
+        if not keys:
             return []
-        found = self._keys.get_present([f"{self._name}/{place}" for place in asked], soon=soon)
+        found = self._keys.get_present(keys, soon=soon)
         with self._lock:
-            new = {place: found[f"{self._name}/{place}"] for place in self._unread if f"{self._name}/{place}" in found}
-            self._unread = [place for place in self._unread if place not in new]
+            new = {index: found[f"{self._name}/{index}"] for index in self._unread if f"{self._name}/{index}" in found}
+            self._unread = [index for index in self._unread if index not in new]
             self.values += new.values()
         return list(new.values())

@@ -1,16 +1,17 @@
-"""Calls that have no time limit of their own, given one.
+"""Timeouts for calls that have none.
 
-A host whose network is cut off closes no connection: a use of the job's store then waits for as long as TCP tries
-again, about a quarter of an hour. So each use is a call on another thread, given up when its time is over, counted in
-slices of 0.1 s: however long this process is held up, that is one slice. As long as a call that was given up has not
-come back, the next ones on that connection are refused at once. So ranks that reach each other exchange numbers while
-nobody reaches the store.
+A host whose network is cut off closes no connection. A call of the job's store then waits for as long as TCP retries,
+about a quarter of an hour. Therefore each call is made on another thread and abandoned after a timeout. The timeout is
+counted in slices of 0.1 s: a suspension of this process counts as one slice, however long it is. Until an abandoned
+call has returned, further calls on its connection are refused immediately. So ranks that reach each other can exchange
+numbers while the store is unreachable.
 
-When the process ends, calls that were given up get 3 s more: one that comes back while Python goes down would abort it.
+At the end of the process, abandoned calls get 3 s more to return. A call that returns while the interpreter shuts down
+would abort the process.
 
-Limits: `join_timeout` at the start; `join_timeout` + `peer_timeout` for membership (a rank that comes back by then
-takes part again); half a second once the rank finishes; `STORE_PATIENCE` for the config and at the end, but
-`finish_timeout` to learn which writers a run waits for; a second for what is good to know, which then counts as "no".
+Timeouts: `join_timeout` at the start; `join_timeout` + `peer_timeout` for membership (a rank that returns within that
+time takes part again); half a second once the rank finishes; `STORE_PATIENCE` for the config and at the end, but
+`finish_timeout` to find the writers that a run waits for; a second for optional information, which then counts as "no".
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from dist_wandb.store.polling import next_pause
 
 _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
-_SLICE = 0.1  # seconds between two looks whether waiting is to end
-STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
-_KEPT = 5.0  # seconds that a thread waits for another call
-_LAST = 0.5  # seconds that a call gets when waiting is to end: last messages are sent then
+_SLICE = 0.1  # seconds between two checks whether to stop waiting
+STORE_PATIENCE = 2.0  # default timeout of the job's store, in seconds
+_KEPT = 5.0  # seconds that an idle thread waits for another call
+_LAST = 0.5  # seconds that a call gets once waiting is stopped, because last messages are sent then
 
 
 class UnansweredError(Exception):
-    """A call took too long; it goes on in a thread, and nobody waits for it."""
+    """A call has timed out. It continues in a thread, and its result is ignored."""
 
 
 class TimedCaller:
-    """Makes calls on other threads, and gives up those that take too long.
+    """Makes calls on other threads, and abandons them after a timeout.
 
-    As long as one that was given up has not come back, all others are refused at once: they would wait behind it.
+    Until an abandoned call has returned, all others are refused immediately, because they would wait behind it.
 
     Args:
-        limit: How long a call may take, in seconds.
-        is_over: Asked while a call is waited for: whether it is to be given up soon.
-        returns: Whether calls come back by themselves within the limit: then the end of the process waits for them.
+        limit: The timeout of a call, in seconds.
+        is_over: Polled while a call runs; returns whether to abandon it soon.
+        returns: Whether calls always return within the timeout. Then the end of the process waits for them.
     """
 
     def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False, *, returns: bool = False) -> None:
@@ -59,25 +60,25 @@ class TimedCaller:
         self._stuck: _Call | None = None
 
     def at_most(self, limit: float) -> TimedCaller:
-        """One with another limit, which is to end when this one is."""
+        """Return a caller with another timeout and the same `is_over`."""
         return TimedCaller(limit, self._is_over)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """What `function` returns or raises.
+        """Call a function. Return its result, or raise its error.
 
         Raises:
-            UnansweredError: It takes too long, or one before it still does.
+            UnansweredError: The call has timed out, or an abandoned one has not returned yet.
         """
         if self._stuck is not None and self._stuck.is_under_way:
             raise UnansweredError("it has stopped answering")
-        began, waiting = time.monotonic(), getattr(_of_thread, "call", None)
+        began, outer = time.monotonic(), getattr(_of_thread, "call", None)
         ends_by = began + self._limit
-        if waiting is not None and waiting.given_up_by <= ends_by:
-            return function()  # that call is given up before this one would be: it needs no thread of its own
+        if outer is not None and outer.given_up_by <= ends_by:
+            return function()  # the outer call is abandoned first, so this one does not need another thread
         call = _Call(function, given_up_by=ends_by, returns_by=ends_by if self._returns else 0.0)
         try:
             call.start()
-        except RuntimeError:  # Python is going down, and some versions start no threads then
+        except RuntimeError:  # the interpreter shuts down, and some versions start no threads then
             return function()
         if not ends_within(call, self._limit, self._is_over):
             self._stuck = call
@@ -88,12 +89,12 @@ class TimedCaller:
 
 
 class Inquiry(Generic[_T]):
-    """A question that is asked in a thread, again and again until there is an answer. Whoever looks need not wait.
+    """A poll in the background: its current result can be read without waiting.
 
     Args:
-        ask: Returns the answer; `None` if there is none yet. What it raises counts as none.
-        pause: How long to wait before the question is asked again, in seconds; later more, as in `polling.poll`.
-        ranks: How many ranks ask.
+        ask: Returns the result, or `None` if it is not available yet. An error counts as `None`.
+        pause: The initial pause between two calls, in seconds; it grows as in `polling.poll`.
+        ranks: Returns the number of ranks that poll at the same time.
     """
 
     def __init__(self, ask: Callable[[], _T | None], pause: float, ranks: Callable[[], int] = lambda: 1) -> None:
@@ -102,15 +103,15 @@ class Inquiry(Generic[_T]):
         self._ranks = ranks
         self._began = time.monotonic()
         self._call: _Call | None = None
-        self._has_waited = False  # for the call that is under way: others are not to wait for it again
+        self._has_waited = False  # whether `look` has waited for the current call, which it does only once
         self._next = 0.0
         self._answer: _T | None = None
 
     def look(self, within: float = 0.0) -> _T | None:
-        """The answer, if there is one by now; asks again, if it is time to.
+        """Return the result, or `None` if it is not available yet. Start the next call if it is due.
 
         Args:
-            within: How long to wait for an answer that is on its way, in seconds. It is waited for once.
+            within: How long to wait for the current call, in seconds. Only one `look` waits for each call.
         """
         if self._answer is None and self._call is None and time.monotonic() >= self._next:
             self._begin()
@@ -125,24 +126,24 @@ class Inquiry(Generic[_T]):
         return self._answer
 
     def forget(self) -> None:
-        """Ask anew, after a pause: the answer has been used, or proved wrong."""
+        """Discard the result, and poll again after a pause."""
         self._began, self._pause = time.monotonic(), self._first_pause
         self._answer, self._next = None, self._began + self._pause
 
     def _begin(self) -> None:
         call = _Call(self._ask)
-        with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+        with suppress(RuntimeError):  # the interpreter shuts down, and some versions start no threads then
             call.start()
             self._call = call
 
 
 def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Whether a call ends in time. However long this process is held up counts as one slice: it received nothing.
+    """Return whether a call ends in time. A suspension of this process counts as one slice, however long it is.
 
     Args:
-        call: The call, which has been started.
-        within: How long to wait for it, in seconds.
-        is_over: Asked meanwhile: whether waiting is to end soon.
+        call: A call that was started.
+        within: The timeout, in seconds.
+        is_over: Polled meanwhile; returns whether to stop waiting soon.
     """
     has_to_end = False
     while True:
@@ -156,34 +157,35 @@ def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda
 
 
 def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
-    """Use the job's store, but do not wait for one that has stalled: its calls have no limit of their own.
+    """Call the job's store within a timeout, because its calls have none.
 
     Args:
-        use_store: Uses it.
-        otherwise: What counts if it does not answer, or is gone.
-        within: How long it is waited for, in seconds.
+        use_store: Calls the store.
+        otherwise: The result if the store does not answer, or is gone.
+        within: The timeout, in seconds.
     """
     try:
         return TimedCaller(within).call(use_store)
     except (RendezvousError, UnansweredError):
         return otherwise
-    except Exception:  # noqa: BLE001  # neither the training nor its end fails over it
+    except Exception:  # noqa: BLE001  # neither the training nor its end may fail because of it
         _log.exception("dist_wandb: the job's store could not be used")
         return otherwise
 
 
 _under_way: set[_Call] = set()
 _idle: list[_Caller] = []  # threads that wait for a call
-_of_thread = threading.local()  # `call`: the one that this thread makes
+_of_thread = threading.local()  # `call`: the current call of this thread
 
 
 def settle(within: float) -> None:
-    """Give calls that were given up a last chance to come back, because this process ends.
+    """Wait for abandoned calls to return, because this process ends.
 
-    One that comes back while Python goes down aborts the process; one that has received nothing for long does not.
+    A call that returns while the interpreter shuts down aborts the process.
 
     Args:
-        within: How long to wait for them together, in seconds; for those that return by themselves, until they do.
+        within: How long to wait for all of them together, in seconds. Calls that always return within their timeout are
+            waited for until then.
     """
     deadline = time.monotonic() + within
     for call in list(_under_way):
@@ -191,12 +193,12 @@ def settle(within: float) -> None:
 
 
 class _Call:
-    """One call, on a thread that nobody has to wait for.
+    """One call on another thread.
 
     Args:
-        function: What is called.
-        given_up_by: Until when it is waited for, by the monotonic clock.
-        returns_by: Until when it returns by itself, by the monotonic clock; 0 if that is not known.
+        function: The function to call.
+        given_up_by: When the call is abandoned, on the monotonic clock, in seconds.
+        returns_by: When the call has returned for certain, on the monotonic clock, in seconds; 0 if unknown.
     """
 
     def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
@@ -210,13 +212,13 @@ class _Call:
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        """Have a thread make the call: one that has made others, or a new one.
+        """Start the call on an idle thread, or on a new one.
 
         Raises:
-            RuntimeError: Python is going down.
+            RuntimeError: The interpreter shuts down.
         """
         if sys.is_finalizing():
-            raise RuntimeError("no other thread runs any more")
+            raise RuntimeError("the interpreter shuts down")
         try:
             self._caller = _idle.pop()
         except IndexError:
@@ -235,16 +237,16 @@ class _Call:
             _under_way.discard(self)
 
     def end(self) -> None:
-        """Let those who wait for it go on."""
+        """Release the waiting threads."""
         self._done.release()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has not come back, and may."""
-        return self._done.locked() and self._caller is not None and self._caller.is_alive()  # in a fork it is not
+        """Whether the call has not returned yet, but can."""
+        return self._done.locked() and self._caller is not None and self._caller.is_alive()  # it is dead in a fork
 
     def wait(self, within: float) -> bool:
-        """Whether it has come back, waiting for it up to `within` seconds."""
+        """Wait up to `within` seconds. Return whether the call has returned."""
         if not self.is_under_way:
             return True
         if not self._done.acquire(timeout=within):
@@ -254,9 +256,9 @@ class _Call:
 
 
 class _Caller(threading.Thread):
-    """A thread that makes one call after the other: starting one for each costs more than most calls.
+    """A thread that makes one call after the other, because starting a thread costs more than most calls.
 
-    It ends when it has had none for a while, so nothing of ours is left in a process whose sessions have ended.
+    It ends after an idle time, so no thread remains in a process whose sessions have ended.
     """
 
     def __init__(self) -> None:
@@ -270,20 +272,20 @@ class _Caller(threading.Thread):
             except Empty:
                 try:
                     _idle.remove(self)
-                except ValueError:  # it has just been given a call
+                except ValueError:  # a call was just assigned to it
                     call = self.calls.get()
                 else:
                     return
             _of_thread.call = call
             call.make()
             _of_thread.call = None
-            _idle.append(self)  # first: who waited may make the next call at once
+            _idle.append(self)  # before `end`: the waiting thread may make the next call immediately
             call.end()
-            del call  # and what it has returned
+            del call  # with its result
 
 
 def _forget_threads() -> None:
-    """In a fork there are none."""
+    """Forget all threads: a fork has none of them."""
     _idle.clear()
     _under_way.clear()
 

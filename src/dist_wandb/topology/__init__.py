@@ -1,1 +1,1 @@
-"""Who this process is among all ranks: from the launcher, the framework or torch.distributed."""
+"""The position of this process among all ranks: from the launcher, the framework or torch.distributed."""

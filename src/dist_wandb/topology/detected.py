@@ -1,6 +1,6 @@
-"""What all launchers have left in the environment, and which of it casts doubt on the topology of this process.
+"""The variables of all launchers in the environment, and warnings if they cast doubt on the topology of this process.
 
-The warnings at the start of a session and ``dist-wandb doctor`` share it.
+The startup warnings of a session and ``dist-wandb doctor`` use it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology.detection import started_by
-from dist_wandb.topology.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings
+from dist_wandb.topology.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings, started_by
 from dist_wandb.topology.model import Topology
 
 Status = Literal[
@@ -32,19 +31,20 @@ Status = Literal[
 
 @dataclass(frozen=True)
 class DetectedLauncher:
-    """What one launcher has left in the environment, and how it is treated.
+    """The variables of one launcher in the environment, and their status.
 
     Args:
         name: Name of the launcher.
         variables: Its variables that are set, with their values.
-        status: ``"used"``: the ranks are taken from it; ``"agrees"`` with what is used; ``"contradicts"`` that: it is
-            stale, or was for another process; ``"other rank"``: it contradicts that, but for as many processes, so that
-            either may be stale, such as an ``export RANK=$SLURM_PROCID`` in a batch script; ``"outer"``: it probably
-            started the launcher that is used, as srun or mpirun starts a torchrun on each node; ``"incomplete"``: it
-            lacks the global rank or the world size; ``"rank alone"``: a rank above 0 of a launcher whose variables do
-            not give more; ``"unreadable"``; ``"not asked"``: it would be used if those before it were not incomplete
-            or unreadable; ``"not this process"``: of a batch shell, not of one of the processes that it starts.
-        reason: Why, in words; empty if there is nothing to add.
+        status: ``"used"``: the ranks are taken from it. ``"agrees"``: it agrees with the used one. ``"contradicts"``:
+            it contradicts the used one, because it is stale or meant for another process. ``"other rank"``: it gives
+            another rank of the same number of processes, so either may be stale, such as an ``export
+            RANK=$SLURM_PROCID`` in a batch script. ``"outer"``: it has probably started the used launcher, as srun or
+            mpirun starts a torchrun on each node. ``"incomplete"``: it lacks the global rank or the world size.
+            ``"rank alone"``: a rank above 0 of a launcher whose variables do not give more. ``"unreadable"``: a
+            variable is malformed. ``"not asked"``: an earlier launcher is incomplete or unreadable; otherwise this one
+            would be used. ``"not this process"``: it belongs to a batch shell, not to a process that the shell started.
+        reason: The reason as text; empty if there is nothing to add.
     """
 
     name: str
@@ -54,16 +54,12 @@ class DetectedLauncher:
 
     @property
     def assignments(self) -> str:
-        """Its variables as ``NAME=VALUE, NAME=VALUE``."""
+        """The variables as ``NAME=VALUE, NAME=VALUE``."""
         return ", ".join(f"{name}={value}" for name, value in self.variables.items())
 
 
 def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]:
-    """What all launchers have left in the environment, in the order in which they are asked.
-
-    Args:
-        environ: The environment variables to read; the process's own when `None`.
-    """
+    """Return all launchers that have variables in `environ` (by default, the process's), by descending priority."""
     environ = os.environ if environ is None else environ
     found: list[DetectedLauncher] = []
     used: tuple[Launcher, Readings] | None = None
@@ -80,11 +76,11 @@ def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]
 
 
 def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
-    """Warnings where a launcher seems to have started this process as another rank than `topology` has, as sentences.
+    """Return warnings about launchers that seem to have started this process as another rank than that of `topology`.
 
     Args:
-        found: What `detected_launchers` has found.
-        topology: The topology, read from launchers' variables.
+        found: The result of `detected_launchers`.
+        topology: The topology from the launchers' variables.
     """
     used = next((launcher for launcher in found if launcher.status == "used"), None)
     doubts: list[str] = []
@@ -124,11 +120,11 @@ def _status_of(launcher: Launcher, environ: Environ, used: tuple[Launcher, Readi
         return _compared(readings, used[1])
     if readings.missing:
         return "incomplete", f"the {' and '.join(readings.missing)} of this process is missing"
-    return "not asked", "those before it come first"
+    return "not asked", "launchers before it have priority"
 
 
 def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
-    """The status of readings that are not used. Inner launchers come first, so these may be of an outer one."""
+    """Return the status of readings that are not used. They may come from an outer launcher: inner ones come first."""
     if readings.agrees_with(used):
         return "agrees", ""
     reason = f"it set {_ranks(readings)}, but {_ranks(used)} is used"
@@ -145,7 +141,7 @@ def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
 
 
 def _ranks_alone(environ: Environ, seen: set[str]) -> list[DetectedLauncher]:
-    """Ranks above 0 that nothing completes: their launcher has started other processes too."""
+    """Return launchers that give only a rank above 0, which shows that they have started other processes as well."""
     return [
         DetectedLauncher(
             launcher, {name: environ[name]}, "rank alone", f"{name}={environ[name]} shows that there are other ranks"

@@ -1,4 +1,4 @@
-"""The launcher's variables about the job as a whole; names of the job and of its nodes."""
+"""The launcher's variables about the whole job, and names of the job and its nodes."""
 
 from __future__ import annotations
 
@@ -16,31 +16,21 @@ from dist_wandb.topology.model import Topology
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher's variables about the job as a whole.
+    """The launcher's variables about the whole job."""
 
-    Args:
-        agent_store: Address of the store that torchrun's agent keeps for the whole job, as `(host, port)`.
-        attempt: How often the launcher has restarted the job's processes.
-        requeues: How often SLURM has started the job again.
-        torchrun_start: A name of this start of torchrun on this node, equal for all its restarts of the processes.
-        slurm_step: SLURM's name of the job and, within an srun, of the step, equal at all its starts of the job.
-        parent_pid: Process id of the parent, which started this process if it is one of Lightning's scripts.
-        node_rank: The node rank that `NODE_RANK` or `GROUP_RANK` gives, also before there are any ranks.
-        is_lightning_child: Whether Lightning started this script again for a further rank of the first node.
-    """
-
-    agent_store: tuple[str, int] | None
-    attempt: int
-    requeues: int
-    torchrun_start: str | None
+    agent_store: tuple[str, int] | None  # address of the store of torchrun's agent, as `(host, port)`
+    attempt: int  # number of restarts of the job's processes by the launcher
+    requeues: int  # number of restarts of the job by SLURM
+    torchrun_start: str | None  # a name of this start of torchrun on this node, equal for all restarts of its processes
+    # SLURM's name of the job and, within an srun, of the step; equal for all restarts of the job
     slurm_step: str | None
-    parent_pid: int
-    node_rank: int | None
-    is_lightning_child: bool
+    parent_pid: int  # process id of the parent, which is the script that started this process under Lightning
+    node_rank: int | None  # the node rank from `NODE_RANK` or `GROUP_RANK`, which may be set before there are ranks
+    is_lightning_child: bool  # whether Lightning has started this script again for another rank of the first node
 
     @classmethod
     def detect(cls, environ: Environ | None = None) -> Launch:
-        """Read what the launcher left in the environment (the process's own when `environ` is `None`)."""
+        """Read the environment variables (of this process if `environ` is `None`)."""
         environ = os.environ if environ is None else environ
         node_rank = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in environ), None)
         return cls(
@@ -58,16 +48,16 @@ class Launch:
 
 
 def job_name(topology: Topology, environ: Environ | None = None) -> str | None:
-    """A name that the launcher gives the job: equal on all ranks, another one for each job; `None` if there is none.
+    """Return the launcher's name for the job, equal on all ranks and unique to the job; `None` if there is none.
 
-    SLURM starts a job again under the same name. TORCHELASTIC_RUN_ID is no such name: it is "none", or the user's own,
-    the same for every start. A PMIx namespace that is a number is none by itself: jsrun counts from 1 in each job, and
-    Open MPI 4 has 65536 of them, but gives each job a random key as well.
+    SLURM restarts a job under the same name. TORCHELASTIC_RUN_ID is not suitable: it is "none", or chosen by the user,
+    and the same for every start. A PMIx namespace that is a number is not unique: jsrun counts from 1 in each job, and
+    Open MPI 4 has only 65536 of them, but it also gives each job a random key.
 
     Args:
-        topology: The topology of this process. A SLURM step with other ranks is another job's, or the shell's that
-            started this one, and perhaps many more.
-        environ: The environment variables to read; the process's own when `None`.
+        topology: The topology of this process. A SLURM step with other ranks belongs to another job, or to the shell
+            that has started this one, and perhaps many more.
+        environ: The environment variables to read; those of this process if `None`.
     """
     environ = os.environ if environ is None else environ
     namespace, key = environ.get("PMIX_NAMESPACE", ""), environ.get("OMPI_MCA_orte_precondition_transports", "")
@@ -81,21 +71,18 @@ def job_name(topology: Topology, environ: Environ | None = None) -> str | None:
 
 
 def node_identity(environ: Environ | None = None) -> str:
-    """A name of this machine that is equal for all processes on a node and differs between nodes.
+    """Return a name of this node that is equal for all its processes and differs between nodes.
 
-    The host name alone is not enough: containers share names, and two nodes of a test may share a host. So the
-    kernel's boot id and the launcher's node rank, where there is one, are part of it.
-
-    Args:
-        environ: The environment variables to read; the process's own when `None`.
+    The host name is not sufficient: containers share names, and two nodes of a test may share a host. So the name
+    includes the kernel's boot id and, from `environ` (by default the process's), the launcher's node rank.
     """
     environ = os.environ if environ is None else environ
-    node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # as Lightning's environment reads it
+    node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment
     return f"{socket.gethostname()}/{_boot_id()}/{node_rank}"
 
 
 def job_setting(variable: str, environ: Environ | None = None) -> str | None:
-    """The value of an environment variable that holds for all runs of the job; `None` if it is unset."""
+    """Return the value of an environment variable that applies to all runs of the job; `None` if it is unset."""
     return (os.environ if environ is None else environ).get(variable)
 
 
@@ -112,7 +99,7 @@ def _slurm_step(environ: Environ) -> str | None:
 
 
 def _torchrun_start(environ: Environ) -> str | None:
-    """The agent gives each of its starts a directory of a random name, where workers write what made them fail."""
+    """Return a name of this start of torchrun. Its agent uses a new random directory for the error files of workers."""
     directory = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return None if directory is None else f"torchrun-{socket.gethostname()}-{directory[1]}"
 

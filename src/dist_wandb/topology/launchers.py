@@ -1,13 +1,14 @@
-"""Launchers by the variables that they set: which variables, when these count, and how they are read.
+"""Launchers and their environment variables: names, conditions, parsing, and detection of the launcher in use.
 
-`LAUNCHERS` is the table; what is special about torchrun and SLURM is in a class of its own. To support a further
-launcher, add a line there.
+`LAUNCHERS` is the table. Special rules of torchrun and SLURM are in subclasses. To support another launcher, add a line
+to the table.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dist_wandb.errors import TopologyError
@@ -16,18 +17,18 @@ HINT = "Check how the job was launched, and unset variables that another launche
 
 Environ = Mapping[str, str]
 
-_SLURM_BATCH_STEP = 4294967290  # steps at or above are SLURM's own (batch script, extern, interactive), not an srun
+_SLURM_BATCH_STEP = 4294967290  # step ids from here on are SLURM's own (batch script, extern, interactive), not an srun
 _MOST_NODES = 100_000
-_LONGEST_NUMBER = 30  # characters; Python writes no number of more than 4,300 digits
-_SHOWN = 100  # characters of a value, in messages
+_LONGEST_NUMBER = 30  # characters; Python cannot print a number of more than 4,300 digits
+_SHOWN = 100  # characters of a value in messages
 
 
 class Readings:
     """Values of topology fields, each with its source.
 
     Args:
-        values: The values by the names of the fields.
-        source: Where all of them come from, for messages.
+        values: The values by field name.
+        source: The common source of these values, for messages.
     """
 
     def __init__(self, values: Mapping[str, int], source: str) -> None:
@@ -41,18 +42,22 @@ class Readings:
 
     @property
     def missing(self) -> list[str]:
-        """The fields without which a process does not know its rank, as far as they are not known."""
+        """Unknown fields that a process needs to know its rank."""
         return sorted({"global_rank", "world_size"} - self.values.keys())
 
     def complete_on_first_node(self) -> bool:
-        """Fill in the global rank of Lightning's own processes on the first node, where it is the local rank."""
+        """Use the local rank as global rank on the first node, for processes that Lightning has started.
+
+        Returns:
+            Whether that is possible.
+        """
         is_clear = {"world_size", "local_rank"} <= self.values.keys() and self.values.get("node_rank") == 0
         if is_clear and self.missing:
             self.add("global_rank", self.values["local_rank"], self.sources["local_rank"])
         return is_clear
 
     def agrees_with(self, other: Readings) -> bool:
-        """Whether both give the same ranks: launcher variables that do not are another launcher's, or stale."""
+        """Return whether both give the same ranks. Otherwise one of them is stale, or from another launcher."""
         shared = self.values.keys() & other.values.keys()
         return "world_size" in shared and all(self.values[name] == other.values[name] for name in shared)
 
@@ -65,24 +70,18 @@ class Readings:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables of one launcher.
+    """The variables of one launcher."""
 
-    Args:
-        name: Its name, for messages.
-        present: Variables of which any shows that this launcher started the process.
-        variables: The variable of each field.
-    """
-
-    name: str
-    present: tuple[str, ...]
-    variables: Mapping[str, str]
+    name: str  # name of the launcher, for messages
+    present: tuple[str, ...]  # variables of which any one shows that this launcher has started the process
+    variables: Mapping[str, str]  # the variable of each topology field
 
     def is_present(self, environ: Environ) -> bool:
-        """Whether this launcher started the process."""
+        """Return whether this launcher has started the process."""
         return any(name in environ for name in self.present)
 
     def read(self, environ: Environ) -> Readings:
-        """Read its variables.
+        """Read the variables.
 
         Raises:
             TopologyError: A variable does not have the form that this launcher gives it.
@@ -95,10 +94,10 @@ class Launcher:
 
 
 class _Torchrun(Launcher):
-    """torchrun's variables. `--virtual-local-rank` sets LOCAL_RANK=0 in every process, which must not be believed."""
+    """torchrun's variables. `--virtual-local-rank` sets LOCAL_RANK=0 in every process, which is not the local rank."""
 
     def read(self, environ: Environ) -> Readings:
-        """Read its variables, and how many tasks the nodes have, which one variable says of all nodes."""
+        """Read the variables. Replace a local rank of 0 that may be virtual."""
         readings = super().read(environ)
         if readings.values.get("local_rank") == 0 and readings.values.get("local_world_size", 1) > 1:
             local_rank = _local_rank_by_position(readings.values, environ)
@@ -109,18 +108,18 @@ class _Torchrun(Launcher):
 
 
 class _Slurm(Launcher):
-    """SLURM's variables. An sbatch shell has them as well, though only one process runs there: no step, no srun."""
+    """SLURM's variables. An sbatch shell, which is a single process without a step or srun, has them as well."""
 
     def is_present(self, environ: Environ) -> bool:
-        """Whether srun started the process."""
+        """Return whether srun has started the process."""
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
         if step is None:
             return environ.get("SLURM_PROCID", "0") != "0"
-        is_number = re.fullmatch(r"[0-9]{1,20}", step)  # others are a step's as well
+        is_number = re.fullmatch(r"[0-9]{1,20}", step)  # other values are valid steps as well
         return "SLURM_PROCID" in environ and not (is_number and int(step) >= _SLURM_BATCH_STEP)
 
     def read(self, environ: Environ) -> Readings:
-        """Read its variables, and how many tasks the nodes have, which one variable says of all nodes."""
+        """Read the variables, including the tasks per node, which one variable lists for all nodes."""
         readings = super().read(environ)
         for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if variable in environ:
@@ -152,7 +151,7 @@ SLURM = _Slurm(
     _variables("SLURM_PROCID", "SLURM_NTASKS", local_rank="SLURM_LOCALID", node_rank="SLURM_NODEID"),
 )
 
-# The innermost launcher comes first: torchrun under srun leaves both families, and its own is the true one.
+# The innermost launcher comes first: torchrun under srun sets both families, and torchrun's is the right one.
 LAUNCHERS: tuple[Launcher, ...] = (
     _Torchrun(
         "torchrun",
@@ -172,8 +171,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         ("LOCAL_RANK", "WORLD_SIZE"),
         {"world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "node_rank": "NODE_RANK"},
     ),
-    _mpi("Horovod", "HOROVOD_"),  # HOROVOD_CROSS_RANK counts only the nodes that have this local rank: left out
-    _mpi("Open MPI", "OMPI_COMM_WORLD_"),  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not of the node: left out
+    _mpi("Horovod", "HOROVOD_"),  # not HOROVOD_CROSS_RANK, which counts only nodes that have this local rank
+    _mpi("Open MPI", "OMPI_COMM_WORLD_"),  # not OMPI_COMM_WORLD_NODE_RANK, which is a rank on the node, not of the node
     _mpi("jsrun", "JSM_NAMESPACE_"),
     _mpi("MVAPICH2", "MV2_COMM_WORLD_"),
     Launcher(
@@ -191,14 +190,58 @@ RANKS_ALONE = {
     "PALS_RANKID": "PALS",
     "FLUX_TASK_RANK": "Flux",
 }
-"""Variables with a rank, and their launchers, which do not give the number of ranks."""
+"""Variables with a rank, by launchers that do not set the number of ranks."""
+
+
+def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
+    """Return the first launcher that gives the ranks, and its readings; `None` if no launcher is present.
+
+    An incomplete launcher leads to an error, unless a later one agrees with it and is complete. For example, a batch
+    script that exports WORLD_SIZE for its srun leaves such an incomplete set.
+
+    Raises:
+        TopologyError: The variables cannot be read, or are incomplete.
+    """
+    incomplete: Readings | None = None
+    for launcher in LAUNCHERS:
+        if not launcher.is_present(environ):
+            continue
+        if incomplete is None:
+            readings = launcher.read(environ)
+            if readings.values == {"world_size": 1}:  # also true of a process without a launcher
+                continue
+            if not readings.missing or readings.complete_on_first_node():
+                return launcher, readings
+            incomplete = readings
+            continue
+        with suppress(TopologyError):
+            readings = launcher.read(environ)
+            if not readings.missing and readings.agrees_with(incomplete):
+                return launcher, readings
+    if incomplete is not None:
+        raise _error_of(incomplete)
+    return None
+
+
+def complete(readings: Readings, environ: Environ) -> Readings:
+    """Complete readings from every launcher that agrees with them. Each variable counts for one launcher only."""
+    taken: set[str] = set()
+    for launcher in LAUNCHERS:
+        if not launcher.is_present(environ) or not taken.isdisjoint(launcher.variables.values()):
+            continue
+        taken.update(launcher.variables.values())
+        with suppress(TopologyError):  # stale variables of another launcher, which are not needed
+            other = launcher.read(environ)
+            if readings.agrees_with(other):
+                readings.complete_from(other)
+    return readings
 
 
 def integer(variable: str, text: str) -> int:
-    """The value of a variable that is a whole number.
+    """Parse a variable as a whole number.
 
     Raises:
-        TopologyError: It is not one.
+        TopologyError: The text is not a whole number.
     """
     try:
         return int(text if len(text) <= _LONGEST_NUMBER else "")
@@ -210,10 +253,10 @@ def integer(variable: str, text: str) -> int:
 
 
 def _local_rank_by_position(values: Mapping[str, int], environ: Environ) -> int | None:
-    """The local rank of a torchrun process whose LOCAL_RANK is 0, from its position in the order of global ranks.
+    """Return the local rank of a torchrun process with LOCAL_RANK=0, from the order of global ranks; `None` if unknown.
 
-    torchrun numbers processes node after node, so the first and the last node's ranks are certain. In between, one
-    visible device is what ``--virtual-local-rank`` leaves; only there the answer stays open.
+    torchrun numbers processes node by node, so the ranks of the first and the last node are certain. On other nodes,
+    ``--virtual-local-rank`` leaves a single visible device, and only then is the local rank unknown.
     """
     rank, world, local_world = values.get("global_rank"), values.get("world_size"), values["local_world_size"]
     node, nodes = values.get("node_rank"), values.get("num_nodes")
@@ -235,3 +278,11 @@ def _tasks_per_node(variable: str, text: str) -> list[int]:
             raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
+
+
+def _error_of(readings: Readings) -> TopologyError:
+    known = ", ".join(f"{source}={readings.values[name]}" for name, source in readings.sources.items())
+    return TopologyError(
+        f"The environment gives {known}, but not the {' and '.join(readings.missing)} of this process. These variables "
+        "are incomplete, or stale. Initialise torch.distributed first, start the script with torchrun, or unset them."
+    )

@@ -1,8 +1,8 @@
-"""Topology: where one process stands among all processes of a job.
+"""Topology: the position of one process among all processes of a job.
 
-Sources, in the order in which they are trusted: a framework's own object, an initialised ``torch.distributed``, one
-consistent launcher, else a single process. A field without a source stays `None`: it is never guessed, because a wrong
-node rank would write into another node's run.
+Sources, by descending priority: a framework's own object, an initialised ``torch.distributed``, one consistent
+launcher, otherwise a single process. A field without a source stays `None`. It is never guessed, because a process with
+a wrong node rank would write to another node's run.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.topology.detection import complete, started_by
-from dist_wandb.topology.launchers import HINT, Environ, Readings
+from dist_wandb.topology.launchers import HINT, Environ, Readings, complete, started_by
 
 Leader = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Where one process stands among all processes of a job, in torchrun's words.
+    """The position of one process among all processes of a job, in torchrun's terms.
 
     Args:
         global_rank: Index of this process among all, 0 to `world_size` - 1.
@@ -31,10 +30,10 @@ class Topology:
         world_size: Number of processes of the job.
         local_world_size: Number of processes on this node, or `None` if unknown.
         num_nodes: Number of nodes, or `None` if unknown. Not `world_size // local_world_size`: nodes may be uneven.
-        sources: For each known field, where it came from (`"RANK (torchrun)"`); used in messages only.
-        leader: Whether the first or the last rank of a job, or of a node, leads it. Megatron-LM has the results of the
-            model on its last rank, which Accelerate therefore calls the main process.
-        primary_rank: Global rank that leads the job, if the user has named one; `None` for the one that `leader` names.
+        sources: The source of each known field (`"RANK (torchrun)"`), for messages only.
+        leader: Whether the first or the last rank of the job, and of each node, leads it. Megatron-LM has the results
+            of the model on its last rank, which Accelerate therefore calls the main process.
+        primary_rank: Global rank that leads the job, if the user has given one; `None` for the one by `leader`.
 
     Raises:
         TopologyError: A value is impossible, or two values contradict each other.
@@ -63,18 +62,18 @@ class Topology:
 
     @classmethod
     def single(cls) -> Topology:
-        """The topology of a job of one process."""
+        """Return the topology of a job of one process."""
         return cls(0, 0, 0, 1, 1, 1, dict.fromkeys(_FIELDS, "no launcher was found"))
 
     @classmethod
     def detect(cls, environ: Environ | None = None) -> Topology:
-        """Find out who this process is, without a framework's help.
+        """Detect the topology of this process without a framework.
 
         Args:
-            environ: The environment variables to read; the process's own when `None`.
+            environ: The environment variables to read; those of this process if `None`.
 
         Returns:
-            The topology of an initialised ``torch.distributed``, else of one launcher's variables, else that of a
+            The topology of an initialised ``torch.distributed``, otherwise of one launcher's variables, otherwise of a
             single process.
 
         Raises:
@@ -87,10 +86,10 @@ class Topology:
         """Read the variables of the first launcher that is present.
 
         Args:
-            environ: The environment variables to read; the process's own when `None`.
+            environ: The environment variables to read; those of this process if `None`.
 
         Returns:
-            The topology, or `None` where no launcher left any variables.
+            The topology, or `None` if there are no variables of a launcher.
 
         Raises:
             TopologyError: As for `detect`.
@@ -101,15 +100,15 @@ class Topology:
 
     @classmethod
     def from_torch_distributed(cls, environ: Environ | None = None) -> Topology | None:
-        """Read an initialised ``torch.distributed``; its layout over nodes from launcher variables that agree with it.
+        """Read an initialised ``torch.distributed``, and the layout over nodes from launcher variables that agree.
 
         Args:
-            environ: The environment variables to read; the process's own when `None`.
+            environ: The environment variables to read; those of this process if `None`.
 
         Returns:
-            The topology, or `None` where no default process group is initialised.
+            The topology, or `None` if no default process group is initialised.
         """
-        if "torch.distributed" not in sys.modules:  # nobody can have initialised it: do not pay for the import
+        if "torch.distributed" not in sys.modules:  # then it is not initialised, and importing it takes long
             return None
         import torch.distributed as dist
 
@@ -128,18 +127,18 @@ class Topology:
         leader: Leader = "first",
         environ: Environ | None = None,
     ) -> Topology:
-        """Take the ranks from a framework; the rest from launcher variables that agree with them.
+        """Take the ranks from a framework, and other fields from launcher variables that agree with them.
 
         Args:
             global_rank: Index of this process among all.
             world_size: Number of processes of the job.
-            source: Where the ranks come from, for messages.
-            local_rank: Index of this process on its node, where the framework knows it.
-            leader: Which rank leads a job or a node, by the framework's rule.
-            environ: The environment variables to read; the process's own when `None`.
+            source: The source of the ranks, for messages.
+            local_rank: Index of this process on its node, if the framework knows it.
+            leader: Which rank leads the job and each node, by the framework's rule.
+            environ: The environment variables to read; those of this process if `None`.
 
         Returns:
-            The topology. Launcher variables that contradict the framework are left aside: they are stale.
+            The topology. Launcher variables that contradict the framework are stale, and ignored.
         """
         readings = Readings({"global_rank": global_rank, "world_size": world_size}, source)
         if local_rank is not None:
@@ -150,11 +149,11 @@ class Topology:
     def _of(cls, readings: Readings) -> Topology:
         values: dict[str, int | None] = dict.fromkeys(_LAYOUT_FIELDS)
         values.update(readings.values)
-        return cls(**values, sources=dict(readings.sources))  # type: ignore[arg-type]  # not those that must be there
+        return cls(**values, sources=dict(readings.sources))  # type: ignore[arg-type]  # required fields are not None
 
     @property
     def coordinator(self) -> int:
-        """Global rank of the coordinator, whose base id and arguments hold for all ranks of the job."""
+        """Global rank of the coordinator, whose base id and arguments apply to all ranks of the job."""
         if self.primary_rank is not None:
             return self.primary_rank
         return 0 if self.leader == "first" else self.world_size - 1
@@ -166,15 +165,15 @@ class Topology:
 
     @property
     def knows_layout(self) -> bool:
-        """Whether the position of this process among the nodes is known completely."""
+        """Whether all fields of the layout over nodes are known."""
         return None not in (self.local_rank, self.node_rank, self.local_world_size, self.num_nodes)
 
     def led_by(self, primary_rank: int | None) -> Topology:
-        """The same rank of a job that another rank leads.
+        """Return the same topology with another leader.
 
         Args:
-            primary_rank: Global rank of the leader; negative ones count from the last, as -1, by which the last rank of
-                each node also leads its node. `None` leaves it to the framework.
+            primary_rank: Global rank of the leader. Negative ranks count from the end. With -1, the last rank of each
+                node also leads its node. `None` keeps the current leader.
 
         Raises:
             ConfigurationError: There is no such rank.
@@ -184,7 +183,7 @@ class Topology:
         if not -self.world_size <= primary_rank < self.world_size:
             raise ConfigurationError(
                 f"primary_rank={primary_rank} is not a rank of this job of {self.world_size} "
-                f"({self.origin('world_size')}). Give one from 0 to {self.world_size - 1}, or -1 for the last."
+                f"({self.origin('world_size')}). Pass a rank from 0 to {self.world_size - 1}, or -1 for the last."
             )
         leader: Leader = "last" if primary_rank == -1 else "first"
         return replace(self, leader=leader, primary_rank=primary_rank % self.world_size)
@@ -194,7 +193,7 @@ class Topology:
 
         Args:
             nodes: For each global rank, a name of its node that is equal on one node and differs between nodes
-                (`node_identity`). Nodes are counted in the order of their lowest global rank.
+                (`node_identity`). Nodes are numbered in the order of their lowest global rank.
 
         Returns:
             The same rank, with every field known.
@@ -220,7 +219,7 @@ class Topology:
         )
 
     def origin(self, name: str) -> str:
-        """Where the field `name` came from, as text for a message."""
+        """Return the source of the field `name`, as text for a message."""
         return self.sources.get(name, "given")
 
 
@@ -229,7 +228,7 @@ _LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
 
 
 def _implied(topology: Topology) -> dict[str, int]:
-    """Fields that follow from others for certain: one process, or all processes on one node, or one on each."""
+    """Return fields that follow from others: for one process, all processes on one node, or one process per node."""
     rank, size = topology.global_rank, topology.world_size
     if size == 1:
         return {"local_rank": 0, "node_rank": 0, "local_world_size": 1, "num_nodes": 1}
@@ -241,7 +240,7 @@ def _implied(topology: Topology) -> dict[str, int]:
 
 
 def _check(topology: Topology) -> None:
-    """Raise TopologyError where a value is impossible, or two values contradict each other."""
+    """Raise a TopologyError if a value is impossible, or two values contradict each other."""
 
     def named(name: str) -> str:
         return f"{name}={getattr(topology, name)} ({topology.origin(name)})"

@@ -1,17 +1,17 @@
-"""Many ranks in few words, or numbers: as ranges."""
+"""Compact forms of many ranks: ranges for messages, and spans and blocks for the job's store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-_MOST_PARTS = 4  # ranges that are listed; of more, the first and the last
-_LEAST = 3  # ranks in a row that are written as a range
-_MOST = 20  # of ranks that a message is about
+_MOST_PARTS = 4  # maximum number of listed ranges; of more, the first ones and the last
+_LEAST = 3  # minimum number of consecutive ranks in a range
+_MOST = 20  # maximum number of ranges or ranks in a message
 
 
 def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last of all numbers that follow each other.
+    """Return the first and the last number of each run of consecutive numbers.
 
     Example:
         >>> spans_of([9, 0, 1, 2])
@@ -27,15 +27,15 @@ def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def numbers_in(spans: Iterable[Sequence[int]]) -> list[int]:
-    """The inverse of `spans_of`."""
+    """Return the numbers of spans: the inverse of `spans_of`."""
     return [number for first, last in spans for number in range(first, last + 1)]
 
 
 def blocks_of(values: Iterable[int]) -> list[list[int]]:
-    """Numbers in short where they grow in steps, as the nodes of all ranks do.
+    """Compress numbers that grow in steps, such as the node ranks of all ranks.
 
     Returns:
-        Runs of (first number, how often each is there, how many numbers).
+        Blocks of [first number, repetitions of each number, count of numbers].
 
     Example:
         >>> blocks_of([0, 0, 1, 1, 2, 2, 0])
@@ -51,15 +51,15 @@ def blocks_of(values: Iterable[int]) -> list[list[int]]:
 
 
 def values_in(blocks: Iterable[Sequence[int]]) -> list[int]:
-    """The inverse of `blocks_of`."""
+    """Return the numbers of blocks: the inverse of `blocks_of`."""
     return [value for first, times, many in blocks for value in range(first, first + many) for _ in range(times)]
 
 
 def ranges_of(ranks: Iterable[int]) -> str:
-    """Ranks as ranges, in few words however many there are.
+    """Format ranks as ranges, in a short text for any number of ranks.
 
     Args:
-        ranks: Indices, in any order.
+        ranks: The ranks, in any order.
 
     Example:
         ``"3"``, ``"0-3, 8"``, ``"0, 8, 16, ..., 16376"`` for every eighth of 16,384 ranks, and ``"none"``.
@@ -71,11 +71,11 @@ def ranges_of(ranks: Iterable[int]) -> str:
 
 
 def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
-    """Some ranks, in words.
+    """Format ranks for a message.
 
     Args:
-        ranks: Their indices in the job.
-        ranks_per_node: How many ranks in a row each node has; `None` if that is not known.
+        ranks: Global ranks, in any order.
+        ranks_per_node: Number of consecutive ranks on each node; `None` if unknown.
 
     Example:
         >>> named([3]), named([1, 3]), named([1, 8, 9, 10, 11])
@@ -93,19 +93,15 @@ def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
 
 
 def _texts(first: int, last: int, ranks_per_node: int | None) -> list[str]:
-    if last - first + 1 < _LEAST and not _are_nodes(first, last, ranks_per_node):
+    nodes = _nodes(first, last, ranks_per_node or 1)
+    if last - first + 1 < _LEAST and not nodes:
         return [str(rank) for rank in range(first, last + 1)]
-    return [f"{first}-{last}{_nodes(first, last, ranks_per_node)}"]
+    return [f"{first}-{last}{nodes}"]
 
 
-def _are_nodes(first: int, last: int, ranks_per_node: int | None) -> bool:
-    many = ranks_per_node or 1
-    return many > 1 and first % many == 0 and (last + 1) % many == 0
-
-
-def _nodes(first: int, last: int, ranks_per_node: int | None) -> str:
-    if not _are_nodes(first, last, ranks_per_node):
+def _nodes(first: int, last: int, ranks_per_node: int) -> str:
+    """Return the nodes of ranks, as text; empty if they are not whole nodes of several ranks."""
+    if ranks_per_node == 1 or first % ranks_per_node or (last + 1) % ranks_per_node:
         return ""
-    many = ranks_per_node or 1
-    node, last_node = first // many, last // many
+    node, last_node = first // ranks_per_node, last // ranks_per_node
     return f" (node {node})" if node == last_node else f" (nodes {node}-{last_node})"

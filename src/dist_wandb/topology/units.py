@@ -1,7 +1,7 @@
-"""What a user names as the unit: the ranks whose numbers belong together, where those are not all.
+"""The argument `unit`: the ranks whose numbers belong together, if these are not all ranks.
 
-Under tensor and pipeline parallelism, ranks hold parts or copies of one replica of the model: their losses are copies,
-or missing. A mean covers the replicas alone, which lie along the data-parallel dimensions of a `DeviceMesh`.
+Under tensor and pipeline parallelism, ranks hold parts or copies of one replica of the model. Their losses are copies,
+or missing. A mean covers one rank of each replica: the ranks along the data-parallel dimensions of a `DeviceMesh`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
 
 UnitArgument: TypeAlias = Union["ProcessGroup", "DeviceMesh", Sequence[int], str, None]
-"""What `unit=` takes; the name of a dimension only where the framework has a mesh."""
+"""The type of `unit=`. The name of a dimension is valid only if the framework has a mesh."""
 Mesh: TypeAlias = "DeviceMesh"
 
 _HOW = 'Give a ProcessGroup, a dimension of a DeviceMesh such as mesh["dp"], or a list of global ranks.'
 
 
 def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
-    """The global ranks that a user names as the unit of this rank.
+    """Return the global ranks of this rank's unit, from the argument `unit`.
 
     Args:
-        unit: A `ProcessGroup`, or a `DeviceMesh` of any number of dimensions, that this rank is in; a sequence of
-            global ranks; a name, or `None`, which are returned as they are. The constant that `new_group` returns to
-            ranks outside of the group names no rank.
+        unit: A `ProcessGroup`, or a `DeviceMesh` of any number of dimensions, that contains this rank; a sequence of
+            global ranks; a name, or `None`, which are returned unchanged. The constant that `new_group` returns on
+            ranks outside the group contains no ranks.
 
     Returns:
         The ranks, sorted.
 
     Raises:
-        ConfigurationError: It is something else, or a rank is no whole number.
+        ConfigurationError: The argument has another type, or a rank is not a whole number.
 
     Example:
         Eight ranks, ``mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))``: ``ranks_of(mesh["dp"])``
@@ -45,19 +45,19 @@ def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
     found = _of_torch(unit)
     if found is None:
         if not isinstance(unit, Iterable) or isinstance(unit, (bytes, Mapping)):
-            raise ConfigurationError(f"unit={unit!r} names no ranks. {_HOW}")
+            raise ConfigurationError(f"unit={unit!r} does not name ranks. {_HOW}")
         found = list(unit)
     for rank in found:
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
-            raise ConfigurationError(f"unit={unit!r} names {rank!r}, which is no rank. {_HOW}")
+            raise ConfigurationError(f"unit={unit!r} names {rank!r}, which is not a rank. {_HOW}")
     return tuple(sorted(set(found)))
 
 
 def _of_torch(unit: Any) -> list[int] | None:
-    """The ranks of a group or a mesh of torch; `None` for anything else."""
+    """Return the ranks of a torch process group or mesh; `None` for other objects."""
     import sys
 
-    if "torch.distributed" not in sys.modules:  # nobody can have made one
+    if "torch.distributed" not in sys.modules:  # then there are no such objects
         return None
     import torch.distributed as dist
 
@@ -73,12 +73,12 @@ def _of_torch(unit: Any) -> list[int] | None:
 
 
 def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """The ranks of a mesh that differ from a rank along some of its dimensions alone; none for a rank outside of it.
+    """Return the ranks of a mesh that differ from a rank only along some dimensions; none for a rank outside the mesh.
 
     Args:
-        mesh: The mesh, with names of its dimensions.
-        dimensions: Names of dimensions; those that the mesh does not have are left aside.
-        rank: The rank.
+        mesh: The mesh, with named dimensions.
+        dimensions: Names of dimensions; names that the mesh does not have are ignored.
+        rank: The global rank.
     """
     along = set(dimensions)
     position = (mesh.mesh == rank).nonzero().tolist()
@@ -91,32 +91,32 @@ def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tup
 
 
 def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
-    """The ranks along a dimension of a mesh, or one that was flattened from several, through this rank.
+    """Return the ranks along a dimension of a mesh through this rank. The dimension may be flattened from several.
 
     Raises:
-        ConfigurationError: It has none of this name.
+        ConfigurationError: The mesh has no dimension of this name.
     """
     try:
         return tuple(sorted(mesh[name].mesh.flatten().tolist()))
     except (KeyError, RuntimeError, ValueError):
         names = ", ".join(map(repr, mesh.mesh_dim_names or ()))
-        raise ConfigurationError(f"unit={name!r} is no dimension of the mesh. Its dimensions are {names}.") from None
+        raise ConfigurationError(f"unit={name!r} is not a dimension of the mesh. Its dimensions are {names}.") from None
 
 
 def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """The ranks that differ from a rank along some dimensions of a mesh alone.
+    """Return the ranks that differ from a rank only along some dimensions of a mesh.
 
     Args:
-        sizes: The number of ranks along each dimension, by its name; the last dimension varies fastest, as in
+        sizes: Number of ranks along each dimension, by name; the last dimension varies fastest, as in
             `torch.distributed.init_device_mesh`.
-        dimensions: The dimensions along which the numbers are brought together.
-        rank: The rank.
+        dimensions: Dimensions along which numbers are reduced.
+        rank: The global rank.
 
     Returns:
         The ranks, sorted.
 
     Raises:
-        ConfigurationError: A dimension that the mesh does not have.
+        ConfigurationError: The mesh does not have one of the dimensions.
 
     Example:
         >>> ranks_along({"dp": 4, "tp": 2}, ["dp"], 3)

@@ -229,7 +229,7 @@ class Refusing(Answering):
 
     def gather(self, data: bytes) -> list[bytes]:
         if self._sent is None:
-            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+            raise ConfigurationError("Member 1 of the group announced 9 bytes")
         return [data, self._sent]
 
 

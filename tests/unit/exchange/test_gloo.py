@@ -128,7 +128,7 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
         given: list[bytes] = getattr(groups[rank], how)(b"x" * size if rank == 1 else b"y")
         return given
 
-    with pytest.raises(ConfigurationError, match="Member 1 of the group says that it sends 101 bytes, but 100"):
+    with pytest.raises(ConfigurationError, match="Member 1 of the group announced 101 bytes, but the limit is 100"):
         on_ranks(3, lambda rank: give(rank, 101))
     assert on_ranks(3, lambda rank: give(rank, 100))[0] == [b"y", b"x" * 100, b"y"]
 
@@ -142,7 +142,7 @@ def test_a_length_that_a_member_makes_up_is_no_error_of_memory(form: Form, on_ra
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
             groups[0]._group.allgather([lengths], [torch.tensor([length])], groups[0]._options.gather).wait()
             return
-        with pytest.raises(ConfigurationError, match=f"Member 0 of the group says that it sends {length:,} bytes"):
+        with pytest.raises(ConfigurationError, match=f"Member 0 of the group announced {length:,} bytes"):
             groups[1].gather(b"")
 
     on_ranks(2, give)

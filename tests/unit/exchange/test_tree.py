@@ -155,14 +155,14 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
             return str(error)
 
     for refusal in on_ranks(5, lambda rank: give(rank, 101)):
-        assert refusal.startswith("Member 1 of the group says that it sends 101 bytes, but 100 are the most.")
+        assert refusal.startswith("Member 1 of the group announced 101 bytes, but the limit is 100.")
     given = [b"y", b"x" * 100, b"y", b"x" * 100, b"y"]
     assert on_ranks(5, lambda rank: give(rank, 100))[0] == (Counter(given) if how == "tally" else given)
     together = {"gather": 203, "tally": 101 + 2 * 16}.get(how, 0)
     monkeypatch.setattr(tree, "_MOST_TOGETHER", together - 1)
     if together:
         for refusal in on_ranks(5, lambda rank: give(rank, 100)):
-            assert refusal.startswith(f"All members of the group together say that they send {together} bytes, but")
+            assert refusal.startswith(f"All members of the group together announced {together} bytes, but")
     assert on_ranks(5, lambda rank: groups[rank].reduce([1.0], [])) == [([5.0], [])] * 5
 
 
@@ -258,5 +258,5 @@ def test_what_has_not_the_form_of_the_members_is_refused() -> None:
     good = tree._HEAD.pack(0, 1) + b"a" + tree._HEAD.pack(2, 0) + tree._HEAD.pack(1, 2) + b"bc"
     assert tree._apart(good, 3) == [b"a", b"bc", b""]
     for bad in (good[:-1], good + b"d", good + tree._HEAD.pack(5, 0), good[: tree._HEAD.size + 1]):
-        with pytest.raises(ConfigurationError, match="does not have the form"):
+        with pytest.raises(ConfigurationError, match="is malformed"):
             tree._apart(bad, 3)

@@ -1,4 +1,4 @@
-"""Tensors that lie on several ranks: logged if this rank has all of one, refused if it has a part, never asked for."""
+"""Distributed tensors are logged if this rank has a complete copy, refused if it has a part, and never gathered."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class FakeDTensor(torch.Tensor):
-    """This rank's part of a tensor that lies on several, as a `DTensor`; whoever asks for the whole waits forever."""
+    """This rank's part of a distributed tensor, like a `DTensor`. Gathering the full tensor would wait forever."""
 
     placements: tuple[SimpleNamespace, ...]
 
     @classmethod
     def of(cls, local: torch.Tensor, *is_replicate: bool) -> FakeDTensor:
-        """A tensor on a mesh of as many dimensions as there are answers."""
+        """A tensor on a mesh with one dimension for each answer."""
         tensor = local.as_subclass(cls)
         tensor.placements = tuple(SimpleNamespace(is_replicate=lambda is_=is_: is_) for is_ in is_replicate)
         return tensor

@@ -1,4 +1,4 @@
-"""Tables and images of all ranks: what is logged, as bytes and back, and put together; without other processes."""
+"""Tables and images of all ranks: copying, encoding, decoding and merging, without other processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Log = Callable[[list[Any]], None]
 
 
 def sent(value: gathers.Gathered, rank: int = 0) -> Part:
-    """What another rank gets of it."""
+    """Encode and decode, as for another rank."""
     return decoded_of(logged(value), rank)
 
 
@@ -64,7 +64,7 @@ def rows_of(table: Any) -> list[list[Any]]:
     return [list(row) for row in table.data]
 
 
-# --- what is logged ---------------------------------------------------------------------------------------------------
+# --- logged values ----------------------------------------------------------------------------------------------------
 
 
 class Level(enum.IntEnum):
@@ -144,7 +144,7 @@ def test_what_changes_after_it_was_logged_does_not_change_what_arrives() -> None
 
 
 class Frame:
-    """As one of pandas."""
+    """Like a pandas data frame."""
 
     columns = ("a", "b")
 
@@ -189,7 +189,7 @@ def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
         (lambda: gathered(3), "given int, but takes"),
         (lambda: gathered([object()]), "given object among images"),
         (lambda: gathered([np.zeros((2, 2))], caption=["a", "b"]), "caption has 2 items for 1 images"),
-        (lambda: gathered([np.zeros((2, 2))], masks=[{}]), "'masks' does not go to the primary"),
+        (lambda: gathered([np.zeros((2, 2))], masks=[{}]), "'masks' is not an argument that can be gathered"),
     ],
 )
 def test_what_cannot_be_gathered_is_refused_at_once(log: Callable[[], Any], message: str) -> None:
@@ -213,7 +213,7 @@ def file_with(color: int, directory: Path) -> Path:
 
 
 class Figure:
-    """As one of matplotlib."""
+    """Like a matplotlib figure."""
 
     def savefig(self, file: Any, *, format: str) -> None:  # noqa: A002  # matplotlib's name
         Image.new("RGB", (3, 2), (1, 2, 3)).save(file, format=format)
@@ -301,7 +301,7 @@ def test_a_rank_is_ready_once_its_devices_are_and_its_images_are_encoded() -> No
 
 
 class OnDevice:
-    """As a tensor of a device that has not computed yet."""
+    """Like a tensor on a device that has not finished computing."""
 
     device = torch.device("cuda")
     is_cpu = False
@@ -359,7 +359,7 @@ def test_bytes_that_are_no_table_are_refused(data: st.DataObject) -> None:
         part = decoded("table", bad)
     except ConfigurationError:
         return
-    assert isinstance(part.items, list), "a cell may be another one, but nothing else happens"
+    assert isinstance(part.items, list), "a cell may differ, but nothing else happens"
 
 
 HEAD = b'[0, ["a", "b"], 1]'
@@ -399,7 +399,7 @@ def test_what_does_not_go_along_with_an_image_is_refused(beside: bytes) -> None:
 
 
 class Peer:
-    """A group of this rank, which is the first, and of a peer that sends what it was told to."""
+    """A group of this rank, which is the first, and a peer that sends given bytes."""
 
     rank = 0
 
@@ -411,7 +411,7 @@ class Peer:
 
     def collect(self, own: bytes) -> list[bytes]:
         if self._data is None:
-            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+            raise ConfigurationError("Member 1 of the group announced 9 bytes")
         return [own, self._data]
 
 
@@ -419,7 +419,7 @@ class Peer:
 def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) -> None:
     one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
-    one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # as much of a group as is needed
+    one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
     assert one.take_values(key)[0]["t"].rows == [[0, 1]]
 
 
@@ -440,7 +440,7 @@ def test_shares_are_fair(wanted: list[int], limit: int) -> None:
     assert sum(shares) == min(limit, sum(wanted))
     assert all(0 <= share <= most for share, most in zip(shares, wanted, strict=True))
     least = min((share for share, most in zip(shares, wanted, strict=True) if share < most), default=limit)
-    assert all(share <= least + 1 for share in shares), "who gets less than wanted gets as much as anybody"
+    assert all(share <= least + 1 for share in shares), "a rank that gets less than it wants gets as much as any other"
 
 
 @given(st.lists(st.integers(1, 50), max_size=10), st.integers(0, 12), st.integers(0, 200))
@@ -454,7 +454,7 @@ def test_a_cut_keeps_the_first_within_both_limits(sizes: list[int], number: int,
     assert is_whole or sum(sizes[: len(kept) + 1]) > room
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
+# --- merged values ----------------------------------------------------------------------------------------------------
 
 
 def test_columns_are_matched_by_name_and_empty_tables_decide_about_none() -> None:
@@ -515,7 +515,7 @@ def ranks(world_size: int, nodes: int = 1) -> list[Topology]:
 
 @pytest.fixture
 def log_everywhere(on_ranks: OnRanks) -> Log:
-    """Every rank logs a table in a row of numbers, and comes to its end."""
+    """Every rank logs a table together with numbers, and ends."""
 
     def log(sessions: list[Any]) -> None:
         for rank, session in enumerate(sessions):

@@ -1,4 +1,4 @@
-"""Merged metrics: what torchmetrics computes after its own synchronisation, from ranks simulated in one process."""
+"""Merged metrics equal the results of torchmetrics' own synchronisation. Ranks are simulated in one process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tokens(generator: torch.Generator) -> Batch:
 
 
 class Odd(Metric):
-    """States of every other kind: a mean, lists and tensors without a reduction, and with a custom one."""
+    """States of all other kinds: a mean, and lists and tensors without a reduction or with a custom one."""
 
     level: Tensor
     seen: list[Tensor]
@@ -141,11 +141,11 @@ CASES: dict[str, tuple[Make, Data]] = {
 
 
 def ranks_of(make: Make, data: Data, updates: Sequence[int]) -> list[Any]:
-    """One object for each simulated rank, with that many updates."""
+    """Return one object for each simulated rank, with its number of updates."""
     template, ranks = make(), []
     for rank, count in enumerate(updates):
         metric, generator = deepcopy(template), torch.Generator().manual_seed(rank)
-        torch.manual_seed(rank)  # bootstrapping draws by itself
+        torch.manual_seed(rank)  # bootstrapping draws random numbers itself
         for _ in range(count):
             metric.update(*data(generator))
         ranks.append(metric)
@@ -173,7 +173,7 @@ def merged(ranks: Sequence[Any]) -> dict[str, Any]:
 
 
 def synchronised(ranks: Sequence[Any]) -> dict[str, Any]:
-    """What torchmetrics computes on rank 0 with a `dist_sync_fn` that knows the states of all ranks."""
+    """Return what torchmetrics computes on rank 0, with a `dist_sync_fn` that knows the states of all ranks."""
     copies = [deepcopy(metric) for metric in ranks]
     if isinstance(copies[0], MetricCollection):
         return {
@@ -210,7 +210,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-# torchmetrics' own makes integers floats when a rank has none; what ours makes of these is compared elsewhere.
+# torchmetrics converts integers to floats if a rank has none; our result for these is compared elsewhere.
 _NEED_UPDATES = {"collection", "auroc", "composition"}
 
 
@@ -248,7 +248,7 @@ def test_other_kinds_of_states_are_merged_as_torchmetrics_does_it() -> None:
     wanted = synchronised(ranks)
     wanted["/seen"] = torch.cat(
         [item for metric in ranks for item in metric.seen]
-    )  # torchmetrics has all first items first
+    )  # torchmetrics puts the first items of all ranks first
     assert_same(merged(ranks), wanted)
 
 
@@ -267,7 +267,7 @@ def test_ranks_without_data_do_not_count() -> None:
 
 @pytest.mark.parametrize("make", [SumMetric, CatMetric, Odd])
 def test_states_that_were_set_without_an_update_count(make: Make) -> None:
-    """A checkpoint brings states, but not how often they were updated."""
+    """A checkpoint restores states, but not the number of updates."""
     trained, loaded, empty = ranks_of(make, numbers, (1, 0, 0))
     for name, value in trained.metric_state.items():
         setattr(loaded, name, deepcopy(value))
@@ -338,7 +338,7 @@ def test_the_users_object_stays_as_it_is(case: str) -> None:
     make, data = CASES.get(case, (MeanMetric, numbers))
     ranks = ranks_of(make, data, (1, 2))
     if case == "forward":
-        ranks[0](torch.randn(3, requires_grad=True) * 2)  # its _forward_cache is no leaf
+        ranks[0](torch.randn(3, requires_grad=True) * 2)  # its _forward_cache is not a leaf tensor
     members = [m for m in ranks[0].modules() if isinstance(m, Metric)]
     before = [fingerprint(metric) for metric in members]
     groups = deepcopy(getattr(ranks[0], "compute_groups", None))
@@ -375,7 +375,7 @@ def test_a_synchronised_metric_contributes_its_own_states_alone() -> None:
 
 
 def test_a_snapshot_reads_nothing_from_a_device() -> None:
-    """Tensors of the meta device have no numbers: whatever wants to read one raises."""
+    """Tensors on the meta device have no numbers: reading one raises an error."""
     for make, _ in CASES.values():
         take_snapshot(make().to("meta"))
     with_list = CatMetric().to("meta")
@@ -405,7 +405,7 @@ def test_nothing_synchronises_even_where_torchmetrics_would(monkeypatch: pytest.
 def test_options_of_metrics_do_not_matter(options: dict[str, Any]) -> None:
     ranks = ranks_of(lambda: SumMetric(**options), lambda _: (torch.tensor(2.0),), (1, 2))
     for metric in ranks:
-        metric.process_group = sys.stdout  # a group cannot be copied either
+        metric.process_group = sys.stdout  # a group cannot be copied, either
     assert merged(ranks) == {"": 6.0}
 
 
@@ -533,7 +533,7 @@ def test_text_that_is_no_signature_is_refused(text: str) -> None:
         Layout.parse(text)
 
 
-# What is not merged
+# Values that are not merged
 
 
 class Peculiar(SumMetric):
@@ -545,7 +545,7 @@ def test_what_cannot_be_merged_is_computed_by_each_rank_and_averaged() -> None:
     ranks = ranks_of(Peculiar, numbers, (1, 3, 0))
     snapshots = [take_snapshot(metric) for metric in ranks]
     assert "Peculiar is not merged" in str(snapshots[0].fallback)
-    wanted = (ranks[0].compute() + ranks[1].compute()) / 2  # a rank without updates is left out
+    wanted = (ranks[0].compute() + ranks[1].compute()) / 2  # a rank without updates does not count
     for metric in ranks:
         metric.reset()
     assert_same(exchange(snapshots), {"": wanted})
@@ -559,11 +559,11 @@ def test_averages_of_lists_are_taken_by_element() -> None:
     assert math.isnan(got["/a"])
 
 
-# Wrappers that remember
+# Wrappers with memory
 
 
 def test_extremes_are_those_of_all_that_was_written() -> None:
-    """As one process has them, that calls `compute` whenever the ranks log."""
+    """Return the values of one process that calls `compute` whenever the ranks log."""
     ranks, one = [MinMaxMetric(MeanMetric()) for _ in range(2)], MinMaxMetric(MeanMetric())
     for number in (3.0, 9.0, -6.0, 0.0):
         for metric, own in zip((*ranks, one), (number, number + 1, number + 0.5), strict=True):
@@ -739,7 +739,7 @@ def test_gathered_states_that_do_not_fit_are_refused(items: list[Any]) -> None:
             snapshot.compute(*layout.neutral()[:2], [encode(items)])
 
 
-# What is a metric
+# Recognition of metrics
 
 
 def test_what_is_a_metric() -> None:

@@ -1,4 +1,4 @@
-"""All metrics of torchmetrics, logged by three ranks: they give what one process gives that saw all of their data."""
+"""All metrics of torchmetrics, logged by three ranks, give the result of a single process with all data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from torchmetrics_inputs import Draw, Inputs
 
 pytestmark = pytest.mark.slow
 
-# Batches of each rank. Rank 0, which computes, first comes without data: what some classes learn from their first
-# batch it must learn from others. The objects are the same in all of them.
+# Batches of each rank. Rank 0, which computes, has no data at first: what some classes learn from their first
+# batch, it must receive from other ranks. The objects are the same in all of them.
 SPLITS = ((0, 1, 2), (0, 0, 3), (1, 1, 1), (1, 2, 1), (2, 0, 1))
 SPLITS_OF_EQUAL_STATES = (SPLITS[0], SPLITS[-1])  # no data on the first rank, and on a later one
-TOLERANCE = {"rel_tol": 1e-4, "abs_tol": 1e-5}  # states are float32, summed in another order than by one process
+TOLERANCE = {
+    "rel_tol": 1e-4,
+    "abs_tol": 1e-5,
+}  # states are float32, and summed in another order than in one process
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,7 @@ def drawn(inputs: Inputs, turn: int) -> tuple[Any, ...]:
 
 
 def seed(number: int) -> None:
-    """Of what metrics draw; `torch.manual_seed` takes longer, for devices that are not there."""
+    """Seed the generators that metrics use. `torch.manual_seed` takes longer, because of missing devices."""
     torch.default_generator.manual_seed(number)
 
 
@@ -52,7 +55,7 @@ def update(metric: Any, case: Case, turns: Sequence[int]) -> None:
 
 
 def computed(metric: Any) -> dict[str, Any]:
-    """What one process computes, by suffixes of names."""
+    """Return the values of one process, by suffix of the name."""
     seed(0)
     return flat(metric.compute())
 
@@ -78,7 +81,7 @@ def is_close(got: Any, wanted: Any) -> bool:
 
 
 def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What is not as it should be, as text; nothing if all is."""
+    """Return the differences as text; empty if there are none."""
     if got.keys() != wanted.keys():
         return f"it has {sorted(got)}, but should have {sorted(wanted)}"
     return "; ".join(
@@ -87,7 +90,7 @@ def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 class OneProcess:
-    """What one process gives for the batches of a case, in the order of ranks."""
+    """Return the result of one process for the batches of a case, in the order of ranks."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -97,7 +100,7 @@ class OneProcess:
         self._remembers = any(isinstance(module, MinMaxMetric) for module in modules)  # each `compute` changes it
 
     def value(self, number: int) -> dict[str, Any]:
-        """Of so many batches."""
+        """Return the metric after some batches."""
         if self._remembers or number not in self._known:
             self._metric.reset()
             update(self._metric, self._case, range(number))
@@ -106,9 +109,9 @@ class OneProcess:
 
 
 def states(case: Case) -> object:
-    """The states of a configuration and how each is reduced: what decides on the way that its values go.
+    """Return the states of a configuration and their reductions, which determine the code path of its values.
 
-    Configurations of a class that have the same differ in how torchmetrics computes alone.
+    Configurations of a class with the same states differ only in computations inside torchmetrics.
     """
 
     def kind(default: Any) -> object:
@@ -149,7 +152,7 @@ def test_three_ranks_give_what_one_process_gives(metric: str, caplog: pytest.Log
 
 @pytest.mark.parametrize("metric", all_names())
 def test_a_layout_that_was_made_without_data_serves_too(metric: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All ranks first log without data, so that they know each other's states by what these are before an update."""
+    """All ranks first log without data, so that they know each other's states before an update."""
     known_states: list[object] = []
     for case in (case for case in cases() if case.metric == metric):
         if (of_case := (states(case), case.inputs)) in known_states:
@@ -161,7 +164,7 @@ def test_a_layout_that_was_made_without_data_serves_too(metric: str, caplog: pyt
         without = ranks.log(metrics)
         try:
             wanted = computed(one)
-        except Exception:  # noqa: BLE001  # many classes compute nothing without data
+        except Exception:  # noqa: BLE001  # many classes cannot compute without data
             assert without == {}
             (message,) = caplog.messages
             assert "is left out of its row: rank 0 could not compute it from the states of all ranks" in message

@@ -1,4 +1,4 @@
-"""What `log` takes from the training thread: safe from later changes, and never waited for."""
+"""`log` copies values on the training thread: later changes have no effect, and it never waits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same(value: object, expected: object) -> bool:
 @pytest.mark.parametrize("value", [0.5, 7, True, False, -0.0, 2**80, math.inf, "text", ""])
 def test_pythons_own_values_are_taken_as_they_are(value: object) -> None:
     assert same(copied_row({"x": value}, 0)["x"], value)
-    assert same(copied_row({"x": value, "other": [1]}, 0)["x"], value)  # beside something that is no number
+    assert same(copied_row({"x": value, "other": [1]}, 0)["x"], value)  # together with a value that is not a number
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_nan_is_a_number(value: object) -> None:
     assert math.isnan(taken)
 
 
-# --- what changes later -----------------------------------------------------------------------------------------------
+# --- later changes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [torch.zeros, np.zeros], ids=["torch", "numpy"])
@@ -115,7 +115,7 @@ def test_any_mapping_is_taken() -> None:
     assert copied_row(MappingProxyType({"loss": 0.5, "lr": np.float32(0.5)}), 0) == {"loss": 0.5, "lr": 0.5}
 
 
-# --- what is no number ------------------------------------------------------------------------------------------------
+# --- other than numbers -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_number_is_kept() -> None:
@@ -277,7 +277,7 @@ WAITING = {"item", "cpu", "tolist", "numpy", "equal", "nonzero", "__repr__", "__
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says it is on an accelerator, remembers what is asked of it, and may forbid to wait for it."""
+    """A tensor that claims to be on an accelerator, records calls, and may forbid waiting for it."""
 
     asked: ClassVar[list[str]] = []
     on_training_thread: ClassVar[bool] = True
@@ -302,7 +302,7 @@ class OnDevice(torch.Tensor):
     @classmethod
     def _copy_later(cls, source: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
         assert non_blocking, "the copy waits for the device"
-        copy = torch.full(source.shape, -99, dtype=source.dtype)  # nobody has written it yet
+        copy = torch.full(source.shape, -99, dtype=source.dtype)  # it is not written yet
         cls.under_way.append((copy, source.as_subclass(torch.Tensor)))
         return copy
 
@@ -313,7 +313,7 @@ def on_device(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
-    """Tensors of a device that has no events."""
+    """Tensors on a device without events."""
     for name, value in {"asked": [], "under_way": [], "on_training_thread": True}.items():
         monkeypatch.setattr(OnDevice, name, value)
     return OnDevice
@@ -321,7 +321,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
 
 @pytest.fixture
 def events(device: type[OnDevice], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Tensors of a device with events: copies arrive when an event after them is waited for. What was done with it."""
+    """Tensors on a device with events: copies arrive once a later event is waited for. Return the recorded calls."""
     done: list[Any] = []
 
     class Event:
@@ -358,7 +358,7 @@ def test_numbers_on_a_device_come_later(device: type[OnDevice], events: list[Any
 
 def test_the_event_is_recorded_after_the_copy_and_waited_for_once(device: type[OnDevice], events: list[Any]) -> None:
     taken = copied_row({"a": on_device(1.0), "b": on_device(2.0)}, 0)
-    assert events == [("record", "stream of privateuseone:0", 1)]  # one copy for both was under way by then
+    assert events == [("record", "stream of privateuseone:0", 1)]  # one copy for both was already in progress
     device.on_training_thread = False
     assert [taken[name].number() for name in ("b", "a", "b")] == [2.0, 1.0, 2.0]
     assert events[1:] == ["synchronize"]

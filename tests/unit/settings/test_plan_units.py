@@ -132,9 +132,9 @@ def test_the_last_rank_leads_its_node_too() -> None:
         ({"primary_rank": True}, "primary_rank=True is not a rank"),
         ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
         ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
-        ({"unit": 3}, "unit=3 names no ranks"),
-        ({"unit": [0, 1.5]}, "names 1.5, which is no rank"),
-        ({"unit": [-1]}, "names -1, which is no rank"),
+        ({"unit": 3}, "unit=3 does not name ranks"),
+        ({"unit": [0, 1.5]}, "names 1.5, which is not a rank"),
+        ({"unit": [-1]}, "names -1, which is not a rank"),
     ],
 )
 def test_invalid_ranks_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Which address a rank gives to the others."""
+"""The address that a rank publishes."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def test_on_several_hosts_it_is_the_one_by_which_the_store_is_reached() -> None:
 
 
 def test_the_host_of_the_store_takes_its_address_towards_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own name, by which it reaches the store, is 127.0.1.1 in many hosts files."""
+    """In many hosts files, the host's own name, by which it reaches the store, is 127.0.1.1."""
     monkeypatch.setattr(addresses, "address_towards", {"10.0.0.2": "10.0.0.1"}.get)
     assert address_among("127.0.1.1", ["127.0.1.1", "10.0.0.3", "10.0.0.2", None]) == "10.0.0.1"

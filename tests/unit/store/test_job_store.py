@@ -1,4 +1,4 @@
-"""What ranks tell each other through a real store. The ranks are threads: the job's store needs no process group."""
+"""Ranks exchange values through a real store. Ranks are threads, because the job's store needs no process group."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
-PATIENCE = 30.0  # seconds, where the others do come
-SHORT = 0.05  # seconds, where they do not
+PATIENCE = 30.0  # seconds, if the other ranks arrive
+SHORT = 0.05  # seconds, if they do not
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
@@ -43,7 +43,7 @@ def store() -> dist.Store:
 
 @pytest.fixture
 def at(store: dist.Store) -> Callable[..., JobStore]:
-    """The job's store as a rank sees it, over the test's store."""
+    """Return a rank's access to the test's store."""
 
     def make(
         number: int, world_size: int = 2, timeout: float = PATIENCE, namespace: str = "DistWandbLogger/1"
@@ -155,7 +155,7 @@ def test_without_process_group_or_agent_there_is_no_job_store() -> None:
 
 @pytest.fixture
 def agent(bare_environment: None, monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:  # noqa: ARG001  # goes first
-    """A store as torchrun's agent keeps it, and the variables that lead there."""
+    """Provide a store like that of torchrun's agent, with its environment variables."""
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -266,7 +266,7 @@ def test_an_id_that_rank_0_never_tells_is_missed_by_name(at: At) -> None:
 
 
 def alone(number: int, *, wanted: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
-    """What a rank takes for the base id where the job has no store."""
+    """Return the base id of a rank of a job without a store."""
     with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
         return agree_on_base_id(None, rank(number), wanted, proposed, name)
 
@@ -323,7 +323,7 @@ def test_ids_look_like_wandbs_own_and_differ() -> None:
 
 @pytest.fixture
 def my_node(monkeypatch: pytest.MonkeyPatch) -> threading.local:
-    """Where a thread that plays a rank may say which node it is on."""
+    """Let each thread, which acts as a rank, choose its node."""
     here = threading.local()
     monkeypatch.setattr(job_identity, "node_identity", lambda: here.node)
     return here
@@ -356,7 +356,7 @@ def test_a_layout_that_a_rank_does_not_tell_is_missed_by_name(at: At, my_node: t
 def test_all_ranks_are_told_which_ranks_are_missing_by_one_that_looks(
     at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks 8 to 15, a node, do not come: nobody else reads the list of those who do."""
+    """Ranks 8 to 15, a node, do not arrive. Only one rank reads the list of the others."""
     reads: list[int] = []
     read = RankValues.read
 
@@ -391,7 +391,7 @@ def test_where_the_rank_that_looks_is_gone_each_looks_itself(
 def test_a_rank_that_was_held_up_while_it_came_holds_up_no_other_for_longer(
     at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a place, but its value comes after those of the others: it is the one that finds all values there."""
+    """A rank has the first index, but sets its value after all others. It is the one that finds the list complete."""
     publish = JobStore.publish
     is_held_up = threading.Event()
 
@@ -416,7 +416,7 @@ def test_a_rank_that_was_held_up_while_it_came_holds_up_no_other_for_longer(
 def test_a_layout_that_the_last_rank_died_over_is_published_by_another(
     at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RankValues, "publish", lambda *_: False)  # nobody is the last one
+    monkeypatch.setattr(RankValues, "publish", lambda *_: False)  # no rank is the last one
     my_node.node = "a"
     for number, node in enumerate(["a", "a", "b"]):
         SharedList(at(number, 3), "node").append([number, node])

@@ -1,4 +1,4 @@
-"""What ended sessions have left in the job's store, over stores of this process."""
+"""Keys that ended sessions have left in the job's store, with stores in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 
 @pytest.fixture
 def session(host: dist.TCPStore) -> Sessions:
-    """The keys of a session of some number, as a rank of two sees them."""
+    """Return the keys of a session by number, for one of two ranks."""
     return lambda rank, number: job_store_of(host, rank, number)
 
 
@@ -34,7 +34,7 @@ def job_store_of(store: dist.Store, rank: int, number: int) -> JobStore:
 
 
 class Rank:
-    """One rank of a process of its own, which goes through sessions."""
+    """One rank in its own process, which opens and ends sessions."""
 
     def __init__(self, rank: int, session: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
         self._rank, self._session, self._monkeypatch = rank, session, monkeypatch

@@ -1,4 +1,4 @@
-"""How often ranks look at the job's store while they wait."""
+"""How often ranks poll the job's store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dist_wandb.store.polling import first_pause, interval, next_pause, poll
 
 
 def looks(seconds: float, longest_pause: float, ranks: int) -> int:
-    """How many looks one rank makes in so much time."""
+    """Return the number of polls of one rank within a time."""
     number, now, pause = 1, 0.0, first_pause(longest_pause, ranks)
     while now < seconds:
         waited, now, number = now, now + pause, number + 1

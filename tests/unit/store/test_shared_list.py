@@ -17,7 +17,7 @@ from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
-MANY = 2500  # more than are asked for in one call
+MANY = 2500  # more than in one call
 
 ListOf = Callable[[int], SharedList]
 
@@ -35,7 +35,7 @@ def keys_of(counts: Counts) -> Callable[[int], JobStore]:
 
 @pytest.fixture
 def list_of(keys_of: Callable[[int], JobStore]) -> ListOf:
-    """The list as a rank sees it, which has not read it yet."""
+    """Return the list for a rank that has not read it yet."""
     return lambda rank: SharedList(keys_of(rank), "list")
 
 
@@ -59,7 +59,7 @@ def test_as_long_as_nothing_is_new_one_key_is_asked_for(list_of: ListOf, counts:
     for _ in range(10):
         reading.news()
     assert (counts.of(1) - before[0], counts.operations[1] - before[1]) == (10, 10)
-    assert before[0] == 1 + 2 * MANY, "each key is looked for, and read"
+    assert before[0] == 1 + 2 * MANY, "each key is checked, and read"
     assert before[1] <= 1 + 2 * 3
 
 
@@ -92,7 +92,7 @@ def test_one_rank_finds_a_list_complete_when_the_last_value_is_there(
     held_up = keys_of(0)
     assert held_up.count("list/count") == 1
     assert not list_of(1).append_one_of("b", 3)
-    assert not list_of(1).append_one_of("c", 3), "the last place, but a value is missing"
+    assert not list_of(1).append_one_of("c", 3), "it has the last index, but a value is missing"
     held_up.publish("list/1", "a")
     assert held_up.count("list/there") == 3
     other = SharedList(keys_of(0), "other")

@@ -1,4 +1,4 @@
-"""Calls that have no time limit of their own, given one."""
+"""Timeouts for calls that have none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON = 20.0  # seconds, on a busy machine
 
 @pytest.fixture
 def over() -> Iterator[threading.Event]:
-    """What calls wait for; they come back when the test is over."""
+    """Provide an event that calls wait for. It is set at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -118,7 +118,7 @@ def test_when_waiting_is_to_end_a_call_gets_half_a_second(over: threading.Event)
     is_over = threading.Event()
     caller = TimedCaller(60, is_over.is_set)
     is_over.set()
-    assert caller.call(lambda: 7) == 7  # what is said at the end is said
+    assert caller.call(lambda: 7) == 7  # last messages are still sent
     began = time.monotonic()
     with pytest.raises(UnansweredError):
         caller.call(over.wait)
@@ -139,7 +139,7 @@ def test_at_the_end_of_a_process_calls_that_were_given_up_are_waited_for_a_littl
 def test_at_the_end_of_a_process_calls_that_return_by_themselves_are_waited_for_until_they_do(
     over: threading.Event,
 ) -> None:
-    """gloo gives up in time to form a group; where it did while Python went down, the process was aborted."""
+    """Forming a gloo group times out. If that happened while the interpreter shut down, the process was aborted."""
     ended: list[bool] = []
     with pytest.raises(UnansweredError):
         TimedCaller(SOON, lambda: True, returns=True).call(lambda: ended.append(over.wait()))
@@ -170,7 +170,7 @@ def test_an_inquiry_is_asked_again_until_it_is_answered_and_nobody_waits(over: t
     inquiry = Inquiry(ask, 0.01)
     wait_until(lambda: inquiry.look() is None and len(asked) == 2, within=SOON)
     began = time.monotonic()
-    assert [inquiry.look(0.1) for _ in range(300)] == [None] * 300  # waited for once
+    assert [inquiry.look(0.1) for _ in range(300)] == [None] * 300  # only one look waits
     assert time.monotonic() - began < SOON
     assert len(asked) == 2
     over.set()

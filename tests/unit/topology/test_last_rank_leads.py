@@ -1,4 +1,4 @@
-"""Where a framework has its main process on the last rank, that rank is what the first one is elsewhere."""
+"""If a framework's main process is the last rank, that rank has the role of the first one elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks
 
 MODES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-SWAPPED_IDS = re.compile(r"^exp(-worker-\d+)?$")  # of units; those of ranks have the rank in their name
+SWAPPED_IDS = re.compile(r"^exp(-worker-\d+)?$")  # runs of units; runs of ranks have the rank in their name
 THREE = [Topology(rank, rank, 0, 3, 3, 1, leader="last") for rank in range(3)]
 
 

@@ -1,4 +1,4 @@
-"""Launchers by the variables they set: the runs of every mode and scope, what others left, and the docs' table."""
+"""Launchers and their variables: runs of every mode and scope, stale variables, and the table in the documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DECIDED = ("opens_run", "run_id", "group", "shared", "label", "primary")
 
 
 def test_the_table_in_the_docs_is_that_of_the_tests() -> None:
-    """Renew it by ``python tests/support/launchers.py``."""
+    """Update it with ``python tests/support/launchers.py``."""
     assert table_in(DOCUMENT.read_text(encoding="utf-8")) == table()
 
 
@@ -46,7 +46,7 @@ def test_variables_give_the_runs_of_the_vectors(
     assert len(environments) == len(ranks)
     for environ, rank in zip(environments, ranks, strict=True):
         topology = Topology.detect(environ)
-        topology = topology if topology.knows_layout else topology.with_layout(nodes)  # as the ranks tell each other
+        topology = topology if topology.knows_layout else topology.with_layout(nodes)  # as the ranks publish it
         plan = plan_run(topology, run_mode, rank_scope, "exp")
         assert (topology.global_rank, topology.local_rank, topology.node_rank) == (
             rank["global_rank"],
@@ -198,7 +198,7 @@ def test_a_rank_that_a_batch_script_exports_to_all_tasks_warns_at_the_start(monk
 
 @pytest.mark.parametrize(("layout", "status"), [((1, 1), "outer"), ((2,), "other rank")])
 def test_srun_with_a_torchrun_of_one_process_on_each_node_is_not_stale(layout: tuple[int, ...], status: str) -> None:
-    """torchrun counts nodes in an order of its own."""
+    """torchrun numbers nodes in its own order."""
     nodes, size = len(layout), layout[0]
     elastic = {**TORCHRUN, "RANK": "1", "LOCAL_RANK": str(size - 1), "GROUP_RANK": str(nodes - 1)}
     elastic |= {"LOCAL_WORLD_SIZE": str(size), "GROUP_WORLD_SIZE": str(nodes)}

@@ -1,4 +1,4 @@
-"""Many ranks in few words, or numbers."""
+"""Compact forms of many ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.topology.ranges import blocks_of, named, numbers_in, ranges_of, spans_of, values_in
 
-PAIRS = [rank for rank in range(36) if rank % 3 != 2]  # twelve ranges, of more ranks than are named one by one
+PAIRS = [rank for rank in range(36) if rank % 3 != 2]  # twelve ranges, of more ranks than are listed individually
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who a process is, from launchers' variables. Environments are plain dicts: nothing here reads the process's own."""
+"""The topology of a process from launchers' variables. Environments are plain dicts; the process's own is not read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fields(topology: Topology | None) -> Fields:
 
 
 def torchrun(layout: list[int], node: int, local_rank: int, **others: str) -> Environ:
-    """What torchrun sets for one process; `layout` has the number of processes of each node."""
+    """Return torchrun's variables for one process; `layout` has the number of processes on each node."""
     return {
         "TORCHELASTIC_RUN_ID": "none",
         "RANK": str(sum(layout[:node]) + local_rank),
@@ -46,12 +46,12 @@ def torchrun(layout: list[int], node: int, local_rank: int, **others: str) -> En
 
 
 def virtual(layout: list[int], node: int, local_rank: int) -> Environ:
-    """As `torchrun --virtual-local-rank`: every process sees one device and calls itself local rank 0."""
+    """Like `torchrun --virtual-local-rank`: every process sees one device and has LOCAL_RANK=0."""
     return torchrun(layout, node, local_rank, LOCAL_RANK="0", CUDA_VISIBLE_DEVICES=str(local_rank))
 
 
 def slurm(rank: int, local_rank: int, node: int, tasks: str, **others: str) -> Environ:
-    """What srun sets for one task of eight."""
+    """Return srun's variables for one of eight tasks."""
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",
@@ -69,7 +69,7 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "8",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "OMPI_COMM_WORLD_NODE_RANK": "1",  # a rank on the node, in spite of its name
+    "OMPI_COMM_WORLD_NODE_RANK": "1",  # a rank on the node, despite its name
 }
 SBATCH_SHELL = {
     "SLURM_JOB_ID": "7",
@@ -219,7 +219,7 @@ def test_numbers_beyond_all_measure_are_refused(variables: dict[str, str], messa
 
 @pytest.mark.parametrize("step", ["9" * 5000, "\u00b2"])
 def test_a_step_that_is_no_number_is_a_step_as_well(step: str) -> None:
-    """`str.isdigit` takes what `int` does not."""
+    """`str.isdigit` accepts characters that `int` does not."""
     assert Topology.from_environ({**SLURM_STEP, "SLURM_STEP_ID": step}) == Topology.from_environ(SLURM_STEP)
 
 
@@ -394,7 +394,7 @@ def test_a_framework_does_not_take_the_variables_of_an_sbatch_shell_for_its_own(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_under_debug_launcher_the_frameworks_rank_counts(rank: int) -> None:
-    """Accelerate's debug_launcher leaves the same variables in every process."""
+    """Accelerate's debug_launcher sets the same variables in every process."""
     everywhere = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     topology = Topology.from_framework(rank, 2, "PartialState", environ=everywhere)
     assert (topology.global_rank, topology.world_size) == (rank, 2)

@@ -1,4 +1,4 @@
-"""Groups and meshes of torch, and the ranks that they name."""
+"""Process groups and meshes of torch, and their ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_wandb.topology.units import dimension_of, ranks_in_mesh, ranks_of
 
 @pytest.fixture
 def rank_3_of_8() -> Iterator[None]:
-    """This process as rank 3 of 8, by torch's backend for tests, which sends nothing."""
+    """Make this process rank 3 of 8, with torch's fake backend, which sends nothing."""
     import torch.testing._internal.distributed.fake_pg as fake
 
     dist.init_process_group("fake", store=fake.FakeStore(), rank=3, world_size=8)
@@ -33,7 +33,7 @@ def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
 def test_a_group_names_its_ranks() -> None:
     assert ranks_of(dist.new_group([3, 1, 7])) == (1, 3, 7)
     assert ranks_of(dist.group.WORLD) == tuple(range(8))
-    assert ranks_of(dist.new_group([0, 1])) == ()  # of which this rank is no member
+    assert ranks_of(dist.new_group([0, 1])) == ()  # this rank is not a member
 
 
 def test_a_dimension_of_a_mesh_names_the_ranks_along_it(mesh: DeviceMesh) -> None:
@@ -51,7 +51,7 @@ def test_a_rank_outside_of_the_mesh_is_in_no_unit() -> None:
 
 
 def test_a_dimension_that_the_mesh_does_not_have_is_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(ConfigurationError, match=r"unit='data' is no dimension of the mesh\. .* 'pp', 'dp', 'tp'"):
+    with pytest.raises(ConfigurationError, match=r"unit='data' is not a dimension of the mesh\. .* 'pp', 'dp', 'tp'"):
         dimension_of(mesh, "data")
 
 

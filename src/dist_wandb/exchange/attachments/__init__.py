@@ -1,1 +1,1 @@
-"""Values that need an exchange of their own: metric states, tables and images."""
+"""Values that need a separate exchange: metric states, tables and images."""

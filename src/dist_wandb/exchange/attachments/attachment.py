@@ -1,7 +1,7 @@
-"""What all kinds of attachments have in common, and the ones that there are.
+"""The interface of all kinds of attachments, and their dispatch by type and kind.
 
-A value that is one is given a series in the rounds, and waits until they have finished its cell. Then all ranks
-exchange what they keep for it, and the primary takes the whole for its row.
+An attachment gets a series in the rounds, and is kept until the rounds have finished its cell. Then all ranks exchange
+their contributions to the cell, and the primary writes the merged value to its row.
 """
 
 from __future__ import annotations
@@ -23,61 +23,54 @@ ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 
 
 class Attachment(Protocol):
-    """One rank's part in bringing the values of some kinds together."""
+    """One rank's part in merging the values of some kinds."""
 
-    @property
-    def kinds(self) -> Collection[str]:
-        """The kinds, as in the series."""
-
-    @property
-    def needs_own_part(self) -> bool:
-        """Whether the primary can make nothing of the others' parts without one of its own."""
-
-    @property
-    def is_for_primary(self) -> bool:
-        """Whether there is nothing to exchange as long as the primary is away."""
+    kinds: Collection[str]  # as in the series
+    needs_own_part: bool  # whether the primary needs its own contribution to merge those of the others
+    is_for_primary: bool  # whether exchanges are useless while the primary is away
 
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """The text of the series that a value belongs to.
+        """Return the text of the series of a value.
 
         Args:
-            name: As the user gave it.
+            name: The name that the user logged it under.
             value: The value.
-            known: The texts of all series that the ranks have agreed on.
+            known: Texts of all series that the ranks have agreed on.
         """
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
-        """What this rank alone writes of a value, by the names it has in the row."""
+        """Return the values of this rank alone, by their names in the row."""
 
     def keep(self, key: Key, value: Any) -> None:
-        """Remember what this rank contributes to a cell."""
+        """Keep this rank's contribution to a cell."""
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """After the ranks agreed on series: give what waits another one, where it fits.
+    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # a default
+        """Move pending values to other series if they fit, after the ranks have agreed on series.
 
         Returns:
-            The cells that have another key by this: the one they had, and the one they have now.
+            The moved cells: each the old key and the new one.
         """
+        return []
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Bring together what belongs to some cells: all ranks call it with the same cells.
+        """Exchange and merge the contributions to some cells. All ranks call it with the same cells.
 
         Raises:
-            BrokenError: The exchange did not come about.
+            BrokenError: The exchange failed.
         """
 
     def passed(self) -> None:
-        """After a round: all ranks have come out of the exchange before it."""
+        """Note the end of a round, which shows that all ranks have completed the exchange before it."""
 
     def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """The whole by the names it has in the row, and how many ranks had a part in it."""
+        """Remove and return the merged values by their names in the row, and the number of contributors."""
 
 
 class Attachments:
-    """One rank's part in bringing together all attachments.
+    """One rank's part in merging all attachments.
 
     Args:
-        by_type: Who brings together the values of each type.
+        by_type: The attachment that merges the values of each type.
     """
 
     def __init__(self, by_type: Mapping[type, Attachment]) -> None:
@@ -86,32 +79,32 @@ class Attachments:
         self._notices = Notices()
 
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """The text of the series that a value belongs to; see `Attachment`, as for the other methods."""
+        """Return the text of the series of a value; see `Attachment`, also for the other methods."""
         return self._by_type[type(value)].series(name, value, known)
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
-        """What this rank alone writes of any value, by the names it has in the row."""
+        """Return the values of this rank alone for a value of any type, by their names in the row."""
         attachment = self._by_type.get(type(value))
         return {name: value} if attachment is None else attachment.alone(name, value)
 
     def keep(self, key: Key, value: Any) -> None:
-        """Remember what this rank contributes to a cell."""
+        """Keep this rank's contribution to a cell."""
         self._by_type[type(value)].keep(key, value)
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """After the ranks agreed on series: give what waits another one, where it fits."""
+        """Move pending values to other series if they fit, after the ranks have agreed on series."""
         return [renamed for attachment in self._by_type.values() for renamed in attachment.settle(outbox, known)]
 
     def needs_primary(self, series: str) -> bool:
-        """Whether only the primary can make anything of a series, and not without its own part."""
+        """Return whether the primary needs its own contribution to merge a series."""
         attachment = self._of(series)
         return attachment is not None and attachment.needs_own_part
 
     def due(self, keys: Iterable[Key], *, has_primary: bool) -> list[tuple[Attachment, list[Key]]]:
-        """Which of some cells are to be exchanged now, kind by kind; equal on all ranks.
+        """Return the cells to exchange now, by attachment; equal on all ranks.
 
         Args:
-            keys: The cells.
+            keys: Finished cells.
             has_primary: Whether the primary takes part.
         """
         due: dict[int, tuple[Attachment, list[Key]]] = {}
@@ -122,29 +115,30 @@ class Attachments:
         return [due[id(attachment)] for attachment in self._by_type.values() if id(attachment) in due]
 
     def passed(self) -> None:
-        """After a round: all ranks have come out of the exchange before it."""
+        """Note the end of a round, which shows that all ranks have completed the exchange before it."""
         for attachment in self._by_type.values():
             attachment.passed()
 
     def take(self, value: Finished) -> tuple[dict[str, Any], int] | None:
-        """What of a finished cell goes into its row, by names, and how many ranks' parts are missing in it.
+        """Return the values of a finished cell by their names in the row, and the number of missing contributions.
 
         Returns:
-            `None` if it would take the place of a value that is more: parts came late, and older ones are forgotten.
+            `None` for a late correction that would replace a more complete value, because older contributions are no
+            longer kept.
         """
         attachment = self._of(value.key.name)
         if attachment is None:
             return {}, 0
         values, contributors = attachment.take_values(value.key)
-        forgotten = value.totals.contributors - contributors  # of ranks that were lost meanwhile, or came too late
-        if forgotten > 0 and value.corrects:
+        missing = value.totals.contributors - contributors  # from ranks that were lost meanwhile, or are too late
+        if missing > 0 and value.corrects:
             self._notices.warn(
                 f"late {value.key.name}",
-                f"a part of {value.key.series.name!r} came so long after the others that theirs is forgotten. It is "
-                "not written.",
+                f"a part of {value.key.series.name!r} is not written: it came after the parts of the other ranks were "
+                "dropped.",
             )
             return None
-        return values, max(0, forgotten) if values else 0
+        return values, max(0, missing) if values else 0
 
     def _of(self, series: str) -> Attachment | None:
         return self._by_kind.get(series_of(series).kind) if is_attached(series) else None

@@ -1,28 +1,28 @@
-"""Tables and images of all ranks on their way through the rounds: when they are sent, and how long they are kept.
+"""Exchange of tables and images: when they are sent, and how long they are kept.
 
-In the rounds they are series without numbers, as metrics are: they show which ranks logged one, and when all have. Then
-the ranks exchange numbers of items and bytes, and compute the same shares of the limits
-(`payloads.media.gathers.fair`). Each sends the first items of its share to the primary, which alone needs memory for
-them, in pieces of 1 MiB, each within `peer_timeout`: so a slow network does not look like a dead rank. Numbers wait as
-long. All goes by the exchange's group.
+In the rounds they are series without numbers, like metrics. The rounds show which ranks have logged one, and when all
+have. Then the ranks exchange their numbers of items and bytes, and compute the same shares of the limits
+(`payloads.media.gathers.fair`). Each rank sends the first items of its share to the primary, which alone needs memory
+for them, in pieces of 1 MiB. Each piece may take `peer_timeout`, so a slow network is not mistaken for a dead rank.
+Numbers wait meanwhile. Everything is sent over the exchange's group.
 
-A round that ends shows that all members have come out of the exchange before it. Until then the exchange may be
-repeated, if it broke on one of them; after that bytes are kept for late ranks, up to a number and an amount. What is
-not exchanged yet, because a rank or the primary is away, is bounded too. A late part corrects the table; where parts of
-others are forgotten, it is not written, with a warning. A rank that dies or is late is as with numbers: the table is
-marked.
+The end of a round shows that all members have completed the exchange before it. Until then the exchange may be
+repeated, if it broke on one of them. After that, bytes are kept for late ranks, up to a number of cells and a number of
+bytes. Values that are not exchanged yet, because a rank or the primary is away, are bounded as well. A late part
+corrects the table. If the parts of other ranks are no longer kept, it is not written, with a warning. If a rank dies or
+is late, the row is marked, as with numbers.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.attachment import Attachment
 from dist_wandb.exchange.protocol.cells import Key
-from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
@@ -36,18 +36,18 @@ from dist_wandb.topology.ranges import named
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
-_MOST_SHARES = 10  # that a message has
-_MOST_BYTES = 64 * 2**20  # that all ranks together send at once
-_MOST_HELD = 128 * 2**20  # bytes that wait on a rank for the others
-_REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # kept for ranks that come late: how many, and how many bytes
+_MOST_SHARES = 10  # maximum number of shares in a message
+_MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange
+_MOST_HELD = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
+_REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # maximum number of cells, and bytes, that are kept for late ranks
 
 
-class FusedGathers:
-    """One rank's part in bringing tables and images together: an `Attachment`.
+class FusedGathers(Attachment):
+    """One rank's part in merging tables and images. All tables fit together, and all images.
 
     Args:
-        rank: This rank's index in the job.
-        collects: Whether it writes the whole, if it is the first of those that take part.
+        rank: Index of this rank in the job.
+        collects: Whether this rank writes the merged value, if it is the first member.
     """
 
     kinds: tuple[Kind, ...] = ("table", "images")
@@ -57,42 +57,38 @@ class FusedGathers:
         self.is_for_primary: bool = not collects
         self._collects = collects
         self._rank = rank
-        self._kept: OrderedDict[Key, Encoded] = OrderedDict()  # in the order in which they were logged
-        self._last: set[Key] = set()  # sent, but perhaps to be sent again, as the exchange broke on another rank
+        self._kept: OrderedDict[Key, Encoded] = OrderedDict()  # in the order of logging
+        self._last: set[Key] = set()  # sent, but to be sent again if the exchange broke on another rank
         self._delivered: OrderedDict[Key, None] = OrderedDict()
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 
     def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
-        """The series of a table or of images."""
-        self._check(name, value)
+        """Return the series of a table or of images."""
+        self._warn_of_replaced(name, value)
         return Series(name, value.kind).text
 
-    def _check(self, name: str, value: Gathered) -> None:
-        """Say what of it had to be replaced."""
+    def _warn_of_replaced(self, name: str, value: Gathered) -> None:
         if value.replaced:
             self._notices.warn(
                 f"replaced {name}",
-                f"{name!r} on rank {self._rank} has what is not sent to the primary ({', '.join(value.replaced)}). In "
-                "cells its repr stands in its place; boxes and masks of a wandb.Image are left out.",
+                f"{name!r} on rank {self._rank} has values that are not sent to the primary "
+                f"({', '.join(value.replaced)}). Cells have their repr instead; boxes and masks of a wandb.Image are "
+                "left out.",
             )
 
     def alone(self, name: str, value: Gathered) -> dict[str, Any]:
-        """This rank's part by its name, where nobody else gives anything."""
-        self._check(name, value)
+        """Return the table or images of this rank alone, by name."""
+        self._warn_of_replaced(name, value)
         parts = [value.part(self._rank)]
         self._warn_of_cuts(name, value.kind, parts)
         return _named(name, whole(value.kind, parts))
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # an `Attachment`
-        """Nothing: a table or images fit to any others."""
-        return []
-
     def keep(self, key: Key, value: Gathered) -> None:
-        """Remember what this rank contributes to a cell."""
+        """Keep this rank's contribution to a cell."""
         try:
             self._kept[key] = value.encoded().within(_MOST_BYTES)  # more is never sent
-        except Exception as error:  # noqa: BLE001  # whatever a value raises must not end the exchange
+        except Exception as error:  # noqa: BLE001  # an error of a value must not end the exchange
             self._notices.warn(
                 f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
             )
@@ -106,10 +102,10 @@ class FusedGathers:
             )
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Send what belongs to some cells to the primary: all ranks call it with the same cells.
+        """Send the contributions to some cells to the primary. All ranks call it with the same cells.
 
         Raises:
-            BrokenError: The exchange did not come about.
+            BrokenError: The exchange failed.
         """
         mine = [self._kept.get(key) for key in keys]
         amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
@@ -124,7 +120,7 @@ class FusedGathers:
         ]
         try:
             received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
-        except ConfigurationError as error:  # on all ranks alike
+        except ConfigurationError as error:  # raised on all ranks
             received = []
             names = ", ".join(repr(key.series.name) for key in keys)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
@@ -134,7 +130,7 @@ class FusedGathers:
         self._last.update(keys)
 
     def _amounts(self, text: bytes, number: int) -> list[list[int]]:
-        """How much a rank has for each cell; nothing if it cannot be understood, as all ranks find alike."""
+        """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""
         try:
             amounts = json.loads(text)
             if len(amounts) == number and all(_is_amount(amount) for amount in amounts):
@@ -142,12 +138,14 @@ class FusedGathers:
         except (ValueError, TypeError, RecursionError):
             pass
         self._notices.warn(
-            "amounts", f"the {len(text)} bytes that a rank sent as amounts of tables and images are others"
+            "amounts",
+            f"a rank sent {len(text)} bytes that are not amounts of tables and images. Its tables and images are left "
+            "out. Install the same version of dist_wandb on all ranks.",
         )
         return [[0, 0, 0]] * number
 
     def _apart(self, data: bytes, number: int) -> list[bytes]:
-        """What a rank sent for each cell; nothing if it cannot be understood."""
+        """Return a rank's contributions to each cell; empty ones if they are malformed."""
         try:
             parts = unframed(data)
         except ConfigurationError as error:
@@ -156,11 +154,11 @@ class FusedGathers:
         return parts if len(parts) == number else [b""] * number
 
     def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """The whole by the name it has in the row, and how many ranks had a part in it."""
+        """Remove and return the merged value by its name in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
     def passed(self) -> None:
-        """After a round: all ranks have come out of the exchange before it, so what was sent may be forgotten."""
+        """Note the end of a round: all ranks have completed the exchange before it, so sent bytes may be dropped."""
         if not self._last:
             return
         for key in [key for key in self._kept if key in self._last]:
@@ -178,9 +176,9 @@ class FusedGathers:
             parts = sorted((decoded(kind, blob) for blob in blobs), key=lambda part: part.rank)
             self._warn_of_cuts(name, kind, parts)
             value = whole(kind, parts)
-        except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
+        except Exception as error:  # noqa: BLE001  # an error of received bytes must not end the exchange
             self._notices.warn(
-                f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}"
+                f"whole {name}", f"{name!r} could not be put together from the parts of the ranks: {error!r}"
             )
             return {}, len(blobs)
         return _named(name, value), len(blobs)
@@ -197,12 +195,12 @@ class FusedGathers:
             self._notices.warn(
                 f"cut {name}",
                 f"{name!r} has {kept:,} of {total:,} {what} ({_shares(parts)}): that is the limit for all ranks "
-                f"together, or {_MOST_BYTES // 2**20} MiB. See limit. More of these are not reported.",
+                f"together, or {_MOST_BYTES // 2**20} MiB. See the argument limit. Further cuts are not reported.",
             )
 
 
 def _shares(parts: Sequence[Part]) -> str:
-    """How much each rank's part of a whole is, in words."""
+    """Describe the share of each rank's items that was kept."""
     alike: dict[tuple[int, int], list[int]] = {}
     for part in parts:
         alike.setdefault((len(part.items), part.total), []).append(part.rank)
@@ -214,7 +212,7 @@ def _shares(parts: Sequence[Part]) -> str:
 
 
 def _amount(own: Encoded | None) -> tuple[int, int, int]:
-    """How many items a rank has for a cell, how many bytes, and how many items it allows."""
+    """Return a rank's number of items for a cell, their number of bytes, and its limit for the items of all ranks."""
     return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
 
 
@@ -224,5 +222,4 @@ def _is_amount(amount: Any) -> bool:
 
 
 def _named(name: str, value: MergedTable | MergedImages | None) -> dict[str, Any]:
-    """A whole by its name; nothing if it is none."""
     return {} if value is None else {name: value}

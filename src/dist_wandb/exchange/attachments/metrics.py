@@ -1,17 +1,17 @@
-"""Metrics of torchmetrics on their way through the rounds: which states belong together, and their fused exchange.
+"""Exchange of the states of torchmetrics' metrics: which states belong together, and their fused reduction.
 
-In the rounds a metric is a series without numbers, with the layout of its states: they find out which ranks logged it,
-and when all of them have. Then its states are exchanged once, together with those of all other
-metrics that are due: one sum, one maximum, and one gather if there are lists of tensors or custom reductions. The
-primary computes on a private copy.
+In the rounds a metric is a series without numbers, with the layout of its states. The rounds show which ranks have
+logged it, and when all have. Then its states are exchanged once, together with those of all other due metrics: one sum,
+one maximum, and one gather if there are lists of tensors or custom reductions. The primary computes on a private copy.
 
-Ranks whose collections have found other compute groups, and ranks without data, take over the layout that was agreed
-on; one made without data gives way to others. Where a rank's states do not fit into it (some classes have others before
-their first update), or the primary has no data, a second gather has states in full, and attributes that `update` sets.
+Ranks whose collections have found different compute groups, and ranks without data, adopt the layout that was agreed
+on. A layout that was made without data is used only if there is no other. If a rank's states do not fit into the layout
+(some classes have different states before their first update), or the primary has no data, a second gather sends
+complete states, and attributes that `update` sets.
 
-A snapshot is kept until a later exchange has shown that all ranks have its result, and eight beyond that for late
-ranks; a correction that would lack older ones is not written. A metric that raises has no part in its row, with a
-warning.
+A snapshot is kept until a later exchange has shown that all ranks have its result. Eight more are kept for late ranks.
+A correction that would lack older snapshots is not written. A metric that raises an error is left out of its row, with
+a warning.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.attachment import Attachment
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.series import Series, series_of
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
 _METRIC = "metric"
-_REMEMBERED = 8  # snapshots kept for ranks that come late, beyond those that wait
+_REMEMBERED = 8  # snapshots that are kept for late ranks, in addition to pending ones
 
 
 @lru_cache(maxsize=1024)
@@ -46,35 +47,35 @@ def _layout(series: str) -> Layout:
 
 
 class _LeftOutError(Exception):
-    """What the ranks gave cannot be taken, as all of them see."""
+    """The data of the ranks cannot be used. All ranks raise it."""
 
 
-class FusedMetrics:
-    """One rank's part in the exchange of metrics' states: an `Attachment`.
+class FusedMetrics(Attachment):
+    """One rank's part in the exchange of metric states.
 
     Args:
-        rank: This rank, for messages.
+        rank: Index of this rank in the job, for messages.
         computes: Whether this rank computes the merged values.
     """
 
     kinds: tuple[str, ...] = (_METRIC,)
-    needs_own_part = True  # to compute with
+    needs_own_part = True  # the merged value is computed on it
     is_for_primary = False
 
     def __init__(self, rank: int, *, computes: bool) -> None:
         self._rank = rank
         self._computes = computes
         self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
-        self._newest: dict[str, Snapshot] = {}  # by series: they know how to compute
+        self._newest: dict[str, Snapshot] = {}  # by series, to compute with
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
-        self._last: set[Key] = set()  # of the last exchange: one that broke on another rank is repeated
-        self._before: set[Key] = set()  # of those before it, in which all ranks have succeeded
+        self._last: set[Key] = set()  # cells of the last exchange, which is repeated if it broke on another rank
+        self._before: set[Key] = set()  # cells of earlier exchanges, in which all ranks have succeeded
         self._notices = Notices()
 
     def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
-        """The series of a metric: that of a layout which the ranks know already, if the states go with it.
+        """Return the series of a metric: a known one if the states fit its layout, otherwise a new one.
 
-        All ranks try them in the same order. Those that were made without data come last.
+        All ranks try known layouts in the same order. Layouts that were made without data come last.
         """
         snapshot, prefix = value, Series(name, _METRIC).text
         others = [other for other in known if other.startswith(prefix) and self._is_understood(other)]
@@ -88,11 +89,11 @@ class FusedMetrics:
         return Series(name, _METRIC, snapshot.signature).text
 
     def alone(self, name: str, value: Snapshot) -> dict[str, Any]:
-        """The values of a metric on this rank, by the names they have in the row. Waits for its device."""
+        """Return the values of a metric on this rank alone, by their names in the row. Waits for its device."""
         try:
             packed = value.packed()
             values = value.compute(packed.sums, packed.maxima, [packed.blob])
-        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not cost the rest of the row
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not cost the rest of the row
             self._warn_of_left_out(name, value, "its states", error)
             return {}
         return {name + suffix: number for suffix, number in values.items()}
@@ -100,7 +101,7 @@ class FusedMetrics:
     def _adopts(self, snapshot: Snapshot, series: str) -> bool:
         try:
             return snapshot.adopt(series_of(series).layout)
-        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._notices.warn(
                 f"adopt {series}",
                 f"the states of {series_of(series).name!r} on rank {self._rank} cannot be sent: {error!r}",
@@ -108,7 +109,7 @@ class FusedMetrics:
             return False
 
     def _is_understood(self, series: str) -> bool:
-        """Whether a series has a layout. All ranks judge alike, as its text is the same on all of them."""
+        """Return whether a series has a valid layout. The result is the same on all ranks, because its text is."""
         try:
             return series_of(series).kind == _METRIC and bool(_layout(series))
         except ConfigurationError as error:
@@ -119,11 +120,11 @@ class FusedMetrics:
             return False
 
     def keep(self, key: Key, value: Snapshot) -> None:
-        """Remember what this rank contributes to a cell."""
+        """Keep this rank's contribution to a cell."""
         self._snapshots[key] = self._newest[key.name] = value
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """After the ranks agreed on series: take over the layouts of others, where this rank's states fit into them."""
+        """Adopt layouts of other ranks if this rank's states fit into them, after the ranks have agreed on series."""
         renamed = []
         for series in [series for series in outbox.names if series_of(series).kind == _METRIC]:
             waiting = [key for key in self._snapshots if key.name == series]
@@ -135,22 +136,22 @@ class FusedMetrics:
         return renamed
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Bring together the states of the metrics of some cells: all ranks call it with the same cells.
+        """Exchange and merge the metric states of some cells. All ranks call it with the same cells.
 
         Raises:
-            BrokenError: The exchange did not come about.
+            BrokenError: The exchange failed.
         """
         understood = [key for key in keys if self._is_understood(key.name)]
         try:
             if understood:
                 self._exchange(understood, group)
-        except _LeftOutError as error:  # on all ranks alike, after the same collectives
+        except _LeftOutError as error:  # raised on all ranks, after the same collectives
             names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
         self._before |= (self._last - set(keys)) & self._snapshots.keys()
         self._last = set(keys)
         while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in self._before:
-            self._before.discard(self._snapshots.popitem(last=False)[0])  # no rank can need it, but one that is late
+            self._before.discard(self._snapshots.popitem(last=False)[0])  # only a late rank could need it
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
@@ -162,14 +163,12 @@ class FusedMetrics:
             heads += _head(self._snapshots.get(key), layout, computes=self._computes)
         sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for own in packed)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for own in packed]))
-        blobs = nothing = [[b""] for _ in keys]
+        blobs = in_full = [[b""] for _ in keys]
         if any(layout.has_blob for layout in layouts):
             blobs = _gathered(group, [own.blob for own in packed])
         reduced = list(_reduced(layouts, sums, maxima))
-        needs = [one.needs_more for one in reduced]
-        in_full = nothing
-        if any(needs):
-            own = [self._in_full(key) if need else b"" for key, need in zip(keys, needs, strict=True)]
+        if any(one.needs_more for one in reduced):
+            own = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
             in_full = _gathered(group, own)
         if self._computes:
             for key, one, gathered, more in zip(keys, reduced, blobs, in_full, strict=True):
@@ -179,17 +178,17 @@ class FusedMetrics:
         snapshot = self._snapshots.get(key)
         try:
             return snapshot.in_full(self._rank) if snapshot else b""
-        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._notices.warn(
                 f"in full {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
             )
             return b""
 
     def passed(self) -> None:
-        """Nothing: snapshots are let go of by exchanges."""
+        """Do nothing: later exchanges drop snapshots."""
 
     def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """The merged values of a cell, by the names they have in the row, and how many ranks had a part in them."""
+        """Remove and return the merged values of a cell by their names in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
     def _packed(self, key: Key, layout: Layout) -> Packed:
@@ -197,7 +196,7 @@ class FusedMetrics:
             return layout.neutral()
         try:
             packed = self._snapshots[key].packed()
-        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._notices.warn(
                 f"pack {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
             )
@@ -205,8 +204,12 @@ class FusedMetrics:
             return layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
             return packed
-        self._notices.warn(f"layout {key.name}", f"the states of {key.series.name!r} on rank {self._rank} do not fit")
-        del self._snapshots[key]  # gloo aborts the process where ranks reduce lists of different lengths
+        self._notices.warn(
+            f"layout {key.name}",
+            f"the states of {key.series.name!r} on rank {self._rank} do not fit their layout, so this rank has no part "
+            "in its row",
+        )
+        del self._snapshots[key]  # gloo aborts the process if ranks reduce lists of different lengths
         return layout.neutral()
 
     def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], in_full: list[bytes]) -> dict[str, Any]:
@@ -221,7 +224,7 @@ class FusedMetrics:
             return {}
         try:
             values = snapshot.compute(one.sums, one.maxima, blobs, in_full)
-        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
             return {}
         return {name + suffix: value for suffix, value in values.items()}
@@ -231,38 +234,31 @@ class FusedMetrics:
         self._notices.warn(
             f"compute {name}",
             f"{name!r} ({snapshot.metric}) is left out of its row: rank {self._rank} could not compute it from "
-            f"{states}, {reason}. Log it once some rank has data; else log what its compute() returns.",
+            f"{states}, {reason}. Log it once some rank has data; otherwise log the result of its compute().",
         )
 
 
 class _Reduced(NamedTuple):
-    """What a cell's numbers came to.
+    """The reduced numbers of a cell."""
 
-    Args:
-        contributors: How many ranks had a part in it.
-        needs_more: Whether ranks send states in full: some state does not fit, or the rank that computes has no data.
-        sums: The sums over ranks.
-        maxima: The maxima over ranks.
-    """
-
-    contributors: int
-    needs_more: bool
-    sums: torch.Tensor
-    maxima: torch.Tensor
+    contributors: int  # number of ranks that have contributed
+    needs_more: bool  # whether ranks send complete states: some state does not fit, or the computing rank has no data
+    sums: torch.Tensor  # the sums over ranks, one-dimensional
+    maxima: torch.Tensor  # the maxima over ranks, one-dimensional
 
 
 def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> list[float]:
-    """What comes before the sums of all cells: see `_reduced`."""
+    """Return the head of a cell, which precedes the sums of all cells: see `_reduced`."""
     held = snapshot.held if snapshot else [False] * len(layout.nodes)
     lacks = [float(computes and not here) for here in held]
     return [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
 
 
 def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:
-    """What all ranks know of each cell.
+    """Yield the reduced numbers of each cell.
 
-    Before the sums of all cells comes for each of them: how many ranks have a part in it, on how many some state does
-    not fit, and for each node whether the rank that computes has no data.
+    The sums of all cells are preceded by a head for each cell: the number of contributors, the number of ranks on which
+    some state does not fit, and for each node whether the computing rank has no data.
     """
     ends = list(accumulate(2 + len(layout.nodes) for layout in layouts))
     heads = sums[: ends[-1]].tolist()
@@ -275,7 +271,7 @@ def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor
 
 
 def _gathered(group: Group, parts: Sequence[bytes]) -> list[list[bytes]]:
-    """For each part what all ranks have there, in their order."""
+    """Return for each part the bytes of all ranks, in their order."""
     try:
         received = [unframed(data, "states of metrics") for data in group.gather(framed(*parts))]
     except ConfigurationError as error:

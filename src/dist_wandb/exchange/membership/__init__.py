@@ -1,1 +1,1 @@
-"""Which ranks take part in the exchange."""
+"""Agreement on the ranks that take part in the exchange."""

@@ -1,4 +1,4 @@
-"""Generations of members and their checkpoints, as they stand in the job's store."""
+"""Generations of members and their checkpoints, and their form in the job's store."""
 
 from __future__ import annotations
 
@@ -14,180 +14,150 @@ from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_i
 
 
 class Word(NamedTuple):
-    """What a member says of its checkpoint.
+    """A summary of a member's checkpoint."""
 
-    Args:
-        member: Its index in the unit.
-        round: Number of the last round that it took part in.
-        names: How many names it knows.
-    """
-
-    member: int
-    round: int
-    names: int
+    member: int  # index of the member in the unit
+    round: int  # number of the last round that it took part in
+    names: int  # number of names that it knows
 
 
 class Departure(NamedTuple):
-    """How a rank has gone.
+    """How a rank has left."""
 
-    Args:
-        how: `"finished"`, `"undelivered"` or `"failed"`.
-        global_rank: Its index in the job.
-    """
-
-    how: str
-    global_rank: int
+    how: str  # `"finished"`, `"undelivered"` or `"failed"`
+    global_rank: int  # index of the rank in the job
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a member knows when its generation breaks: the last round it took part in, with the result.
+    """The state of a member at the end of a generation: the last round that it took part in, with its result."""
 
-    Args:
-        round: Number of that round.
-        names: The names it knows, in their order.
-        result: The reduced lists of that round; `None` before the first.
-    """
-
-    round: int
-    names: list[str]
+    round: int  # number of that round
+    names: list[str]  # all names that the member knows, in order
+    # the reduced lists of that round; `None` before the first round
     result: tuple[Sequence[float], Sequence[float]] | None
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON can hold it, with all bits of the numbers."""
+        """Return a JSON value that preserves all bits of the numbers."""
         result = None if self.result is None else [_encoded(numbers) for numbers in self.result]
         return {"round": self.round, "names": self.names, "result": result}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Checkpoint:
-        """The inverse of `as_json`."""
+        """Decode a value of `as_json`."""
         result = stored["result"]
         return cls(stored["round"], stored["names"], (_decoded(result[0]), _decoded(result[1])) if result else None)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A time in which the same ranks go through rounds together.
+    """A period in which the same ranks take part in all rounds."""
 
-    Args:
-        number: 0, 1, 2, ...
-        members: Indices in the unit of those that take part.
-        joined: Those of them that were not in the generation before, and take over the state of the others.
-        last_round: Number of the round before this generation.
-        source: The member of the generation before that has the result of that round, and the names known after it.
-        lost: Ranks that were members once, and are neither members nor gone with a word.
-        gone: Ranks that have gone with a word, and how.
-        nodes: For each member the rank of its node; -1 where it is not known.
-    """
-
-    number: int
-    members: tuple[int, ...]
+    number: int  # counted from 0
+    members: tuple[int, ...]  # indices of the members in the unit
+    # members that were not in the previous generation, and take over the state of the others
     joined: tuple[int, ...] = ()
-    last_round: int = 0
+    last_round: int = 0  # number of the last round before this generation
+    # member of the previous generation that has the result of that round, and the names known after it
     source: int | None = None
-    lost: tuple[int, ...] = ()
-    gone: Mapping[int, Departure] = field(default_factory=dict)
-    nodes: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()  # former members that have gone without publishing their departure
+    gone: Mapping[int, Departure] = field(default_factory=dict)  # published departures, by index of the rank
+    nodes: tuple[int, ...] = ()  # the node rank of each member; -1 if unknown
 
     def follows(self, other: Generation | None) -> bool:
-        """Whether it is the next one after another."""
+        """Return whether this generation immediately follows another one."""
         return other is not None and other.number == self.number - 1
 
     def on_nodes(self, nodes: Mapping[int, int]) -> Generation:
-        """The same with the nodes of its members, as far as they are known."""
+        """Return a copy with the known nodes of its members."""
         return replace(self, nodes=tuple(nodes.get(member, -1) for member in self.members))
 
     def node_of(self) -> dict[int, int]:
-        """The rank of the node of each member."""
+        """Return the node rank of each member."""
         return dict(zip(self.members, self.nodes, strict=False))
 
     def as_list(self) -> list[Any]:
-        """As JSON can hold it, but for its number."""
+        """Return a JSON value of all fields except `number`."""
         members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
         return [members, joined, self.last_round, self.source, lost, _packed(self.gone), blocks_of(self.nodes)]
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
-        """The inverse of `as_list`."""
+        """Decode a value of `as_list`."""
         members, joined, last_round, source, lost, gone, nodes = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
         return cls(number, members, joined, last_round, source, lost, _unpacked(gone), tuple(values_in(nodes)))
 
 
 class GenerationStore:
-    """Generations in the job's store, as one rank reads and writes them.
-
-    Args:
-        keys: Keys of the unit in the job's store.
-        index: Index of this rank in the unit.
-    """
+    """One rank's access to the generations of a unit in the job's store."""
 
     def __init__(self, keys: JobStore, index: int) -> None:
         self._keys = keys
         self._index = index
 
     def words(self, generation: Generation) -> SharedList:
-        """What members that stay say of their checkpoints at the end of a generation: each a `Word`."""
+        """Return the list of `Word`s that the remaining members publish when a generation breaks."""
         return SharedList(self._keys, f"words/{generation.number}")
 
     def wanting(self, generation: Generation) -> SharedList:
-        """Which ranks outside of a generation want to join the next: see `Presence.own_arrival`."""
+        """Return the list of ranks that request to join the next generation: each a `presence.Arrival`."""
         return SharedList(self._keys, f"want/{generation.number}")
 
     def is_elected(self, number: int, term: int) -> bool:
-        """Whether this rank is the one to claim a generation; asked anew for each term, should one elected be gone."""
+        """Return whether this rank is elected to claim a generation in this term; the next term elects another rank."""
         return bool(self._keys.claim(f"elected/{number}/{term}", self._index) == self._index)
 
     def get(self, number: int) -> Generation | None:
-        """The generation of this number, if somebody has claimed it."""
+        """Return a generation by number, or `None` if it was not claimed yet."""
         stored = self._keys.try_get(f"generation/{number}")
         return None if stored is None else Generation.from_list(number, stored)
 
     def following(self, generation: Generation) -> Generation | None:
-        """The generation after this one, if somebody has claimed it."""
+        """Return the next generation, or `None` if it was not claimed yet."""
         return self.get(generation.number + 1)
 
     def latest(self, generation: Generation) -> Generation:
-        """The newest generation after `generation`, or itself."""
+        """Return the newest generation, which may be `generation` itself."""
         following = self.following(generation)
         return generation if following is None else self.latest(following)
 
     def claim(self, generation: Generation) -> Generation:
-        """Begin a generation; what it is, as the first claim of all ranks counts."""
+        """Claim a generation. Return the first claim of all ranks, which is the valid one."""
         stored = self._keys.claim(f"generation/{generation.number}", generation.as_list())
         return Generation.from_list(generation.number, stored)
 
     def mark_broken(self, generation: Generation) -> None:
-        """Say that this generation is over."""
+        """Publish that a generation is over."""
         self._keys.publish(f"broken/{generation.number}", self._index)
 
     def is_broken(self, generation: Generation) -> bool:
-        """Whether some member found this generation broken."""
+        """Return whether any member has marked a generation as broken."""
         return self._keys.try_get_soon(f"broken/{generation.number}") is not None
 
     def publish_checkpoint(self, generation: Generation, checkpoint: Checkpoint) -> None:
-        """Say what this rank knows at the end of a generation."""
+        """Publish this rank's checkpoint at the end of a generation."""
         self._keys.publish(f"checkpoint/{generation.number}/{self._index}", checkpoint.as_json())
 
     def checkpoint_before(self, generation: Generation) -> Checkpoint | None:
-        """What was known of the last round before `generation`; `None` for the first."""
+        """Return the checkpoint of the last round before a generation; `None` for the first generation."""
         if generation.source is None:
             return None
         key = f"checkpoint/{generation.number - 1}/{generation.source}"
         return Checkpoint.from_json(self._keys.wait_get(key, "the unit"))
 
     def publish_state(self, generation: Generation, state: dict[str, Any]) -> None:
-        """Say what the members know together at the end of a generation, for those that join the next one."""
+        """Publish the members' common state at the end of a generation, for ranks that join the next one."""
         self._keys.publish(f"state/{generation.number + 1}", state)
 
     def state(self, generation: Generation) -> dict[str, Any]:
-        """What the members know together at the beginning of a generation that ranks joined."""
+        """Return the members' common state at the beginning of a generation that ranks have joined."""
         state: dict[str, Any] = self._keys.wait_get(f"state/{generation.number}", "the unit")
         return state
 
 
 def _packed(gone: Mapping[int, Departure]) -> list[Any]:
-    """In short: ranks that have gone in one way, and whose index in the job is as far from that in the unit."""
+    """Group ranks that have left in the same way and have the same distance between their indices in job and unit."""
     alike: dict[tuple[str, int], list[int]] = {}
     for index, departure in gone.items():
         alike.setdefault((departure.how, departure.global_rank - index), []).append(index)

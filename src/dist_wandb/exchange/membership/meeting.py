@@ -1,4 +1,4 @@
-"""Where the members of a group find each other to form it."""
+"""Meeting of the members of a group before they form it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,24 @@ from dist_wandb.topology.launch import job_setting
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_LOOK_FOR_LEAVING = 0.2  # seconds between two looks whether a member has broken off, or is gone
+_LOOK_FOR_LEAVING = 0.2  # seconds between two checks whether the generation is broken
 
 
-class Met(NamedTuple):
-    """What a member publishes when it comes to form a group.
+class Endpoint(NamedTuple):
+    """The entry that a member publishes when it is ready to form a group."""
 
-    Args:
-        member: Its index in the unit.
-        address: From where it is reached; `None` if it does not know.
-    """
-
-    member: int
-    address: str | None
+    member: int  # index of the member in the unit
+    address: str | None  # the address at which it is reachable; `None` if unknown
 
 
 class Meeting:
-    """One rank's part in meeting the other members of its groups.
+    """Waits for the other members of a rank's groups.
 
     Args:
         keys: Keys of the unit in the job's store.
         index: Index of this rank in the unit.
-        is_broken: Whether some member found a generation broken.
-        is_stopped: Whether waiting is to end at once.
+        is_broken: Returns whether any member has marked a generation as broken.
+        is_stopped: Returns whether to stop waiting immediately.
     """
 
     def __init__(
@@ -56,56 +51,56 @@ class Meeting:
         self._is_broken = is_broken
         self._is_stopped = is_stopped
         self._address: str | None = None
-        self._addresses: list[str | None] = []  # of all members of the group that has met last
+        self._addresses: list[str | None] = []  # of all members of the latest group
 
     def wait(self, generation: Generation, place: Place, within: float) -> bool:
-        """Wait until all members have come to form their group: forming it cannot be broken off.
+        """Wait until all members are ready to form their group, because forming it cannot be interrupted.
 
-        Each says from where it is reached, and the last one publishes that all have come, with their addresses. So a
-        member looks at one key, however many they are.
+        Each member publishes its address, and the last one publishes the addresses of all. So each member polls a
+        single key, regardless of their number.
 
         Args:
             generation: The generation that begins.
             place: The place of this rank in the group.
-            within: How long to wait, in seconds.
+            within: The timeout, in seconds.
 
         Returns:
-            Whether all of them have come. One that is going is not waited for.
+            Whether all members are ready; false after the timeout, or if the generation is broken already.
 
         Raises:
-            Stopped: Waiting was to end.
+            Stopped: Waiting was stopped.
             RendezvousError: The store is gone.
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
         members, name = len(place.members), f"met/{generation.number}/{place.name}"
         met = SharedList(self._keys, name)
-        is_last = met.append_one_of(Met(self._index, self._address), members)
+        is_last = met.append_one_of(Endpoint(self._index, self._address), members)
         look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
                 met.news()
-            come = {one.member: one.address for one in (Met(*entry) for entry in met.values)}
-            if len(come) >= members:
-                self._keys.publish(f"{name}/all", list(dict.fromkeys(come.values())))
-            found: list[str | None] | None = self._keys.try_get(f"{name}/all")
-            if found is None and look_for_leaving.is_over(time.monotonic()):
+            by_member = {one.member: one.address for one in (Endpoint(*entry) for entry in met.values)}
+            if len(by_member) >= members:
+                self._keys.publish(f"{name}/all", list(dict.fromkeys(by_member.values())))
+            addresses: list[str | None] | None = self._keys.try_get(f"{name}/all")
+            if addresses is None and look_for_leaving.is_over(time.monotonic()):
                 return [] if self._is_broken(generation) else None
-            return found
+            return addresses
 
         ranks = len(generation.members)
         self._addresses = look_until(addresses_or_nothing, within, self._is_stopped, ranks) or []
         return bool(self._addresses)
 
     def address(self) -> str | None:
-        """The address by which the members that have met reach this rank; `None` to leave it to gloo."""
+        """Return the address at which the members can reach this rank; `None` to let gloo choose it."""
         if job_setting("GLOO_SOCKET_IFNAME"):
             return None
         return address_among(self._address, self._addresses)
 
     def store_of(self, generation: Generation, place: Place) -> Store:
-        """Where the members of a group find each other for their process group."""
+        """Return the store through which the members of a group connect."""
         group = f"group/{generation.number}/{place.name}"
-        self._keys.record_key(f"{group}/0/{place.position}")  # where gloo puts its address
+        self._keys.record_key(f"{group}/0/{place.position}")  # gloo writes its address there
         return self._keys.store(group)

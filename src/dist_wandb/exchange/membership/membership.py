@@ -1,44 +1,44 @@
-"""Which ranks of a unit take part in its exchange: agreed on through the job's store, generation by generation.
+"""Agreement on the ranks of a unit that take part in its exchange, through the job's store, generation by generation.
 
-A generation is a time in which the same ranks, its members, go through rounds together over one process group, or a
-tree of them.
+A generation is a period in which the same ranks, its members, take part in all rounds, over one process group or a tree
+of them.
 
-- *First.* Ranks say in the store that they are here. The last one, or one that is elected when `join_timeout` has
-  passed, reads who is, and claims generation 0 with those (`arrive`). Everything is claimed in the store by
-  compare-and-set, where the first claim counts, so all ranks read the same members.
-- *The only one.* A rank announces that it has opened a session at once (`presence.say_opened`). If rank 0 ends, or
-  `join_timeout` is over, and no other rank has, `init` was called under ``if rank == 0``: it begins alone and misses
-  nobody. It has to be 2 s old for that, because ranks of one start may be some time apart.
-- *Too late.* A rank that finds all members of the newest generation gone or, before there is one, the coordinator's
-  session ended, goes on alone at once (`Over`).
-- *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, left), or leaves before all
-  have closed: it marks the generation as broken, and each member that stays publishes its checkpoint: the number of its
-  last round, with the reduced lists, and the names. In a word it says which round that is. The first one to do so reads
-  the words, and claims the next generation with those who said theirs in time (`regroup`). A round can only be finished
-  by anybody once all members have entered it, so members differ by one round at most; whoever is a round behind takes
-  its result from the checkpoint of the `source`.
-- *Joined.* A rank outside, late or gone on without, asks to be taken in (`join`). All members learn of it by a flag in
-  a round, and stand at the same point after that; the first of them publishes their common state and claims the next
-  generation (`admit`). The newcomer keeps what it has yet to contribute, which corrects rows that were written. What it
-  had contributed to a round that was broken off before its end, it contributes again.
-- *Left.* A rank that goes leaves its checkpoint, and how it ended (`leave`). One that had finished, with all delivered,
-  is not missed; one whose `finish` had to end before is, though it has not failed. Rows that lack a rank are marked
-  with `dist_wandb/degraded`, the number of missing ranks.
+- *First.* Ranks publish their arrival in the store. The last one, or a rank that is elected after `join_timeout`, reads
+  all arrivals and claims generation 0 with these ranks (`arrive`). All claims are made by compare-and-set. The first
+  claim counts, so all ranks read the same members.
+- *The only one.* A rank publishes immediately that it has opened a session (`presence.say_opened`). If rank 0 ends, or
+  `join_timeout` passes, and no other rank has done so, `init` was called under ``if rank == 0``: rank 0 begins alone,
+  and no rank counts as missing. It waits at least 2 s first, because the ranks of a job do not start at the same time.
+- *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
+  there is a generation, the coordinator has ended its session.
+- *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
+  have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
+  round, with the reduced lists, and the names. It adds a summary of the checkpoint (`Word`) to a list. The first member
+  in the list reads the summaries, and claims the next generation with the members whose summaries arrived in time
+  (`regroup`). No member can finish a round before all members have entered it, so members differ by at most one round.
+  A member that is a round behind takes the result from the checkpoint of the `source`.
+- *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
+  learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
+  claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
+  written already. It repeats its contributions to a round that was interrupted.
+- *Left.* A leaving rank publishes its checkpoint, and how it ended (`leave`). A rank that has finished and delivered
+  everything is not missing. A rank whose `finish` ended before that is missing, although it has not failed. Rows that
+  lack a rank are marked with `dist_wandb/degraded`, the number of missing ranks.
 
-A new generation begins with a greeting (`cycle`): members exchange what was left to do when the last one broke, and in
-which open cells they have contributed. Contributions of ranks that are gone stay in the totals, but do not make a cell
-complete for those that have yet to contribute.
+A new generation begins with a greeting (`cycle`): members exchange the work that was pending when the last generation
+broke, and the open cells to which they have contributed. Contributions of ranks that are gone stay in the totals, but
+do not complete a cell in place of ranks that have yet to contribute.
 
-Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one before,
-so nothing is lost or counted twice.
+Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one round
+before, so nothing is lost or counted twice.
 
-No rank asks about every other: what many say is a list, which one rank reads for all (`store.shared_list`), and what
-it finds out is a part of the next generation, such as who has gone, and how. The others look at one key, the less often
-the longer it takes, and the more they are. Should that rank be gone, another one is elected. So the store's work grows
-with the number of ranks, and not with its square.
+No rank queries every other rank. Entries of many ranks are a list, which one rank reads for all (`store.shared_list`).
+It publishes the result in the next generation, including departures. The other ranks poll one key, at intervals that
+grow with time and with the number of ranks. If the reading rank is gone, another one is elected. Therefore the load of
+the store grows linearly with the number of ranks, not quadratically.
 
-The store is polled on a connection of its own (`JobStore.beside`), with one call for each look, because a key may be
-deleted meanwhile (`store.leftovers`).
+The store is polled on a dedicated connection (`JobStore.beside`), with one call per poll, because a key may be deleted
+between two calls (`store.leftovers`).
 """
 
 from __future__ import annotations
@@ -61,21 +61,23 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
-_TERM = 2.0  # seconds that one rank gets to claim a generation for all, before another one is elected
-_LOOK_FOR_OVER = 1.0  # seconds between two looks whether the session has ended
+_TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
+_LOOK_FOR_OVER = 1.0  # seconds between two checks whether the session has ended
 
 
-class Over(Exception):  # noqa: N818  # no error either: this rank came too late
+class Over(Exception):  # noqa: N818  # not an error either: this rank is late
     """The other ranks have ended their sessions."""
 
 
 class Membership:
-    """One rank's part in agreeing on who takes part.
+    """One rank's part in the agreement on members.
+
+    Methods that wait raise `Stopped` if waiting was stopped, and a `RendezvousError` if the store is gone.
 
     Args:
-        unit: The unit, seen from this rank.
-        keys: Keys of the unit in the job's store, on a connection of its own.
-        is_stopped: Whether waiting is to end at once.
+        unit: The unit, from the view of this rank.
+        keys: Keys of the unit in the job's store, on a dedicated connection.
+        is_stopped: Returns whether to stop waiting immediately.
     """
 
     def __init__(self, unit: Unit, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
@@ -85,7 +87,7 @@ class Membership:
         self._unit = unit
         self._keys = keys
         self._is_stopped = is_stopped
-        self._wanting: dict[int, SharedList] = {}  # of the generation that was asked about last
+        self._wanting: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
     def arrive(
         self,
@@ -93,20 +95,19 @@ class Membership:
         is_ending: Callable[[], bool] = lambda: False,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """Say that this rank is here, and learn who is in the first generation.
+        """Publish that this rank has arrived, and wait for the first generation.
 
         Args:
-            within: How long to wait for ranks that are not here, in seconds.
-            is_ending: Whether this rank has nothing more to say: then it waits only if another has opened a session.
-            is_over: Whether the coordinator has ended its session.
+            within: How long to wait for missing ranks, in seconds.
+            is_ending: Returns whether this rank has nothing more to contribute. Then it waits only if another rank has
+                opened a session.
+            is_over: Returns whether the coordinator has ended its session.
 
         Returns:
-            The first generation. This rank may have come too late for it.
+            The first generation. This rank may be too late to be a member.
 
         Raises:
-            Stopped: Waiting was to end.
-            Over: There is nobody left to wait for.
-            RendezvousError: The store is gone.
+            Over: There is no rank left to wait for.
         """
         is_last = self.presence.arrive()
         look_for_over = Interval(interval(_LOOK_FOR_OVER, self._unit.size))
@@ -124,11 +125,10 @@ class Membership:
         return self._until(first, within, is_ending) or self._elected(0, self._claim_first)
 
     def _claim_first(self) -> Generation:
-        members = tuple(sorted(self.presence.here()))
-        return self._claim(Generation(0, members))
+        return self._claim(Generation(0, tuple(sorted(self.presence.here()))))
 
     def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
-        """The generation of a number, claimed by one rank that is elected; by another one if that one is gone."""
+        """Return a generation by number. An elected rank claims it; if that rank is gone, the next elected one."""
         for term in itertools.count():
             if self.generations.is_elected(number, term):
                 break
@@ -138,19 +138,15 @@ class Membership:
         return claim()
 
     def regroup(self, generation: Generation, checkpoint: Checkpoint, within: float) -> Generation:
-        """Agree with the living on the next generation, after this one broke.
+        """Agree with the remaining members on the next generation, after this one broke.
 
-        All publish their checkpoints, and say in a word what these are. The first one reads the words, and claims the
-        next generation; the others look for it alone.
+        All publish their checkpoints and summaries of them. The first one reads the summaries and claims the next
+        generation; the others only poll for it.
 
         Args:
             generation: The generation that broke.
-            checkpoint: What this rank knows.
-            within: How long to wait for the words of the other members, in seconds.
-
-        Raises:
-            Stopped: Waiting was to end.
-            RendezvousError: The store is gone.
+            checkpoint: The checkpoint of this rank.
+            within: How long to wait for the summaries of the other members, in seconds.
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
@@ -168,14 +164,14 @@ class Membership:
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
-            are_complete()  # reads what is new
+            are_complete()  # reads new summaries
             return self._claim_next(generation, read)
 
         patience = within if is_first else within + _TERM
         return self._until(claimed, patience) or self._elected(generation.number + 1, claim)
 
     def _claim_next(self, generation: Generation, words: Mapping[int, Word]) -> Generation:
-        """The generation after a broken one: of those that published their checkpoint and stay."""
+        """Claim the generation after a broken one, with the members that published a summary and are not gone."""
         known = [*words.values(), *self.presence.departures.words.get(generation.number, {}).values()]
         source = max(known, key=lambda word: (word.round, word.names))
         members = tuple(sorted(words.keys() - self.presence.departures.known.keys()))
@@ -183,7 +179,7 @@ class Membership:
         return self._claim(following, generation)
 
     def _claim(self, generation: Generation, before: Generation | None = None) -> Generation:
-        """Claim a generation; it is broken at once if a member has gone meanwhile, which may not have seen it."""
+        """Claim a generation. Mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
         gone, known = self.presence.departures.known, {*before.lost, *before.members} if before else set[int]()
         lost = tuple(sorted(known - set(generation.members) - gone.keys()))
         nodes = {**(before.node_of() if before else {}), **self.presence.nodes}
@@ -193,7 +189,7 @@ class Membership:
         return claimed
 
     def admit(self, generation: Generation, checkpoint: Checkpoint, state: dict[str, Any]) -> Generation:
-        """Begin the next generation with those that want to join; for one member of this one, after a common round."""
+        """Claim the next generation, including all ranks that request to join. One member calls this after a round."""
         joining = tuple(sorted(self.joining(generation)))
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.publish_state(generation, state)
@@ -202,20 +198,22 @@ class Membership:
         return self._claim(following, generation)
 
     def await_next(self, generation: Generation, within: float) -> Generation | None:
-        """The generation after this one, waiting for it; `None` if nobody claims it in time."""
+        """Wait for the next generation. Return `None` if no rank claims it within a timeout in seconds."""
         return self._until(lambda: self.generations.following(generation), within)
 
     def join(self, generation: Generation, within: float) -> Generation:
-        """Ask to be taken in; for a rank that is not in `generation`.
+        """Request to join, if this rank is not a member of the newest generation.
 
         Args:
             generation: The newest generation.
-            within: How long to wait for each next one, in seconds.
+            within: How long to wait for each next generation, in seconds.
+
+        Returns:
+            A generation of which this rank is a member.
 
         Raises:
-            Stopped: Waiting was to end.
-            Over: Nobody of the newest generation is there any more.
-            RendezvousError: The store is gone, or nobody answers.
+            Over: All members of the newest generation are gone.
+            RendezvousError: No rank answers.
         """
         while self._unit.index not in generation.members:
             if self.has_ended(generation):
@@ -225,7 +223,7 @@ class Membership:
             if following is None:
                 raise RendezvousError(
                     f"Rank {self._unit.global_rank} asked to take part again, but no other rank answered within "
-                    f"{within:g} s. They have ended, or go on alone."
+                    f"{within:g} s. The other ranks have ended or continue without it."
                 )
             generation = following
         return generation
@@ -237,11 +235,11 @@ class Membership:
         return following
 
     def has_ended(self, generation: Generation) -> bool:
-        """Whether all members of a generation have said that they are gone."""
+        """Return whether all members of a generation have published their departure."""
         return self.presence.departures.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
-        """Ranks outside of `generation` that want to join."""
+        """Return the ranks that request to join the generation after `generation`."""
         if generation.number not in self._wanting:
             self._wanting = {generation.number: self.generations.wanting(generation)}
         wanting = self._wanting[generation.number]
@@ -257,22 +255,22 @@ class Membership:
         delivered: bool,
         is_closed: bool = False,
     ) -> None:
-        """Say that this rank is gone, and leave what it knows.
+        """Publish that this rank is gone, with its checkpoint.
 
         Args:
-            generation: The generation that it is in, if it is in one.
-            checkpoint: What it knows.
+            generation: The generation of which it is a member, if any.
+            checkpoint: Its last checkpoint.
             failed: Whether it has failed.
-            delivered: Whether the others know all that it has logged.
-            is_closed: Whether all members leave after the last round. Then its result is on its way to those that do
-                not have it, and they are not to break off.
+            delivered: Whether the others have received everything that it logged.
+            is_closed: Whether all members leave after the last round. Then the result of that round is still being sent
+                to other members, which must not be interrupted.
         """
         number = None if generation is None else generation.number
         if generation is not None:
             self.generations.publish_checkpoint(generation, checkpoint)
         self.presence.departures.leave(failed=failed, delivered=delivered, number=number, checkpoint=checkpoint)
         left = generation or self.generations.get(0)
-        while left is not None:  # also those that it was taken into, and has not seen
+        while left is not None:  # also later generations of which it became a member without noticing
             if self._unit.index in left.members and not (is_closed and left is generation):
                 self.generations.mark_broken(left)
             left = self.generations.following(left)

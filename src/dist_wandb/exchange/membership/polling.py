@@ -1,4 +1,4 @@
-"""Waiting for what other ranks write into the job's store."""
+"""Waiting for values that other ranks write to the job's store."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dist_wandb.store.polling import first_pause, next_pause
+from dist_wandb.store.polling import poll
 
 _T = TypeVar("_T")
-_LONGEST_PAUSE = 0.05  # seconds between two looks at the store, at first; between two looks whether waiting is to end
+_LONGEST_PAUSE = 0.05  # seconds between two polls of the store at first, and between two checks whether to stop
 
 
-class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
-    """Waiting was to end at once."""
+class Stopped(Exception):  # noqa: N818  # not an error: it was requested
+    """Waiting was stopped."""
 
 
 def look_until(
@@ -23,23 +23,19 @@ def look_until(
     ranks: int = 1,
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> _T | None:
-    """Poll until there is something; `None` when the time is over.
+    """Poll until there is a result. Return it, or `None` after the timeout.
 
     Args:
-        look: What is looked for; `None` as long as it is not there.
-        within: How long to wait, in seconds.
-        is_stopped: Whether waiting is to end at once.
-        ranks: How many ranks wait with this one: the more they are, the less often each looks.
-        is_urgent: Whether to look often again.
+        look: Returns the result, or `None` if it is not available yet.
+        within: The timeout, in seconds.
+        is_stopped: Returns whether to stop waiting immediately.
+        ranks: Number of ranks that wait at the same time: the more there are, the less often each one polls.
+        is_urgent: Returns whether to poll immediately, without the rest of the pause.
 
     Raises:
-        Stopped: Waiting was to end.
+        Stopped: Waiting was stopped.
     """
-    began = time.monotonic()
-    pause = first_pause(_LONGEST_PAUSE, ranks)
-    while (found := look()) is None and (waited := time.monotonic() - began) < within:
-        _rest(min(pause, within - waited), is_stopped, is_urgent)
-        pause = next_pause(pause, waited, _LONGEST_PAUSE, ranks)
+    found = poll(look, within, _LONGEST_PAUSE, ranks, lambda seconds: _rest(seconds, is_stopped, is_urgent))
     if found is None and is_stopped():
         raise Stopped
     return found

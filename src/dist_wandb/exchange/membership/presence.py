@@ -1,67 +1,142 @@
-"""Which ranks of a unit are here: each rank says so of itself in the job's store."""
+"""The ranks of a unit that have arrived, and those that are gone. Each rank publishes both in the job's store."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from dist_wandb.exchange.membership.departures import Departures
-from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Word
+from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
-_APART = 2.0  # seconds that ranks of one start may be apart: who ends sooner waits as long for a sign of the others
+_APART = 2.0  # maximum seconds between the starts of ranks: a rank that ends earlier waits as long for other ranks
+_LOOK = 0.5  # seconds between two polls in `Departures.is_gone`
 _OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
 
 
 class Arrival(NamedTuple):
-    """What a rank publishes of itself when it comes, or wants to join.
+    """The entry that a rank publishes when it arrives, or requests to join."""
+
+    member: int  # index of the rank in the unit
+    global_rank: int  # index of the rank in the job
+    node: int  # its node rank; -1 if unknown
+
+
+class DepartureRecord(NamedTuple):
+    """The record that a rank publishes when it leaves."""
+
+    member: int  # index of the rank in the unit
+    how: str  # as in `Departure`
+    global_rank: int  # index of the rank in the job
+    number: int | None  # number of its last generation; `None` if it was in none
+    round: int  # as in `Word`
+    names: int  # as in `Word`
+
+
+class Departures:
+    """The departed ranks, as far as this rank has read their records.
 
     Args:
-        member: Its index in the unit.
-        global_rank: That in the job.
-        node: The rank of its node; -1 where that is not known.
+        unit: The unit, from the view of this rank.
+        keys: Keys of the unit in the job's store.
+
+    Attributes:
+        known: The departures, by index of the rank in the unit.
+        words: Summaries of the last checkpoints of these ranks, by generation and rank.
     """
 
-    member: int
-    global_rank: int
-    node: int
+    def __init__(self, unit: Unit, keys: JobStore) -> None:
+        self.known: dict[int, Departure] = {}
+        self.words: dict[int, dict[int, Word]] = {}
+        self._unit = unit
+        self._entries = SharedList(keys, "gone")
+        self._look = Interval(interval(_LOOK, unit.size))
+
+    @property
+    def left(self) -> set[int]:
+        """Ranks that have finished, after they delivered everything."""
+        return {index for index, departure in self.known.items() if departure.how == "finished"}
+
+    @property
+    def undelivered(self) -> set[int]:
+        """Ranks that have finished before the others had received everything that they logged."""
+        return {index for index, departure in self.known.items() if departure.how == "undelivered"}
+
+    def leave(self, *, failed: bool, delivered: bool, number: int | None, checkpoint: Checkpoint) -> None:
+        """Publish that this rank is gone.
+
+        Args:
+            failed: Whether it has failed.
+            delivered: Whether the others have received everything that it logged.
+            number: Number of its generation, if it was in one.
+            checkpoint: Its last checkpoint.
+        """
+        how = "failed" if failed else "finished" if delivered else "undelivered"
+        unit, names = self._unit, len(checkpoint.names)
+        self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round, names))
+
+    def among(self, ranks: Iterable[int]) -> set[int]:
+        """Return those of some ranks that have published their departure. Reads new records."""
+        for entry in self._entries.news():
+            record = DepartureRecord(*entry)
+            self.known[record.member] = Departure(record.how, record.global_rank)
+            if record.number is not None:
+                word = Word(record.member, record.round, record.names)
+                self.words.setdefault(record.number, {})[record.member] = word
+        return self.known.keys() & set(ranks)
+
+    def are_gone(self, ranks: Collection[int]) -> bool:
+        """Return whether all of some ranks have published their departure."""
+        return self._entries.count() >= len(ranks) and self.among(ranks) == set(ranks)
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank has published its departure. Polls the store at intervals only."""
+        if self._look.is_over(time.monotonic()):
+            self.among([rank])
+        return rank in self.known
+
+    def learn(self, departures: Mapping[int, Departure]) -> None:
+        """Add departures that other ranks have read."""
+        self.known.update(departures)
 
 
 def keys_of(unit: Unit) -> str:
-    """Below which prefix of a session's keys those of a unit are."""
+    """Return the prefix of a unit's keys among the keys of a session."""
     return f"unit/{unit.name}"
 
 
 def say_opened(keys: JobStore, unit: Unit) -> None:
-    """Say that this rank opens its session, for others not to take themselves for the only one that does.
+    """Publish that this rank opens its session, so that no other rank assumes that it is the only one.
 
     Args:
-        keys: Those of the unit.
-        unit: The unit, seen from this rank.
+        keys: Keys of the unit in the job's store.
+        unit: The unit, from the view of this rank.
     """
     if keys.claim(_OPENED, unit.index) != unit.index:
         keys.publish(_ACCOMPANIED, 1)
 
 
 def is_accompanied(keys: JobStore) -> bool:
-    """Whether two ranks of a unit, or more, have opened their sessions."""
+    """Return whether at least two ranks of a unit have opened their sessions."""
     return keys.has([_ACCOMPANIED])
 
 
 class Presence:
-    """One rank's view of which ranks are here.
+    """The ranks that have arrived, as far as this rank has read their entries.
 
     Args:
-        unit: The unit, seen from this rank.
+        unit: The unit, from the view of this rank.
         keys: Keys of the unit in the job's store.
 
     Attributes:
-        global_ranks: Indices in the job of ranks that were met and may be elsewhere than the unit has them, by index.
-        nodes: Ranks of their nodes, -1 where not known, of ranks that have come or want to join.
-        departures: Which ranks are gone.
+        global_ranks: Published indices in the job, by index in the unit. They may differ from those that the unit
+            assumes.
+        nodes: Published node ranks, by index in the unit; -1 if unknown.
+        departures: The ranks that are gone.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
@@ -70,68 +145,68 @@ class Presence:
         self.departures: Departures = Departures(unit, keys)
         self._unit = unit
         self._keys = keys
-        self._here: set[int] = set()  # as far as it was read
+        self._here: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
         self._began = time.monotonic()
         self._is_accompanied = False
 
     def arrive(self) -> bool:
-        """Say that this rank is here; whether it is the last one."""
+        """Publish that this rank has arrived. Return whether it is the last one."""
         say_opened(self._keys, self._unit)
         return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
 
     def own_arrival(self) -> Arrival:
-        """What others learn of this rank."""
+        """Return this rank's entry."""
         node = self._keys.topology.node_rank
         return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
 
     def learn(self, arrival: Arrival) -> int:
-        """Keep what a rank has published of itself; its index in the unit."""
+        """Store the entry of a rank, and return its index in the unit."""
         self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
         return arrival.member
 
     def are_all_here(self) -> bool:
-        """Whether all ranks of the unit have come; reads who they are."""
+        """Return whether all ranks of the unit have arrived. Reads new entries."""
         self._read_arrivals()
         return len(self._here) == self._unit.size
 
     def here(self) -> set[int]:
-        """Ranks that have come and are not gone."""
+        """Return the ranks that have arrived and are not gone."""
         self._read_arrivals()
         return self._here - self.gone(self._here)
 
     def has_others(self) -> bool:
-        """Whether other ranks are here."""
+        """Return whether any other rank is here."""
         return bool(self.here() - {self._unit.index})
 
     def _read_arrivals(self) -> None:
         self._here.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.news())
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
-        """Those of some ranks that have said that they are gone."""
+        """Return those of some ranks that have published their departure."""
         return self.departures.among(ranks)
 
     def absent(self, members: Iterable[int]) -> set[int]:
-        """Ranks that should take part but do not: neither members nor finished, as far as this rank knows."""
+        """Return the ranks that should take part but do not: neither members nor known to have finished."""
         return set(range(self._unit.size)) - set(members) - self.departures.left
 
     @property
     def waited(self) -> float:
-        """Seconds since this rank began to wait for the others."""
+        """Seconds since this rank has begun to wait for other ranks."""
         return time.monotonic() - self._began
 
     def is_only_one(self, within: float) -> bool:
-        """Whether no other rank has opened a session, though it has had the time to.
+        """Return whether no other rank has opened a session, although there was enough time.
 
         Args:
-            within: How long ranks that have not opened theirs are waited for, in seconds.
+            within: How long to wait for ranks that have not opened a session, in seconds.
         """
         if not self._is_accompanied:
             self._is_accompanied = is_accompanied(self._keys)
         return not self._is_accompanied and self.waited >= min(within, _APART)
 
     def why_absent(self, index: int, generation: Generation) -> str:
-        """Why a rank is not in the first generation of this one."""
+        """Return why a rank is missing from this rank's first generation."""
         departure = self.departures.known.get(index)
         if departure is not None:
             how = "failed" if departure.how == "failed" else "ended its session"
@@ -141,7 +216,7 @@ class Presence:
         return f"did not open a session within {round(self.waited, 1):g} s"
 
     def global_rank(self, index: int) -> int:
-        """Index in the job of a rank of the unit; as `Unit.global_rank_of` has it, where nothing else is known."""
+        """Return the published index in the job of a rank of the unit; by default, `Unit.global_rank_of`."""
         departure = self.departures.known.get(index)
         if index in self.global_ranks or departure is None:
             return self.global_ranks.get(index, self._unit.global_rank_of(index))

@@ -1,11 +1,11 @@
-"""Fused exchanges over a gloo process group of our own, which can be broken off at any time.
+"""Collectives over a dedicated gloo process group. They can be interrupted at any time.
 
-Waiting is sliced, so that the thread can always be stopped. No bytes of a peer are unpickled.
+Waits are sliced, so that the thread can always be stopped. Bytes from peers are never unpickled.
 
-A group that is closed with a collective under way is kept until that has ended: its destructor would wait for it. It is
-not kept longer: if a member of three or more dies, what another one sends to a collective that has failed by it is
-never read, and gloo's thread spins on it until the group is destroyed (``Pair::read`` and ``Loop::run`` in
-gloo/transport/tcp). Collectives end after the time limit at the latest.
+A group that is closed while a collective is running is kept until the collective ends, because its destructor would
+wait for it. Then it is destroyed promptly: if one of three or more members dies, the data that another member sends for
+the failed collective is never read, and gloo's thread spins on it until the group is destroyed (``Pair::read`` and
+``Loop::run`` in gloo/transport/tcp). A collective ends within the timeout.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError, Gathering, undestroyed
+from dist_wandb.exchange.transport.group import BrokenError, Group, undestroyed
 from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-FORMING = 10.0  # seconds for members that have met to connect
-FORMING_MORE = 2.0  # seconds beyond that, in which gloo should have noticed
-PIECE = 2**20  # bytes that each member sends at once: the time limit is for a piece, not for all of it
-MOST_GATHERED = 2**30  # bytes that one member gives to all others at most: each of them needs memory for as much
-MOST_COLLECTED = 2**27  # likewise, where the first member alone does
-_MOST_PASSED_ON = 2**36  # likewise, of what it has from others, each of which has kept to the limit
-_PAIR = 2  # members that need one collective only
-_SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
+FORMING = 10.0  # seconds for all members to connect, after they have met
+FORMING_MORE = 2.0  # additional seconds for gloo to report its own timeout
+PIECE = 2**20  # bytes that each member sends at once; the timeout applies to each piece
+MOST_GATHERED = 2**30  # maximum bytes that one member sends to all others: each of them allocates as much
+MOST_COLLECTED = 2**27  # maximum bytes that one member sends to the first member, which alone allocates memory
+_MOST_PASSED_ON = 2**36  # the same, for collected bytes of members that have each kept to the limit
+_PAIR = 2  # members that need only one collective
+_SLICE = timedelta(milliseconds=100)  # between two checks whether to stop waiting
 
 
 class Buffer:
-    """Numbers that Python and gloo share. Tensors are slow for few numbers: each use gives Python's lock away.
+    """Numbers in memory that Python and gloo share. For few numbers, tensors are slow: each access releases the GIL.
 
     Args:
-        length: How many there are.
+        length: The number of float64 values.
     """
 
     def __init__(self, length: int) -> None:
@@ -54,7 +54,7 @@ class Buffer:
 
 
 def _options(forming: timedelta, address: str | None) -> Any:
-    """What a group is formed with. Only private names give it an address; without them gloo finds its own."""
+    """Return options for a new group. An address needs private names; without them gloo chooses its own address."""
     try:
         if address is not None:
             device = dist.ProcessGroupGloo.create_device(hostname=address)
@@ -62,13 +62,13 @@ def _options(forming: timedelta, address: str | None) -> Any:
             options = kinds._Options()  # noqa: SLF001  # see tests/unit/test_private_names.py
             options._timeout, options._devices = forming, [device]  # noqa: SLF001
             return options
-    except (AttributeError, RuntimeError):  # other names in a later torch; or no such address
+    except (AttributeError, RuntimeError):  # a later torch renamed them, or the address does not exist
         pass
     return forming
 
 
 class _Collectives(NamedTuple):
-    """The options of each collective that is used."""
+    """The options of each collective."""
 
     sum: Any
     max: Any
@@ -78,10 +78,10 @@ class _Collectives(NamedTuple):
 
     @classmethod
     def with_timeout(cls, timeout: timedelta) -> _Collectives:
-        """Options of collectives that fail after a time."""
+        """Return options of collectives that fail after a timeout."""
         summing, maximum = dist.AllreduceOptions(), dist.AllreduceOptions()
         summing.reduceOp, maximum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
-        gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist itself exports the others only
+        gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist exports only the others
         collectives = cls(summing, maximum, gather, distributed_c10d.GatherOptions(), dist.BroadcastOptions())
         for options in collectives:
             options.timeout = timeout
@@ -89,14 +89,10 @@ class _Collectives(NamedTuple):
 
 
 class _Undestroyed:
-    """A closed group with collectives under way.
+    """A closed group with running collectives.
 
-    The destructor waits for those, while it keeps all other Python threads waiting as well. So it may not run at the
-    end of the process either: the group has one reference more, which nobody gives back then.
-
-    Args:
-        group: The group.
-        pending: The collectives.
+    Its destructor waits for them, and blocks all other Python threads meanwhile. It must not run at the end of the
+    process either, so the group gets an additional reference, which is never released in that case.
     """
 
     def __init__(self, group: Any, pending: list[Any]) -> None:
@@ -105,7 +101,7 @@ class _Undestroyed:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def __call__(self) -> bool:
-        """Destroy the group if all of its collectives have ended, and return whether it was destroyed."""
+        """Destroy the group if all its collectives have ended. Return whether it was destroyed."""
         if not all(work.is_completed() for work in self._kept[1:]):
             return False
         while self._kept:
@@ -113,16 +109,16 @@ class _Undestroyed:
         return True
 
 
-def too_much(who_sends: str, length: int, most: int) -> ConfigurationError:
-    """The error of bytes that nobody takes."""
+def too_much(sender: str, length: int, most: int) -> ConfigurationError:
+    """Return the error for a message that exceeds a limit, in bytes."""
     return ConfigurationError(
-        f"{who_sends} {length:,} bytes, but {most:,} are the most. Log smaller states or tables, and install the same "
-        "version of dist_wandb on all ranks."
+        f"{sender} announced {length:,} bytes, but the limit is {most:,}. Log smaller states or tables, and install "
+        "the same version of dist_wandb on all ranks."
     )
 
 
-def _lasting(options: Any, deadline: float | None) -> Any:
-    """Options of a collective that may have to wait for longer than the time limit of the group."""
+def _with_deadline(options: Any, deadline: float | None) -> Any:
+    """Return options of a collective, with a longer timeout if the deadline is later than the group's timeout."""
     within = timedelta(seconds=0.0 if deadline is None else deadline - time.monotonic())
     if within <= options.timeout:
         return options
@@ -131,25 +127,25 @@ def _lasting(options: Any, deadline: float | None) -> Any:
     return longer
 
 
-class GlooGroup(Gathering):
-    """A gloo process group over a store, used by one thread.
+class GlooGroup(Group):
+    """A gloo process group over a store. One thread uses it.
 
     Args:
-        store: Where the members find each other; its keys are theirs alone.
+        store: The store that the members connect through; no one else uses its keys.
         rank: Index of this member.
         size: Number of members.
-        timeout: How long a member may keep the others waiting, in seconds.
-        is_over: Asked now and then while waiting for the others: whether to break off.
-        address: Of this host, by which the others are to reach this member; `None` for what gloo finds.
-        forming: How long the members get to connect, in seconds.
+        timeout: How long a collective may wait for a member, in seconds.
+        is_over: Polled while waiting for other members; returns whether to stop waiting.
+        address: Address of this host at which other members reach this one; `None` lets gloo choose.
+        forming: How long the members may take to connect, in seconds.
 
     Attributes:
         rank, size: As given.
-        collectives: How many it has performed.
-        bytes_given: How many this member has given to them.
+        collectives: Number of collectives so far.
+        bytes_given: Number of bytes that this member has contributed to them.
 
     Raises:
-        BrokenError: The members did not find each other.
+        BrokenError: The members did not connect.
     """
 
     def __init__(
@@ -171,7 +167,7 @@ class GlooGroup(Gathering):
         try:
             forming = min(timeout, forming)
             options = _options(timedelta(seconds=forming), address)
-            # It asks the store, which has no time limit, for as long as the network is cut off.
+            # The constructor waits for the store without a timeout while the network is down.
             caller = TimedCaller(forming + FORMING_MORE, is_over, returns=True)
             self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
@@ -181,13 +177,10 @@ class GlooGroup(Gathering):
         self.bytes_given: int = 0
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The sums and the maxima, number by number, of what all members give.
+        """Return the elementwise sums and maxima over all members.
 
-        It takes two collectives, which are under way at once. Two members need only one, with no more traffic: each
-        hands its numbers to the other, as they would in a ring.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
+        Run two concurrent collectives. Two members need only one, with the same traffic: each sends its numbers to the
+        other, as in a ring.
         """
         if self.size == _PAIR:
             return self._reduce_lists_between_two(sums, maxima)
@@ -209,21 +202,19 @@ class GlooGroup(Gathering):
         return list(starmap(add, islice(pairs, len(sums)))), list(starmap(max, pairs))
 
     def _buffer(self, use: str, length: int) -> Buffer:
-        """The buffer for a use."""
         buffer = self._buffers.get(use)
         if buffer is None or len(buffer.numbers) != length:
             buffer = self._buffers[use] = Buffer(length)
         return buffer
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `reduce`, with float64 tensors on the host, in place; an empty one costs no collective."""
+        """Reduce float64 tensors on the host in place, like `reduce`. An empty tensor costs no collective."""
         if self.size == _PAIR:
             return self._reduce_between_two(sums, maxima)
-        wanted = [
-            (tensor, how) for tensor, how in ((sums, self._options.sum), (maxima, self._options.max)) if tensor.numel()
-        ]
+        both = ((sums, self._options.sum), (maxima, self._options.max))
         self._wait(
-            lambda group: [group.allreduce([tensor], how) for tensor, how in wanted], sums.nbytes + maxima.nbytes
+            lambda group: [group.allreduce([tensor], options) for tensor, options in both if tensor.numel()],
+            sums.nbytes + maxima.nbytes,
         )
         return sums, maxima
 
@@ -238,12 +229,7 @@ class GlooGroup(Gathering):
         return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order: two collectives.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
-            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
-        """
+        """Return the data of all members, in their order, by two collectives."""
         lengths = self._lengths(data, MOST_GATHERED)
         longest = max(lengths)
         if longest == 0:
@@ -254,19 +240,15 @@ class GlooGroup(Gathering):
         return [bytes(tensor.numpy()[:length]) for tensor, length in zip(received, lengths, strict=True)]
 
     def collect(self, data: bytes, deadline: float | None = None) -> list[bytes]:
-        """What all members give, in their order, on the first of them; nothing on the others.
+        """Return the data of all members, in their order, on the first member, and an empty list on the others.
 
-        It goes in pieces, so that each is within the time limit also where the network is slow, and only the first
-        member needs memory for what the others give.
+        Data is sent in pieces, so that each piece meets the timeout on a slow network. Only the first member needs
+        memory for the data of the others.
 
         Args:
-            data: What this member gives.
-            deadline: Until when to wait for members that have yet to collect it, by the monotonic clock; given where
-                all members know already that nobody has too much.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
-            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
+            data: The data of this member.
+            deadline: When to stop waiting for members that are still collecting their data, on the monotonic clock, in
+                seconds. Given only if all members already know that no member exceeds its limit.
         """
         lengths = self._lengths(data, MOST_COLLECTED if deadline is None else _MOST_PASSED_ON, deadline)
         pieces: list[list[bytes]] = [[] for _ in lengths]
@@ -280,45 +262,39 @@ class GlooGroup(Gathering):
         return [b"".join(parts) for parts in pieces] if self.rank == 0 else []
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
-        """Give numbers to the first member.
+        """Send numbers to the first member.
 
         Args:
-            own: What this member gives.
-            received: On the first member, where to put what each of them gives; empty on the others.
-            deadline: Until when to wait for the others, by the monotonic clock; `None` for the time limit of the group.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
+            own: The numbers of this member.
+            received: On the first member, one output tensor per member; empty on the others.
+            deadline: When to stop waiting, on the monotonic clock, in seconds; `None` for the timeout of the group.
         """
-        wanted = [received] if self.rank == 0 else []
-        self._wait(lambda group: [group.gather(wanted, [own], self._options.to_first)], own.nbytes, deadline)
+        outputs = [received] if self.rank == 0 else []
+        self._wait(lambda group: [group.gather(outputs, [own], self._options.to_first)], own.nbytes, deadline)
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
-        """Give numbers of the first member to all others, in place.
+        """Send numbers of the first member to all others, in place.
 
         Args:
-            numbers: What the first member gives; on the others, where to put it.
-            deadline: As in `send_to_first`; it may be later than the time limit of the group.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
+            numbers: The numbers of the first member; on the others, the output tensor.
+            deadline: As in `send_to_first`; it may be later than the timeout of the group.
         """
-        options = _lasting(self._options.from_first, deadline)
+        options = _with_deadline(self._options.from_first, deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
 
     def _lengths(self, data: bytes, most: int, deadline: float | None = None) -> list[int]:
-        """How many bytes each member has; nobody makes room for more than is ever sent."""
+        """Return the number of bytes of each member. Checked, so that nobody allocates more than is ever sent."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        own, options = torch.tensor([len(data)]), _lasting(self._options.gather, deadline)
+        own, options = torch.tensor([len(data)]), _with_deadline(self._options.gather, deadline)
         self._wait(lambda group: [group.allgather([lengths], [own], options)], own.nbytes, deadline)
         found = [int(length) for length in lengths]
         for member, length in enumerate(found):
             if not 0 <= length <= most:
-                raise too_much(f"Member {member} of the group says that it sends", length, most)
+                raise too_much(f"Member {member} of the group", length, most)
         return found
 
     def close(self) -> None:
-        """Detach from the others. What is under way still is left to itself: destroying it would wait for its end."""
+        """Detach from the other members. Running collectives are left alone: destroying them would wait for them."""
         group, self._group = self._group, None
         pending, self._pending = [work for work in self._pending if not work.is_completed()], []
         if pending and group is not None:
@@ -329,30 +305,30 @@ class GlooGroup(Gathering):
             raise BrokenError("the group is closed")
         self.bytes_given += size
         failure = self._failure(call, time.monotonic() + self._timeout if deadline is None else deadline)
-        if failure is not None:  # raised here: an error with gloo's traceback would keep the connections open
+        if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
             raise BrokenError(failure)
 
     def _failure(self, call: Callable[[Any], list[Any]], deadline: float) -> str | None:
-        """Why collectives have not come to their end; `None` if they have."""
+        """Run collectives. Return why they have failed, or `None`."""
         try:
             self._pending = call(self._group)
             self.collectives += len(self._pending)
             for work in self._pending:
                 if not self._ends(work, deadline):
-                    return "waiting for the others was to end"
-        except RuntimeError as error:  # what gloo raises, whatever has happened
+                    return "waiting for the other members was stopped"
+        except RuntimeError as error:  # gloo raises it for all failures
             return str(error)
         self._pending = []
         return None
 
     def _ends(self, work: Any, deadline: float) -> bool:
-        """Wait in slices, so that there is a way out of it; a slice that is over raises as a failure does."""
+        """Wait in slices, so that waiting can be stopped. The end of a slice and a failure raise the same error."""
         while True:
             try:
                 work.wait(_SLICE)
-            except RuntimeError:  # noqa: PERF203  # once in a slice
+            except RuntimeError:  # noqa: PERF203  # once per slice
                 if work.is_completed():
-                    work.wait()  # raises what it failed with; or it came to its end just after the slice had
+                    work.wait()  # raises its error; otherwise it has completed just after the slice
                     return True
                 if self._is_over() or (time.monotonic() > deadline and not work.is_completed()):
                     return False

@@ -1,4 +1,4 @@
-"""What a round needs of the ranks that take part, and that of a rank which is alone."""
+"""The interface of a group of members, and the group of a single member."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ if TYPE_CHECKING:
 
 
 class BrokenError(Exception):
-    """An exchange did not come about: a member is gone or too late, or waiting was to end."""
+    """An exchange failed: a member is gone or too late, or waiting was stopped."""
 
 
-undestroyed: deque[Callable[[], bool]] = deque()  # of closed groups: each destroys one if it can, and says if it did
-if hasattr(os, "register_at_fork"):  # the threads of these groups are not in the child, which would wait for them
+undestroyed: deque[Callable[[], bool]] = deque()  # each destroys a closed group if it can, and returns whether it did
+if hasattr(os, "register_at_fork"):  # a child process lacks the threads of these groups and would wait for them
     os.register_at_fork(after_in_child=undestroyed.clear)
 
 
 def destroy_closed() -> None:
-    """Destroy groups that were closed while something was under way in them, as far as it has ended by now.
+    """Destroy groups that were closed with running collectives, if those have ended by now.
 
-    Sessions call it on threads of their own: each group is in the hands of one thread at a time.
+    Sessions call it on their own threads: each group is handled by one thread at a time.
     """
     for _ in range(len(undestroyed)):
-        with suppress(IndexError):  # another thread was quicker
+        with suppress(IndexError):  # another thread was faster
             destroy = undestroyed.popleft()
             if not destroy():
                 undestroyed.append(destroy)
 
 
 class Group(Protocol):
-    """The members of a generation, as one of them exchanges numbers with the others.
+    """The members of a generation, from the view of one of them.
+
+    All methods except `close` raise a `BrokenError` if a member is gone or too late, or waiting was stopped. `gather`,
+    `tally` and `collect` raise a `ConfigurationError` on all members if the data of a member, or of all together,
+    exceeds a limit; the group stays usable then.
 
     Attributes:
         rank: Index of this member.
@@ -43,60 +47,43 @@ class Group(Protocol):
     rank: int
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The sums and the maxima, number by number, of what all members give."""
+        """Return the elementwise sums and maxima over all members."""
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `reduce`, with float64 tensors on the host."""
+        """Reduce float64 tensors on the host, like `reduce`."""
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order."""
+        """Return the data of all members, in their order."""
 
     def tally(self, data: bytes) -> dict[bytes, int]:
-        """What members give, each content once, and how many gave it; in the same order on all of them."""
-
-    def collect(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order, on the first of them; nothing on the others."""
-
-    def close(self) -> None:
-        """Detach from the others."""
-
-
-class Gathering:
-    """Counts what it gathers: a group of few members."""
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """As `Group.gather`."""
-        raise NotImplementedError
-
-    def tally(self, data: bytes) -> dict[bytes, int]:
-        """As `Group.tally`."""
+        """Return the distinct data of all members with their counts, in the same order on all members."""
         return dict(Counter(self.gather(data)))
 
+    def collect(self, data: bytes) -> list[bytes]:
+        """Return the data of all members, in their order, on the first member, and an empty list on the others."""
 
-class Alone:
-    """The group of one member."""
+    def close(self) -> None:
+        """Detach from the other members."""
+
+
+class Alone(Group):
+    """The group of a single member: every result is its own contribution."""
 
     rank = 0
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """What was given."""
+        """Return copies of the lists."""
         return list(sums), list(maxima)
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was given."""
+        """Return the tensors."""
         return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What was given."""
+        """Return the data of the only member."""
         return [data]
 
-    def tally(self, data: bytes) -> dict[bytes, int]:
-        """What was given."""
-        return {data: 1}
-
-    def collect(self, data: bytes) -> list[bytes]:
-        """What was given."""
-        return [data]
+    collect = gather
 
     def close(self) -> None:
-        """There is nobody else."""
+        """Do nothing."""

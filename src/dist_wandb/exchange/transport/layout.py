@@ -1,8 +1,8 @@
-"""In which groups each member of a generation takes part: a tree of them where one would have too many members. Pure.
+"""Assign the members of a generation to groups: one group, or a tree of groups if there are too many members. Pure.
 
-Ranks of a node come first, then the first ranks of the nodes, then the first of those, until one is left: member 0. A
-group has at most `FAN_OUT` members, because each of them connects to all others. All members compute the same tree from
-the same facts, their indices and nodes; of addresses each needs only those of its own groups.
+The lowest groups hold the ranks of a node. Their first ranks form the next level, and so on up to member 0. A group has
+at most `FAN_OUT` members, because each of them connects to all others. All members compute the same tree from the same
+input: their indices and nodes. A member needs only the addresses of its own groups.
 """
 
 from __future__ import annotations
@@ -12,51 +12,43 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-FAN_OUT = 16  # members of one group at most
+FAN_OUT = 16  # maximum number of members in a group
 
 
 class Place(NamedTuple):
-    """A member's place in one group of the tree.
+    """The membership of one member in one group of the tree."""
 
-    Args:
-        level: Of the group, counted from the lowest one.
-        members: Indices in the unit of its members. The first takes part in the next level for all of them.
-        position: Which of them this member is.
-    """
-
-    level: int
+    level: int  # level of the group, 0 for the lowest
+    # indices in the unit of the group's members; the first represents the group in the next level
     members: tuple[int, ...]
-    position: int
+    position: int  # index of this member in `members`
 
     @property
     def name(self) -> str:
-        """Name of the group, unique in the tree."""
+        """Return a name for the group that is unique in the tree."""
         return f"{self.level}/{self.members[0]}"
 
 
 class Tree(NamedTuple):
-    """The tree as one member sees it.
+    """The tree of groups, from the view of one member."""
 
-    Args:
-        path: This member's places, from its node upwards. It is the first in all groups but the last.
-        levels: How many levels the whole tree has.
-    """
-
+    # the groups of this member, from the lowest level upwards; it is the first member of all but the last
     path: tuple[Place, ...]
-    levels: int
+    levels: int  # number of levels of the whole tree
 
 
 def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int) -> Tree:
-    """The tree of some members, as one of them sees it.
+    """Return the tree of groups, from the view of one member.
 
     Args:
-        members: Their indices in the unit, ascending.
-        nodes: For each of them a number of its node; any, where nodes are not known.
-        own: The index of the one.
-        fan_out: How many members a group has at most.
+        members: Indices of all members in the unit, ascending.
+        nodes: For each member, the number of its node; any number if nodes are unknown.
+        own: Index of this member in the unit.
+        fan_out: Maximum number of members in a group.
 
     Example:
-        Of 64 ranks on 8 nodes, rank 24 is in the group of ranks 24 to 31, its node, and in that of ranks 0, 8, ..., 56.
+        Of 64 ranks on 8 nodes, rank 24 is in the group of its node (ranks 24 to 31) and in the group of ranks 0, 8,
+        ..., 56.
     """
     if len(members) <= fan_out:
         return Tree((Place(0, tuple(members), members.index(own)),), 1)
@@ -80,7 +72,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
 
 
 def _split(heads: Sequence[int], fan_out: int) -> list[Sequence[int]]:
-    """Groups of about equal size: as small as they can be with as few levels above them as there can be."""
+    """Split members into groups of nearly equal size: the smallest size that needs the fewest levels above."""
     levels = 1
     while fan_out**levels < len(heads):
         levels += 1

@@ -1,12 +1,13 @@
-"""The members of a generation as a tree of gloo groups (`layout`), where one group would have too many of them.
+"""A generation with too many members for one gloo group, as a tree of groups (`layout`).
 
-A member gives its numbers to the first of its group, which gives what they come to to the next level, and so on. The
-result of member 0, the first of all, goes down again from group to group. So one member computes each result, and all
-have the same bits. A member takes part in two collectives, the first of a group in two more in each level above.
+Each member sends its numbers to the first member of its group, which reduces them and sends the result to the next
+level, and so on. Member 0 sends the final result down again, from group to group. Thus one member computes each result,
+and all members have the same bits. A member takes part in two collectives, and the first member of a group in two more
+for each level above.
 
-As in one group, nobody has a result before all members have taken part. If a member dies or stalls, those of its group
-see it at once, or within the time limit. They close their groups, by which their neighbours see it, and so on up and
-down the tree. Then some members may have the result of the last round, and others not: their checkpoints settle that
+As in one group, nobody has a result before all members have contributed. If a member dies or stalls, the members of its
+group detect it immediately, or within the timeout. They close their groups, which their neighbours detect in turn, up
+and down the tree. Some members may then lack the result of the last round; their checkpoints settle that
 (`membership.membership`).
 """
 
@@ -23,28 +24,24 @@ import torch
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
+from dist_wandb.exchange.transport.group import Group
 
-_MOST_TOGETHER = 2**32  # bytes that all members together give to each of them at most
-_EXACT = 2.0**53  # up to which a float64 is every integer
-_MOST_BY_FIRST = 2**13  # numbers of each member that the first one reduces for all, where gloo could
-_SERIAL = 2**15 - 1  # numbers: torch reduces more of them on threads, which the training's would have to compete with
-_COUNT = struct.Struct("<QQ")  # before a content: how many members gave it, and how many bytes follow
-_HEAD = struct.Struct("<IQ")  # before what a member gives: which member it is, and how many bytes follow
+_MOST_TOGETHER = 2**32  # maximum bytes of all members together in a gather
+_EXACT = 2.0**53  # a float64 represents all integers up to here
+_MOST_BY_FIRST = 2**13  # maximum numbers per member that the first member reduces in a single group; gloo reduces more
+_SERIAL = 2**15 - 1  # numbers; torch reduces more of them on several threads, which would compete with the training
+_COUNT = struct.Struct("<QQ")  # precedes a content: how many members sent it, and its length in bytes
+_HEAD = struct.Struct("<IQ")  # precedes the data of a member: its index, and the length in bytes
 
 
 class _Table(NamedTuple):
-    """Where the first of a group puts what its members give.
+    """The receive buffer of the first member of a group."""
 
-    Args:
-        numbers: All of it.
-        rows: What each member gives.
-    """
-
-    numbers: torch.Tensor
-    rows: list[torch.Tensor]
+    numbers: torch.Tensor  # one row per member
+    rows: list[torch.Tensor]  # views of the rows
 
     def reduce(self, into: torch.Tensor, summed: int) -> None:
-        """Reduce the members' numbers, the first ones by sum and the others by maximum: in parts, on this thread."""
+        """Reduce over members, the first `summed` numbers by sum, the rest by maximum: in parts, on this thread."""
         members, size = self.numbers.shape
         most = max(_SERIAL // members, 1)
         for start in range(0, size, most):
@@ -55,14 +52,14 @@ class _Table(NamedTuple):
                 torch.amax(numbers[:, sums:], 0, out=out[sums:])
 
 
-class TreeGroup:
-    """The members of a tree, as one of them exchanges numbers with the others.
+class TreeGroup(Group):
+    """A tree of groups, from the view of one member.
 
     Args:
-        groups: Those that this member is in, from the lowest level upwards; it is the first in all but the last.
+        groups: The groups of this member, from the lowest level upwards; it is the first member of all but the last.
         rank: Index of this member.
-        size: Number of members.
-        timeout: How long a member may keep the others waiting, in seconds.
+        size: Number of members of the whole tree.
+        timeout: How long a collective may wait for a member, in seconds.
     """
 
     def __init__(self, groups: Sequence[GlooGroup], rank: int, size: int, timeout: float) -> None:
@@ -74,11 +71,7 @@ class TreeGroup:
         self._tables: dict[GlooGroup, _Table] = {}
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The sums and the maxima, number by number, of what all members give.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
-        """
+        """Return the elementwise sums and maxima over all members."""
         own = array("d", [*sums, *maxima])
         if len(self._buffer.numbers) != len(own):
             self._buffer = Buffer(len(own))
@@ -88,7 +81,7 @@ class TreeGroup:
         return reduced[: len(sums)], reduced[len(sums) :]
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `reduce`, with float64 tensors on the host, in place."""
+        """Reduce float64 tensors on the host in place, like `reduce`."""
         both = torch.cat((sums, maxima))
         self._reduce(both, sums.numel())
         sums.copy_(both[: sums.numel()])
@@ -96,7 +89,7 @@ class TreeGroup:
         return sums, maxima
 
     def _reduce(self, numbers: torch.Tensor, summed: int) -> None:
-        """Reduce numbers in place, the first ones by sum and the others by maximum: in pieces, as in `collect`."""
+        """Reduce numbers in place, the first `summed` by sum, the rest by maximum: in pieces, as in `collect`."""
         size = gloo.PIECE // numbers.element_size()
         for start in range(0, numbers.numel(), size):
             piece = numbers[start : start + size]
@@ -108,77 +101,59 @@ class TreeGroup:
             if group.rank:
                 group.send_to_first(numbers, [], deadline)
                 break
-            table = self._table(group, numbers)
+            table = self._tables.get(group)
+            if table is None or table.numbers.shape[1] != numbers.numel():
+                empty = torch.empty((group.size, numbers.numel()), dtype=numbers.dtype)
+                table = self._tables[group] = _Table(empty, list(empty.unbind()))
             group.send_to_first(numbers, table.rows, deadline)
             table.reduce(numbers, summed)
         self._hand_down(numbers, deadline)
 
-    def _table(self, group: GlooGroup, numbers: torch.Tensor) -> _Table:
-        table = self._tables.get(group)
-        if table is None or table.numbers.shape[1] != numbers.numel():
-            empty = torch.empty((group.size, numbers.numel()), dtype=numbers.dtype)
-            table = self._tables[group] = _Table(empty, list(empty.unbind()))
-        return table
-
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
-        """Give what member 0 has to all others, in place."""
+        """Send the numbers of member 0 to all others, in place."""
         for group in reversed(self._groups):
             group.receive_from_first(numbers, deadline)
 
-    def gather(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order.
+    def _hand_down_bytes(self, data: bytes, length: int, deadline: float) -> bytes:
+        """Return the bytes of member 0 on all members, which know their length."""
+        handed = bytearray(data[:length].ljust(length, b"\0"))
+        numbers = torch.frombuffer(handed, dtype=torch.uint8)
+        for start in range(0, length, gloo.PIECE):
+            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
+        return bytes(handed)
 
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
-            ConfigurationError: A member, or all together, have more than anybody takes. All members raise it, and the
-                group goes on.
-        """
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all members, in their order."""
         length = self._length(data, gloo.MOST_GATHERED)
-        if length > _MOST_TOGETHER:
-            raise too_much("All members of the group together say that they send", length, _MOST_TOGETHER)
+        _check_together(length)
         if not length:
             return [b""] * self._size
         deadline = _deadline(self._timeout, length)
-        length += self._size * _HEAD.size
-        together = bytearray(self._collected(data, deadline)[:length].ljust(length, b"\0"))
-        numbers = torch.frombuffer(together, dtype=torch.uint8)
-        for start in range(0, length, gloo.PIECE):
-            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
-        return _apart(bytes(together), self._size)
+        together = self._collected(data, deadline)
+        return _apart(self._hand_down_bytes(together, length + self._size * _HEAD.size, deadline), self._size)
 
     def tally(self, data: bytes) -> dict[bytes, int]:
-        """What members give, each content once, and how many gave it; in the same order on all of them.
+        """Return the distinct data of all members with their counts, in the same order on all members.
 
-        The first member of each group puts equal contents together, so what a member handles grows with how many
-        different ones there are, not with the number of members.
-
-        Raises:
-            BrokenError: As of `gather`.
-            ConfigurationError: Likewise.
+        The first member of each group merges equal contents. So the amount of data that a member handles grows with
+        the number of distinct contents, not with the number of members.
         """
         deadline = _deadline(self._timeout, self._length(data, gloo.MOST_GATHERED))
         counted = {data: 1}
         for group in self._groups:
             together = b"".join(group.collect(_packed(counted), deadline))
             counted = _unpacked(together) if together else counted
-        packed = bytearray(_packed(counted))
+        packed = _packed(counted)
         number = torch.tensor([len(packed)], dtype=torch.float64)
         self._hand_down(number, deadline)
         length = int(number)
-        if length > _MOST_TOGETHER:
-            raise too_much("All members of the group together say that they send", length, _MOST_TOGETHER)
-        packed = packed[:length].ljust(length, b"\0")
-        numbers = torch.frombuffer(packed, dtype=torch.uint8)
-        for start in range(0, len(packed), gloo.PIECE):
-            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
-        return _unpacked(bytes(packed))
+        _check_together(length)
+        return _unpacked(self._hand_down_bytes(packed, length, deadline))
 
     def collect(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order, on member 0; nothing on the others, which wait until it has all.
+        """Return the data of all members, in their order, on member 0, and an empty list on the others.
 
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was to end.
-            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
+        The others wait until member 0 has all data.
         """
         deadline = _deadline(self._timeout, self._length(data, gloo.MOST_COLLECTED))
         together = self._collected(data, deadline)
@@ -186,48 +161,51 @@ class TreeGroup:
         return [] if self.rank else _apart(together, self._size)
 
     def _length(self, data: bytes, most: int) -> int:
-        """How many bytes all members have together; nobody makes room for more than is ever sent."""
+        """Return the number of bytes of all members. Checked, so that nobody allocates more than is ever sent."""
         length, size = float(len(data)), self._size
         (total,), (longest,) = self.reduce([length], [length * size + size - 1 - self.rank])
         if not 0 <= longest < _EXACT or not 0 <= total < _EXACT:
-            raise ConfigurationError("A member of the group sends a number of bytes that cannot be.")
+            raise ConfigurationError(
+                "A member of the group announced an impossible number of bytes. Install the same version of "
+                "dist_wandb on all ranks."
+            )
         longest, member = divmod(int(longest), size)
         if longest > most:
-            raise too_much(f"Member {size - 1 - member} of the group says that it sends", longest, most)
+            raise too_much(f"Member {size - 1 - member} of the group", longest, most)
         return int(total)
 
     def _collected(self, data: bytes, deadline: float) -> bytes:
-        """What the members below this one have given, itself included, each part with its head."""
+        """Return the data of this member and of all members below it, each preceded by its head."""
         together = _HEAD.pack(self.rank, len(data)) + data
         for group in self._groups:
             together = b"".join(group.collect(together, deadline))
         return together
 
     def close(self) -> None:
-        """Detach from the others."""
+        """Detach from the other members."""
         for group in self._groups:
             group.close()
 
     @property
     def collectives(self) -> int:
-        """How many collectives this member has taken part in."""
+        """Number of collectives that this member has taken part in."""
         return sum(group.collectives for group in self._groups)
 
     @property
     def bytes_given(self) -> int:
-        """How many bytes this member has given to them."""
+        """Number of bytes that this member has contributed to them."""
         return sum(group.bytes_given for group in self._groups)
 
 
 class OneGroup(TreeGroup):
-    """Three members or more in one group.
+    """A single group of three members or more.
 
-    Few numbers go as in a tree, by the first member: gloo's allreduce, in which all members pass parts of them on in
-    turn, takes ten times as long, and as much work. Where there are many, it spares the first member.
+    The first member reduces few numbers, as in a tree: gloo's all-reduce passes parts of them around all members, which
+    takes ten times as long and as much work. With many numbers, it relieves the first member.
 
     Args:
         group: The group.
-        timeout: How long a member may keep the others waiting, in seconds.
+        timeout: How long a collective may wait for a member, in seconds.
     """
 
     def __init__(self, group: GlooGroup, timeout: float) -> None:
@@ -235,34 +213,39 @@ class OneGroup(TreeGroup):
         self._group = group
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """As `TreeGroup.reduce`."""
+        """Reduce, like `TreeGroup.reduce`."""
         is_small = len(sums) + len(maxima) <= _MOST_BY_FIRST
         return super().reduce(sums, maxima) if is_small else self._group.reduce(sums, maxima)
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `GlooGroup.reduce_tensors`."""
+        """Reduce tensors, like `GlooGroup.reduce_tensors`."""
         return self._group.reduce_tensors(sums, maxima)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """As `GlooGroup.gather`."""
+        """Gather, like `GlooGroup.gather`."""
         return self._group.gather(data)
 
     def tally(self, data: bytes) -> dict[bytes, int]:
-        """As `TreeGroup.tally`."""
+        """Tally, like `GlooGroup.tally`."""
         return self._group.tally(data)
 
     def collect(self, data: bytes) -> list[bytes]:
-        """As `GlooGroup.collect`."""
+        """Collect, like `GlooGroup.collect`."""
         return self._group.collect(data)
 
 
 def _deadline(timeout: float, length: int) -> float:
-    """Until when to wait for members between which so many bytes are on their way, as each piece may take long."""
+    """Return until when to wait for a transfer of some bytes, of which each piece may take the timeout."""
     return time.monotonic() + timeout * (2 + length // gloo.PIECE)
 
 
+def _check_together(length: int) -> None:
+    if length > _MOST_TOGETHER:
+        raise too_much("All members of the group together", length, _MOST_TOGETHER)
+
+
 def _apart(together: bytes, size: int) -> list[bytes]:
-    """What each of some members gave."""
+    """Return the data of each of `size` members."""
     parts: dict[int, bytes] = {}
     start = 0
     while start + _HEAD.size <= len(together):
@@ -280,7 +263,7 @@ def _packed(counted: Mapping[bytes, int]) -> bytes:
 
 
 def _unpacked(together: bytes) -> dict[bytes, int]:
-    """The contents of several members, with their counts; equal ones are put together."""
+    """Return the contents of several members with their counts. Equal contents are merged."""
     counted: dict[bytes, int] = {}
     start = 0
     while start + _COUNT.size <= len(together):
@@ -295,24 +278,23 @@ def _unpacked(together: bytes) -> dict[bytes, int]:
 
 def _malformed() -> ConfigurationError:
     return ConfigurationError(
-        "What the members of the group sent does not have the form that it should have. Install the same version of "
-        "dist_wandb on all ranks."
+        "The data that the members of the group sent is malformed. Install the same version of dist_wandb on all ranks."
     )
 
 
 def hand_down(groups: Sequence[GlooGroup], *, formed: bool, deadline: float) -> bool:
-    """Send the members below whether all groups above them have formed, which those above send this member.
+    """Receive from the members above whether all their groups have formed, and pass it on to the members below.
 
     Args:
-        groups: Those that this member is in and that have formed, from the lowest level upwards.
-        formed: Whether they are all that it is in; otherwise it is the first in each of them.
-        deadline: Until when to wait for those above, by the monotonic clock.
+        groups: The groups of this member that have formed, from the lowest level upwards.
+        formed: Whether these are all its groups; otherwise it is the first member of each of them.
+        deadline: When to stop waiting for the members above, on the monotonic clock, in seconds.
 
     Returns:
         Whether all groups of the tree have formed.
 
     Raises:
-        BrokenError: A member is gone or too late, or waiting was to end.
+        BrokenError: A member is gone or too late, or waiting was stopped.
     """
     all_formed = torch.tensor([float(formed)])
     for group in reversed(groups):

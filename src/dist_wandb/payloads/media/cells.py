@@ -1,4 +1,4 @@
-"""Cells of tables, and images: as they are logged, copied on the training thread, and as other ranks received them."""
+"""Cells of tables, and images: copies made on the training thread, and values received from other ranks."""
 
 from __future__ import annotations
 
@@ -19,49 +19,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = frozenset({int, float, str, bool, type(None)})
-OF_PIXELS = ("mode", "file_type")  # arguments of wandb.Image that decide about the pixels
-BESIDE = ("caption", "grouping", "classes", "boxes")  # and those that go along as JSON
-_PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose lists are plain
+OF_PIXELS = ("mode", "file_type")  # arguments of wandb.Image that determine the pixels
+BESIDE = ("caption", "grouping", "classes", "boxes")  # arguments of wandb.Image that are sent as JSON
+_PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose `tolist` returns plain values
 
 
 class Picture(NamedTuple):
-    """An image as it was logged, or as it came from another rank.
+    """An image that was logged, or received from another rank."""
 
-    Args:
-        value: What `wandb.Image` takes; from another rank the bytes of a PNG.
-        pixels: Arguments of `wandb.Image` that decide about its pixels.
-        beside: Its other arguments, such as the caption.
-    """
-
-    value: Any
-    pixels: Mapping[str, Any]
-    beside: Mapping[str, Any]
+    value: Any  # an argument of `wandb.Image`; from another rank, the bytes of a PNG file
+    pixels: Mapping[str, Any]  # arguments of `wandb.Image` that determine the pixels
+    beside: Mapping[str, Any]  # other arguments of `wandb.Image`, such as the caption
 
 
 Columns = list[str | int]
 
 
 class Part(NamedTuple):
-    """The contribution of one rank.
+    """The contribution of one rank."""
 
-    Args:
-        rank: Its index in the job.
-        columns: Names of a table's columns; of images none.
-        total: How many rows or images it had.
-        items: Those within the limit.
-    """
-
-    rank: int
-    columns: Columns
-    total: int
-    items: list[Any]
+    rank: int  # index of the rank in the job
+    columns: Columns  # names of a table's columns; empty for images
+    total: int  # number of rows or images that it logged
+    items: list[Any]  # the rows or images within the limit
 
 
 class Copies:
-    """What copying has found.
+    """Makes copies, and collects what to wait for and to warn about.
 
     Attributes:
-        on_devices: By device, a copy that is on its way to the host.
+        on_devices: By device, a tensor that is being copied to the host.
         replaced: Names of types whose objects were replaced by their repr.
     """
 
@@ -70,26 +57,26 @@ class Copies:
         self.replaced: set[str] = set()
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor on the host, perhaps on its way there."""
+        """Return a copy of a tensor on the host, which may be asynchronous."""
         if tensor.device.type == "cpu":
             return tensor.detach().clone()
         self.on_devices[tensor.device] = tensor
         return tensor.detach().to("cpu", non_blocking=True)
 
     def represented(self, value: object) -> str:
-        """The repr of an object that cannot be sent."""
+        """Return the repr of an object that cannot be sent."""
         self.replaced.add(type(value).__name__)
         return repr(value)
 
 
 def check_pillow() -> None:
-    """Raise where images cannot be handled."""
+    """Raise an error if pillow is not installed."""
     if importlib.util.find_spec("PIL") is None:
         raise ConfigurationError("W&B needs pillow for images, and it is missing. Run: pip install pillow")
 
 
 def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> Picture:
-    """An image, safe from later changes."""
+    """Return a copy of an image, which later changes do not affect."""
     beside = {name: copied_cell(value, copies) for name, value in arguments.items() if name in BESIDE}
     pixels = {name: value for name, value in arguments.items() if name in OF_PIXELS}
     tensor = as_tensor(image)
@@ -113,7 +100,7 @@ def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> 
 
 
 def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
-    """A cell of a table, safe from later changes: JSON values, dates, tensors on their way, pictures."""
+    """Return a copy of a cell: a JSON value, a date, a tensor (which may be copied asynchronously) or a `Picture`."""
     if type(cell) in PLAIN:
         return cell
     tensor = as_tensor(cell)
@@ -131,7 +118,7 @@ def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
 
 
 def _container(cell: Any, copies: Copies) -> Any:
-    """A list or a mapping of cells, as far as JSON can hold it."""
+    """Copy a list or a mapping of cells; replace it by its repr if it has names that JSON cannot represent."""
     if not isinstance(cell, Mapping):
         return [copied_cell(item, copies, is_inner=True) for item in cell]
     if not PLAIN.issuperset(map(type, cell)):
@@ -140,7 +127,7 @@ def _container(cell: Any, copies: Copies) -> Any:
 
 
 def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
-    """Numbers and text of other kinds than Python's own, and arrays, as far as JSON can hold them; else the repr."""
+    """Convert numbers and text of other types, and arrays, to JSON values; replace other objects by their repr."""
     for kind in (str, int, float):
         if isinstance(cell, kind):
             return kind(cell)
@@ -153,19 +140,19 @@ def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
 
 
 def _moment(cell: date) -> date | None:
-    """A date, or a date with a time, of Python's own kind; `None` for pandas' missing dates."""
+    """Convert a date or datetime of a subclass to the plain type; `None` for pandas' missing dates."""
     if cell != cell:  # noqa: PLR0124
         return None
     return datetime.combine(cell.date(), cell.timetz()) if isinstance(cell, datetime) else cell
 
 
 def json_of(value: Any) -> Any:
-    """A JSON value for a cell of a type that JSON does not know."""
+    """Return a JSON value for a cell of a type that JSON does not support."""
     return value.isoformat() if isinstance(value, date) else plain_cell(value)
 
 
 def plain_cell(cell: Any) -> Any:
-    """A cell with lists in place of tensors."""
+    """Return a cell with lists in place of tensors."""
     if type(cell) in PLAIN:
         return cell
     if isinstance(cell, list):
@@ -177,14 +164,14 @@ def plain_cell(cell: Any) -> Any:
 
 
 def natural(number: Any) -> int:
-    """A received rank, index or number of items."""
+    """Check a received rank, index or number of items."""
     if type(number) is not int or not 0 <= number < LARGEST_EXACT_INTEGER:
         raise ValueError(f"{excerpt(number)} is not a number of a rank or of items")
     return number
 
 
 def named_arguments(arguments: Any) -> dict[str, Any]:
-    """The other arguments of `wandb.Image` for a picture; none that decides about files."""
+    """Check received arguments of `wandb.Image`, which must not include any that access files."""
     if not isinstance(arguments, dict) or not set(arguments) <= set(BESIDE):
-        raise ValueError(f"{excerpt(arguments)} does not go along with an image")
+        raise ValueError(f"{excerpt(arguments)} are not arguments of an image")
     return arguments

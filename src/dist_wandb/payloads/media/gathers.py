@@ -1,12 +1,12 @@
-"""Tables and images of all ranks as one: the bytes that a rank contributes, and the result of all ranks' bytes.
+"""Tables and images of all ranks: the bytes that a rank contributes, and the merged result.
 
-On the training thread `gathered` copies values that could change, and refuses wrong ones. Cells become JSON values,
-others their repr, with a warning; files are read. Later, in a thread, it becomes bytes once the device has computed, an
-item for each row or image: JSON, and the PNG that `wandb.Image` would write, so nothing of a peer's is unpickled. Until
-then the rank's rows wait, in their order.
+On the training thread, `gathered` copies values that could change, and refuses invalid ones. Cells become JSON values;
+other objects become their repr, with a warning; image files are read. Once the device has computed, another thread
+encodes each row or image: as JSON, and the PNG that `wandb.Image` would write, so bytes from peers are never unpickled.
+Later rows of this rank wait until then, in order.
 
-The result is plain: `MergedTable`, `MergedImages`, in the order of ranks, columns by name, `None`
-where a rank has none of that name. Nothing here talks to other ranks, or imports wandb.
+The result is plain: a `MergedTable` or `MergedImages`, ordered by rank, with columns matched by name, and `None` if a
+rank lacks a column. This module neither communicates with other ranks nor imports wandb.
 """
 
 from __future__ import annotations
@@ -37,47 +37,39 @@ from dist_wandb.payloads.media.tables import (
 
 Kind = Literal["table", "images"]
 
-MOST: dict[Kind, int] = {"table": 10_000, "images": 108}  # as many as W&B keeps of a table, and of a list of images
+MOST: dict[Kind, int] = {"table": 10_000, "images": 108}  # W&B's own limits for a table and for a list of images
 
 
 class Encoded(NamedTuple):
-    """The encoded contribution of a rank.
+    """The encoded contribution of a rank."""
 
-    Args:
-        items: One for each row or image.
-        size: How many bytes they have.
-        columns: Names of a table's columns; of images none.
-        total: How many rows or images there were.
-        limit: How many all ranks may give together, by this rank.
-    """
-
-    items: list[bytes]
-    size: int
-    columns: Columns
-    total: int
-    limit: int
+    items: list[bytes]  # the bytes of each row or image
+    size: int  # number of bytes of all items
+    columns: Columns  # names of a table's columns; empty for images
+    total: int  # number of rows or images that were logged
+    limit: int  # maximum number of items of all ranks together, as given on this rank
 
     def within(self, size: int, number: int | None = None) -> Encoded:
-        """The first items, as many as have so many bytes together, and at most so many as `number`."""
+        """Return the first items that have at most `size` bytes together, and at most `number` of them."""
         sums = accumulate(map(len, self.items[:number]))
         items = self.items[: sum(1 for _ in takewhile(size.__ge__, sums))]
         return self._replace(items=items, size=sum(map(len, items)))
 
     def as_bytes(self, rank: int) -> bytes:
-        """All of it, as this rank sends it."""
+        """Return the message of this rank."""
         return framed(json.dumps([rank, self.columns, self.total]).encode(), *self.items)
 
 
 class Gathered:
-    """Rows or images of this rank, to be brought together with those of the other ranks. Made by `gathered`.
+    """Rows or images of this rank, to be merged with those of other ranks. Made by `gathered`.
 
     Args:
-        kind: Which of the two.
-        items: Rows, or images, safe from later changes; those within the limit.
-        total: How many there were.
-        limit: How many all ranks may give together.
-        columns: Names of a table's columns; of images none.
-        copies: What copying them has found: devices, replaced types.
+        kind: Whether it is a table or images.
+        items: Copies of the rows or images within the limit.
+        total: Number of rows or images that were given.
+        limit: Maximum number of items of all ranks together.
+        columns: Names of a table's columns; `None` for images.
+        copies: The `Copies` that made the items, with their devices and replaced types.
     """
 
     def __init__(
@@ -92,43 +84,43 @@ class Gathered:
         self._marks = [event_after(tensor) for tensor in copies.on_devices.values()]
         self._encoder: threading.Thread | None = None
         self._encoded: Encoded | Exception | None = None
-        self._make_image: MakeImage | None = None  # given when it is logged
+        self._make_image: MakeImage | None = None  # set when it is logged
 
     def use(self, rank: int, make_image: MakeImage) -> None:
-        """Prepare to be sent: once, because sent items are not kept.
+        """Prepare for sending. This is possible only once, because sent items are not kept.
 
         Args:
             rank: The rank that logs, for messages.
-            make_image: Makes a `wandb.Image`, for the pixels that W&B would show.
+            make_image: Makes a `wandb.Image`, which has the pixels that W&B would show.
 
         Raises:
             ConfigurationError: It was logged already.
         """
         if self._make_image is not None:
             raise ConfigurationError(
-                f"A gathered table or panel was logged a second time on rank {rank}. Make another one of the same rows "
-                "or images with dist_wandb.gathered(...)."
+                f"A gathered table or panel was logged a second time on rank {rank}. Call dist_wandb.gathered(...) "
+                "again with the same rows or images."
             )
         self._make_image = make_image
 
     def is_ready(self) -> bool:
-        """Whether `encoded` answers without waiting. Large images take long: a thread of their own encodes them."""
-        if not all(mark is None or mark.query() for mark in self._marks):
-            return False  # of a device without events nothing is known
+        """Return whether `encoded` does not wait. Start encoding on another thread, because large images take long."""
+        if not all(mark is None or mark.query() for mark in self._marks):  # a device without events counts as ready
+            return False
         if self._encoder is None:
             self._encoder = threading.Thread(target=self._encode, name="dist_wandb-encode", daemon=True)
             self._encoder.start()
         return self._encoded is not None
 
     def has_arrived(self) -> bool:
-        """Whether `part` answers without waiting."""
+        """Return whether `part` does not wait."""
         return all(mark is not None and mark.query() for mark in self._marks)
 
     def encoded(self) -> Encoded:
-        """The encoded contribution of this rank.
+        """Return the encoded contribution of this rank.
 
         Raises:
-            Exception: Something could not be encoded.
+            Exception: A value could not be encoded.
         """
         if self._encoded is None:
             self._encode()
@@ -138,7 +130,7 @@ class Gathered:
         return self._encoded
 
     def part(self, rank: int) -> Part:
-        """The contribution of this rank, where no other rank contributes. Waits for the device."""
+        """Return the contribution of this rank without encoding it. Waits for the device."""
         for mark in self._marks:
             if mark is not None:
                 mark.synchronize()
@@ -147,7 +139,7 @@ class Gathered:
     def _encode(self) -> None:
         encode = encoded_row if self.kind == "table" else encoded_image
         try:
-            assert self._make_image is not None, "it is encoded after it was logged"  # noqa: S101
+            assert self._make_image is not None, "it is encoded only after it was logged"  # noqa: S101
             items = [encode(item, self._make_image) for item in self.part(-1).items]
             self._encoded = Encoded(items, sum(map(len, items)), self._columns, self._total, self.limit)
         except Exception as error:  # noqa: BLE001  # raised by `encoded`
@@ -158,36 +150,36 @@ class Gathered:
 def gathered(
     value: Any, columns: Sequence[str | int] | None = None, *, limit: int | None = None, **per_image: Sequence[Any]
 ) -> Gathered:
-    """Bring the rows of a table, or the images, of all ranks of a unit into one table or panel of its primary.
+    """Gather rows of a table, or images, from all ranks of a unit into one table or panel of its primary.
 
-    Log the result on every rank under the same name, as any value, with numbers in the same call or without. That
-    never waits for other ranks, nor for a device, and takes no part in a collective of the training's. A rank that logs
-    none is waited for no longer than with numbers. Tables get a column ``rank`` in front (``global_rank`` if they have
-    one of that name), images a caption that begins with the rank. First come the rows of the lowest rank, in their
-    order. Columns that only some ranks have are filled with `None`.
+    Log the result on every rank under the same name, like any value, with or without numbers in the same call. Logging
+    never waits for other ranks or for a device, and does not take part in collectives of the training. A rank that logs
+    nothing delays the result no longer than with numbers. Tables get a first column ``rank`` (``global_rank`` if they
+    have a column of that name). Captions of images begin with the rank. Rows are ordered by rank, then as logged.
+    Columns that only some ranks have are filled with `None`.
 
-    Cells may be numbers, text, `None`, bools, dates, lists and mappings of these, arrays and tensors (as lists), images
-    of PIL and `wandb.Image`. Anything else is replaced by its repr, with a warning. NaN and infinities stay.
+    Cells may be numbers, text, `None`, bools, dates, lists and mappings of these, arrays and tensors (as lists), PIL
+    images and `wandb.Image`. Any other object is replaced by its repr, with a warning. NaN and infinities are kept.
 
-    Where nothing is brought together, in a world of one or with ``run_mode="new"`` without `reduce`, each run gets the
-    rows or images of its own rank, in the same form.
+    If nothing is gathered, in a world of one or with ``run_mode="new"`` without `reduce`, each run gets the rows or
+    images of its own rank, in the same form.
 
     Args:
-        value: A table: a `wandb.Table`, a data frame of pandas, or rows together with `columns`. Or images: a list of
+        value: A table: a `wandb.Table`, a pandas data frame, or rows together with `columns`. Or images: a list of
             arrays, tensors (channels first, as in `wandb.Image`), PIL images, paths, figures or `wandb.Image`.
         columns: Names of the columns, if `value` is rows.
-        limit: How many rows or images all ranks may give together; ranks with few leave their share to the others.
-            The rest, and what exceeds 64 MiB, is left out, with a warning that has the numbers. `None` for as many as
-            W&B shows: 10,000 rows, 108 images.
-        **per_image: Of images: arguments of `wandb.Image`, as lists with one item per image: `caption`, `grouping`,
+        limit: Maximum number of rows or images of all ranks together. Ranks with few leave their share to the others.
+            Items beyond the limit, or beyond 64 MiB, are left out, with a warning that has the numbers. `None` for the
+            number that W&B shows: 10,000 rows, 108 images.
+        **per_image: Arguments of `wandb.Image` for images, as lists with one item per image: `caption`, `grouping`,
             `classes`, `boxes`, `mode`, `file_type`.
 
     Returns:
         A value for `log` of the session, the logger or the tracker.
 
     Raises:
-        ConfigurationError: A row of another length than `columns`, something that is not an image, a wrong number of
-            captions, an argument that cannot be gathered (`masks`), a limit below 1, or images without pillow.
+        ConfigurationError: A row does not have the length of `columns`, a value is not an image, the number of captions
+            is wrong, an argument cannot be gathered (`masks`), the limit is below 1, or pillow is missing for images.
 
     Example:
         Two ranks::
@@ -211,12 +203,12 @@ def gathered(
 def gathered_table(
     columns: Sequence[str | int] | None = None, data: Any = None, dataframe: Any = None, *, limit: int | None = None
 ) -> Gathered:
-    """As `gathered`, from the arguments of `wandb.Table`.
+    """Gather a table like `gathered`, from the arguments of `wandb.Table`.
 
     Args:
         columns: Names of the columns.
-        data: Rows, an array of two dimensions, a data frame, or a `wandb.Table`.
-        dataframe: A data frame of pandas, in place of the two.
+        data: Rows, a two-dimensional array, a data frame, or a `wandb.Table`.
+        dataframe: A pandas data frame, in place of `columns` and `data`.
         limit: As in `gathered`.
 
     Raises:
@@ -243,7 +235,7 @@ def decoded(kind: Kind, data: bytes) -> Part:
     """Decode the contribution of a rank.
 
     Raises:
-        ConfigurationError: The bytes are something else.
+        ConfigurationError: The bytes are malformed.
     """
     with parsing(data, "a table or images"):
         head, *items = unframed(data)
@@ -257,7 +249,7 @@ def decoded(kind: Kind, data: bytes) -> Part:
 
 
 def fair(wanted: Sequence[int], limit: int) -> list[int]:
-    """Shares of a limit, as equal as they can be while nobody gets more than wanted.
+    """Split a limit into shares that are as equal as possible, and not larger than the wanted ones.
 
     Example:
         >>> fair([1, 100, 100], 21)
@@ -271,5 +263,5 @@ def fair(wanted: Sequence[int], limit: int) -> list[int]:
 
 
 def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
-    """The table or the images of some ranks, given in their order; `None` if there are no images."""
+    """Merge the tables or images of some ranks, given by ascending rank; `None` if there are no images."""
     return merged_table(parts) if kind == "table" else merged_images(parts)

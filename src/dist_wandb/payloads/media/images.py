@@ -1,4 +1,4 @@
-"""Images of all ranks as one panel: PNG and JSON, and back."""
+"""Images of all ranks as one panel: copying, encoding as PNG and JSON, decoding and merging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dist_wandb.payloads.media.pictures import MakeImage
 
 
 class MergedImages(NamedTuple):
-    """The images of some ranks. They become W&B's when their row is written."""
+    """The images of some ranks. They are converted to W&B's when their row is written."""
 
     pictures: list[Picture]
 
@@ -32,19 +32,19 @@ class MergedImages(NamedTuple):
 def copied_images(
     images: Any, per_image: Mapping[str, Sequence[Any]], most: int, copies: Copies
 ) -> tuple[list[Picture], int]:
-    """Images, safe from later changes.
+    """Copy images.
 
     Args:
-        images: What `wandb.Image` takes, each.
-        per_image: Arguments of `wandb.Image`, with one item per image.
-        most: How many images are taken.
-        copies: What copying them has found.
+        images: Arguments of `wandb.Image`.
+        per_image: Further arguments of `wandb.Image`, as sequences with one item per image.
+        most: Maximum number of images to copy.
+        copies: Makes the copies.
 
     Returns:
-        The first images, and how many there are.
+        The first images, and the number of all images.
 
     Raises:
-        ConfigurationError: Something that is not an image, an argument that cannot be gathered, or no pillow.
+        ConfigurationError: A value is not an image, an argument cannot be gathered, or pillow is missing.
     """
     if not isinstance(images, (list, tuple)):
         raise ConfigurationError(
@@ -54,7 +54,7 @@ def copied_images(
     for name, values in per_image.items():
         if name not in OF_PIXELS + BESIDE:
             known = suggest(name, OF_PIXELS + BESIDE)
-            raise ConfigurationError(f"{name!r} does not go to the primary together with an image. {known}")
+            raise ConfigurationError(f"{name!r} is not an argument that can be gathered with images. {known}")
         if len(values) != len(images):
             raise ConfigurationError(f"{name} has {len(values)} items for {len(images)} images. Pass one for each.")
     if images:
@@ -67,18 +67,18 @@ def copied_images(
 
 
 def encoded_image(picture: Picture, make_image: MakeImage) -> bytes:
-    """An image as bytes; `make_image` as in `pictures.png`."""
+    """Encode an image; `make_image` as in `pictures.png`."""
     beside = json.dumps(picture.beside, default=json_of).encode()
     return framed(beside, pictures.png(picture.value, picture.pixels, make_image))
 
 
 def decoded_image(text: bytes, png: bytes) -> Picture:
-    """The inverse of `encoded_image`, of the framed parts."""
+    """Decode the framed parts of `encoded_image`."""
     return Picture(png, {}, named_arguments(json.loads(text)))
 
 
 def merged_images(parts: Sequence[Part]) -> MergedImages | None:
-    """All images, with captions that begin with their rank; `None` if there are none."""
+    """Return the images of all parts, with captions that begin with the rank; `None` if there are none."""
     pictures = [_captioned(part.rank, picture) for part in parts for picture in part.items]
     return MergedImages(pictures) if pictures else None
 

@@ -1,4 +1,4 @@
-"""Images that users log, of PIL and W&B, as files of bytes. Pillow is needed only where there are images, as in W&B."""
+"""Conversion of images of PIL and W&B to PNG files. As in W&B, pillow is needed only for images."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ _AS_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # modes of PIL that
 
 
 def is_image(value: object) -> bool:
-    """Whether a value is an image of PIL or a `wandb.Image`. Imports neither."""
+    """Return whether a value is a PIL image or a `wandb.Image`. Imports neither."""
     names = (("PIL.Image", "Image"), ("wandb", "Image"))
     known = [getattr(sys.modules.get(module), name, None) for module, name in names]
     return any(isinstance(kind, type) and isinstance(value, kind) for kind in known)
 
 
 def caption(image: object) -> str | None:
-    """The caption of a `wandb.Image`, which has no public name; `None` for images of PIL."""
+    """Return the caption of a `wandb.Image`, which has no public name; `None` for PIL images."""
     text = getattr(image, "_caption", None)
     return text if isinstance(text, str) else None
 
 
 def has_overlays(image: object) -> bool:
-    """Whether a `wandb.Image` has boxes or masks, which have no public name."""
+    """Return whether a `wandb.Image` has boxes or masks, which have no public name."""
     return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
 
 
 def kept(image: Any) -> Any:
-    """An image that does not change with the user's; a `wandb.Image` never does."""
+    """Return a copy of a PIL image, or a `wandb.Image` itself, because it never changes."""
     return image.copy() if hasattr(image, "copy") else image
 
 
 def opened(data: bytes) -> Any:
-    """An image file as an image of PIL; its pixels are read when they are needed."""
+    """Open an image file as a PIL image. Its pixels are read when they are needed."""
     from PIL import Image
 
     return Image.open(BytesIO(data))
 
 
 def of_figure(figure: Any) -> Any:
-    """A figure of matplotlib as an image of PIL."""
+    """Convert a matplotlib figure to a PIL image."""
     file = BytesIO()
     figure.savefig(file, format="png")
     return opened(file.getvalue())
 
 
 def png(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
-    """An image as a PNG file, with the pixels that W&B would show.
+    """Return an image as the bytes of a PNG file, with the pixels that W&B would show.
 
     Args:
-        image: What `wandb.Image` takes.
-        how: Arguments of `wandb.Image` that decide about the pixels.
-        make_image: Makes a `wandb.Image`, for objects that are not images yet.
+        image: An argument of `wandb.Image`.
+        how: Arguments of `wandb.Image` that determine the pixels.
+        make_image: Makes a `wandb.Image` of objects that are not images yet.
     """
     if hasattr(image, "save"):
         return _saved(image)
@@ -68,11 +68,11 @@ def png(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
     finally:
         path = _path_of(made)
         if path is not None:
-            path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them
+            path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them over
 
 
 def _file_in(image: Any) -> bytes:
-    """The file that a `wandb.Image` has made, if that is a PNG; else one of its pixels."""
+    """Return the file of a `wandb.Image` if it is a PNG; otherwise encode its pixels."""
     path = _path_of(image)
     if path is not None and path.suffix == ".png" and path.is_file():
         return path.read_bytes()
@@ -80,7 +80,7 @@ def _file_in(image: Any) -> bytes:
 
 
 def _path_of(image: object) -> Path | None:
-    """Where a `wandb.Image` has its file, which has no public name."""
+    """Return the path of a `wandb.Image`'s file, which has no public name."""
     path = getattr(image, "_path", None)
     return Path(path) if isinstance(path, str) else None
 

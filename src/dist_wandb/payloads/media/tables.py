@@ -1,4 +1,4 @@
-"""Tables of all ranks as one: rows as bytes and back, and columns that are matched by their name."""
+"""Tables of all ranks: copying, encoding and decoding of rows, and merging with columns matched by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
@@ -26,50 +26,54 @@ from dist_wandb.payloads.media.cells import (
 )
 from dist_wandb.payloads.media.pictures import MakeImage
 
-_RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
-_DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own, where none are given
+_RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the added column, and its name if users have a column "rank"
+_LISTS = frozenset({list, tuple})
+_DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own default
 
 
 class MergedTable(NamedTuple):
-    """The table of some ranks. It becomes W&B's when its row is written.
+    """The table of some ranks. It is converted to W&B's when its row is written."""
 
-    Args:
-        columns: Names of the columns.
-        rows: Cells that JSON can hold, dates and `Picture`s.
-    """
-
-    columns: Columns
-    rows: list[list[Any]]
+    columns: Columns  # names of the columns
+    rows: list[list[Any]]  # rows of JSON values, dates and `Picture`s
 
 
 def copied_table(
     columns: Sequence[str | int] | None, data: Any, most: int, copies: Copies
 ) -> tuple[Columns, list[Any], int]:
-    """A table, safe from later changes.
+    """Copy a table.
 
     Args:
-        columns: Names of the columns; a `wandb.Table` or a data frame has its own.
-        data: Its rows.
-        most: How many of them are taken.
-        copies: What copying them has found.
+        columns: Names of the columns; ignored for a `wandb.Table` or a data frame.
+        data: A table, a data frame, or rows.
+        most: Maximum number of rows to copy.
+        copies: Makes the copies of cells.
 
     Returns:
-        Names of the columns, the first rows, and how many rows there are.
+        Names of the columns, the first rows, and the number of all rows.
 
     Raises:
-        ConfigurationError: A row of another length than `columns`, or something else than a table.
+        ConfigurationError: A row does not have the length of `columns`, or the value is not a table.
     """
     names, rows, total = _columns_and_rows(columns, data, most)
-    for number, row in enumerate(rows):
-        if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
-            what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
-            raise ConfigurationError(
-                f"Row {number} of the table {what}, but its columns are {names}. Pass equal lists."
-            )
+    if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
+        _check_rows(rows, names)
+    if PLAIN.issuperset(map(type, chain.from_iterable(rows))):  # the fast path of most tables: one pass over all cells
+        return names, [list(row) for row in rows], total
     kept = [
         list(row) if PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row] for row in rows
     ]
     return names, kept, total
+
+
+def _check_rows(rows: Sequence[Any], names: Columns) -> None:
+    """Raise an error for the first row that is not a sequence of one cell for each column."""
+    for number, row in enumerate(rows):
+        if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
+            what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
+            raise ConfigurationError(
+                f"Row {number} of the table {what}, but its columns are {names}. Pass rows of that length."
+            )
 
 
 def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
@@ -90,47 +94,47 @@ def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int)
 
 
 def is_table(value: object) -> bool:
-    """Whether a value is a `wandb.Table`, by its attributes: importing wandb takes long."""
+    """Return whether a value is a `wandb.Table`, by its attributes, because importing wandb takes long."""
     return isinstance(getattr(value, "columns", None), list) and isinstance(getattr(value, "data", None), list)
 
 
 def is_frame(value: object) -> bool:
-    """Whether a value is a data frame of pandas."""
+    """Return whether a value is a pandas data frame."""
     return hasattr(value, "columns") and hasattr(value, "itertuples")
 
 
 def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
-    """A row as bytes; `make_image` as in `pictures.png`."""
+    """Encode a row; `make_image` as in `pictures.png`."""
     found = [(index, cell) for index, cell in enumerate(row) if isinstance(cell, Picture)]
-    dates = [place for place, cell in enumerate(row) if isinstance(cell, date)]
+    dates = [index for index, cell in enumerate(row) if isinstance(cell, date)]
     cells = [None if isinstance(cell, Picture) else cell for cell in row]
-    beside = [(place, picture.beside) for place, picture in found]
+    beside = [(index, picture.beside) for index, picture in found]
     text = json.dumps([cells, beside, dates], default=json_of)
     return framed(text.encode(), *(pictures.png(picture.value, picture.pixels, make_image) for _, picture in found))
 
 
 def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
-    """The inverse of `encoded_row`, of the framed parts."""
+    """Decode the framed parts of `encoded_row`."""
     cells, beside, dates = json.loads(text)
     if not isinstance(cells, list):
         raise TypeError("a row is not a list of cells")
-    for (place, arguments), png in zip(beside, pngs, strict=True):
-        cells[natural(place)] = Picture(png, {}, named_arguments(arguments))
-    for place in dates:
-        moment = datetime.fromisoformat(cells[natural(place)])
-        cells[place] = moment if "T" in cells[place] else moment.date()
+    for (index, arguments), png in zip(beside, pngs, strict=True):
+        cells[natural(index)] = Picture(png, {}, named_arguments(arguments))
+    for index in dates:
+        moment = datetime.fromisoformat(cells[natural(index)])
+        cells[index] = moment if "T" in cells[index] else moment.date()
     return cells
 
 
 def checked_column(name: Any) -> Any:
-    """A received name of a column."""
+    """Check a received name of a column."""
     if type(name) not in PLAIN:
         raise TypeError(f"{excerpt(name)} is not a name of a column")
     return name
 
 
 def merged_table(parts: Sequence[Part]) -> MergedTable:
-    """The whole table: columns are matched by their name, where ranks have different ones."""
+    """Merge tables. Columns are matched by name if ranks have different ones."""
     union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
     names = [name for name, _ in union]
     columns = [_RANK_OTHERWISE if _RANK in names else _RANK, *names]
@@ -146,17 +150,17 @@ def merged_table(parts: Sequence[Part]) -> MergedTable:
 
 
 def differ(parts: Sequence[Part]) -> bool:
-    """Whether ranks gave tables with different columns."""
+    """Return whether tables have different columns."""
     return len({tuple(part.columns) for part in _with_rows(parts)}) > 1
 
 
 def _with_rows(parts: Sequence[Part]) -> Sequence[Part]:
-    """Those that decide about columns: a rank without rows does only if nobody has any."""
+    """Return the parts that determine the columns: those with rows, or all if none has rows."""
     return [part for part in parts if part.items] or parts
 
 
 def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
-    """Columns with a number each, which distinguishes those of the same name."""
+    """Number the columns, to distinguish those of the same name."""
     seen: Counter[str | int] = Counter()
     numbered = []
     for name in columns:

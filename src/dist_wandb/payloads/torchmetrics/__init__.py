@@ -1,1 +1,1 @@
-"""torchmetrics' metrics and collections: their states, and the values computed from all ranks' states."""
+"""Metrics and collections of torchmetrics: their states, and the values computed from the states of all ranks."""

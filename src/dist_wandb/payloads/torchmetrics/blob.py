@@ -1,7 +1,7 @@
-"""Tensors, and plain values around them, as bytes: a JSON header and raw numbers. Reading executes nothing.
+"""Encoding of tensors and plain values as bytes: a JSON header and raw numbers. Reading executes no code.
 
-Tensors of numbers alone are written and read: torch makes a quantized tensor of raw bytes as well, without its scale,
-and crashes the process at its first use.
+Only tensors of plain numeric types are supported. From raw bytes, torch would also make a quantized tensor, without its
+scale, and crash the process at its first use.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dist_wandb.payloads.framing import excerpt, framed, parsing, unframed
 if TYPE_CHECKING:
     import torch
 
-_LARGEST = 2**31  # bytes of one tensor, also of an empty one without its dimensions of size 0
-_MOST_DIMENSIONS = 64  # as many as torch can have
+_LARGEST = 2**31  # maximum bytes of a tensor; for an empty one, dimensions of size 0 count as 1
+_MOST_DIMENSIONS = 64  # torch's own limit
 _STATES = "states of a metric"
 _NUMBERS = frozenset(
     ["bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"]
@@ -28,13 +28,13 @@ _NUMBERS = frozenset(
 
 
 def encode(items: Sequence[Any]) -> bytes:
-    """Write tensors, their types of numbers, numbers, text, bytes, `None`, and lists and tuples of these.
+    """Encode tensors, dtypes, numbers, text, bytes, `None`, and lists and tuples of these.
 
     Args:
-        items: The items to write. Tensors must be on the CPU.
+        items: The items. Tensors must be on the CPU.
 
     Raises:
-        ConfigurationError: Something of another type is among them.
+        ConfigurationError: An item has another type.
     """
     raw: list[bytes] = []
     header = json.dumps([_describe(item, raw) for item in items], separators=(",", ":")).encode()
@@ -42,10 +42,10 @@ def encode(items: Sequence[Any]) -> bytes:
 
 
 def decode(blob: bytes) -> list[Any]:
-    """Read the output of `encode`.
+    """Decode the output of `encode`.
 
     Raises:
-        ConfigurationError: The bytes are something else, or not all of them are there.
+        ConfigurationError: The bytes are malformed or incomplete.
     """
     with parsing(blob, _STATES):
         header, *pieces = unframed(blob, _STATES)
@@ -57,10 +57,10 @@ def decode(blob: bytes) -> list[Any]:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type of numbers with a name like `"float32"`.
+    """Return the dtype with a name like `"float32"`.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such dtype, or it is not supported.
     """
     import torch
 
@@ -131,6 +131,6 @@ def _tensor(raw: Iterator[bytes], name: str, shape: Sequence[int]) -> torch.Tens
     piece = _piece(raw, math.prod(shape) * dtype.itemsize)
     if not piece:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    if dtype is torch.bool:  # of bytes other than 0 and 1 torch makes anything
+    if dtype is torch.bool:  # a tensor of bytes other than 0 and 1 would have undefined values
         return torch.frombuffer(bytearray(piece), dtype=torch.uint8).ne(0).reshape(shape)
     return torch.frombuffer(bytearray(piece), dtype=dtype).reshape(shape)

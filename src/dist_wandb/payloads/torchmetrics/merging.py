@@ -1,8 +1,8 @@
-"""The contributions of ranks to a metric's states, merged into the states of one metric that saw all of their data.
+"""Merging of the contributions of ranks into the states of a single metric that has seen all data.
 
 A rank without data contributes nothing, whatever its states are: torchmetrics' defaults may have another shape than
-states after an update, and a mean would count them. Where all ranks have the same layout, most numbers come as sums and
-maxima over ranks. A rank whose states do not fit into it sends them in full, besides the numbers.
+states after an update, and a mean would count them. If all ranks have the same layout, most numbers arrive as sums and
+maxima over ranks. A rank whose states do not fit the layout sends them in full, in addition to the numbers.
 """
 
 from __future__ import annotations
@@ -21,39 +21,26 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchmetrics import Metric
 
-_MOST_NUMBERS = 2**28  # of one logged value: 2 GiB, which all ranks exchange
+_MOST_NUMBERS = 2**28  # maximum numbers of a logged value: 2 GiB, which all ranks exchange
 _KINDS = frozenset((*IN_SUMS, *IN_MAXIMA, "cat", "list", "stack"))
 _MOMENTS = ("total", "mean_val", "var_val", "min_val", "max_val", "target_squared")
 
 
 class Packed(NamedTuple):
-    """The contribution of one rank.
+    """The contribution of one rank."""
 
-    Args:
-        sums: Numbers to be summed over ranks; flat, float64, on the CPU.
-        maxima: Numbers whose maximum over ranks is to be taken; the same.
-        blob: Bytes to be gathered, in the order of ranks.
-    """
-
-    sums: Tensor
-    maxima: Tensor
-    blob: bytes
+    sums: Tensor  # numbers to sum over ranks; one-dimensional, float64, on the CPU
+    maxima: Tensor  # numbers whose maximum over ranks is taken; in the same form
+    blob: bytes  # bytes to gather in the order of ranks
 
 
 class Node(NamedTuple):
-    """A metric, or one of the metrics in a collection or a wrapper.
+    """A metric, or one of the metrics in a collection or a wrapper."""
 
-    Args:
-        path: Where it is.
-        metric: Name of its class.
-        same_as: Position of the node that has the very same states, which are sent once; -1 where there is none.
-        states: Its own states in a fixed order.
-    """
-
-    path: str
-    metric: str
-    same_as: int
-    states: tuple[State, ...]
+    path: str  # path of the metric in the logged object
+    metric: str  # name of its class
+    same_as: int  # index of an earlier node with identical states, which are sent only once; -1 if there is none
+    states: tuple[State, ...]  # its own states in a fixed order
 
 
 class Layout:
@@ -61,8 +48,8 @@ class Layout:
 
     Args:
         nodes: The metrics whose states are exchanged.
-        is_local: Whether every rank computes for itself, and values are exchanged in place of states.
-        is_tentative: Whether it was made without data, which may change the states' shapes.
+        is_local: Whether every rank computes its own value, and values are exchanged in place of states.
+        is_tentative: Whether it was made without data, which may change the shapes of the states.
     """
 
     def __init__(self, nodes: tuple[Node, ...], *, is_local: bool, is_tentative: bool = False) -> None:
@@ -70,25 +57,25 @@ class Layout:
         self.is_local = is_local
         self.is_tentative = is_tentative
         states = [state for node in nodes for state in node.states]
-        # First come two numbers of each node: how often it was updated, and how many ranks with data have states that
-        # fit into the layout. NaNs of extrema are counted among the sums.
+        # The first two numbers of each node are its number of updates, and the number of ranks with data whose states
+        # fit the layout. The NaNs of maxima and minima are counted in the sums.
         self.sum_sizes: list[int] = [2 * len(nodes), *(one.numel for one in states if one.kind in IN_SUMS + IN_MAXIMA)]
         self.max_sizes: list[int] = [state.numel for state in states if state.kind in IN_MAXIMA]
         self.gathered: int = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
 
     @property
     def sums(self) -> int:
-        """Number of numbers to be summed."""
+        """Count of numbers to sum."""
         return sum(self.sum_sizes)
 
     @property
     def maxima(self) -> int:
-        """Number of numbers whose maximum is taken."""
+        """Count of numbers whose maximum is taken."""
         return sum(self.max_sizes)
 
     @property
     def has_blob(self) -> bool:
-        """Whether ranks have bytes to be gathered."""
+        """Whether ranks have bytes to gather."""
         return self.is_local or self.gathered > 0
 
     @cached_property
@@ -99,7 +86,7 @@ class Layout:
     @classmethod
     @lru_cache(maxsize=256)
     def parse(cls, signature: str) -> Layout:
-        """The layout that a signature names.
+        """Return the layout of a signature.
 
         Raises:
             ConfigurationError: The text is not a signature.
@@ -115,11 +102,11 @@ class Layout:
             raise ConfigurationError(f"{signature[:100]!r} is not a signature of a metric: {error}.") from error
 
     def holders(self, sums: Tensor) -> list[float]:
-        """Of each node, from the sums over ranks: how many ranks with data have states that fit."""
+        """Return, for each node, the number of ranks with data whose states fit, from the sums over ranks."""
         return list(sums[1 : 2 * len(self.nodes) : 2].tolist())
 
     def neutral(self) -> Packed:
-        """The empty contribution of a rank that has no such metric."""
+        """Return the empty contribution of a rank that does not have the metric."""
         import torch
 
         sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")
@@ -130,41 +117,33 @@ def _node_of(position: int, path: Any, metric: Any, same_as: Any, states: Any) -
     if not isinstance(path, str) or not isinstance(metric, str):
         raise TypeError("a metric has no name")
     if type(same_as) is not int or not -1 <= same_as < position:
-        raise ValueError("a metric shares its states with none before it")
+        raise ValueError("a metric shares its states with an unknown one")
     return Node(path, metric, same_as, tuple(_state_of(*state) for state in states))
 
 
 def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
     if not isinstance(name, str) or not isinstance(dtype, str) or kind not in _KINDS:
-        raise ValueError("a state has no name, or is of no kind that is known")
+        raise ValueError("a state has no name, or is of an unknown kind")
     if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_NUMBERS:
         raise ValueError(f"a state has no shape, or more than {_MOST_NUMBERS:,} numbers")
     return State(name, kind, tuple(shape), dtype)
 
 
 class InFull(NamedTuple):
-    """The states and attributes of one node of a layout that a rank sends besides the numbers that are reduced.
+    """The states and attributes of one node that a rank sends in addition to the reduced numbers."""
 
-    Args:
-        rank: The rank.
-        order: Its position in the order of ranks.
-        position: Which node it is.
-        attributes: Other attributes of the metric.
-        states: Its states in full, if they do not fit into the layout; else none.
-    """
-
-    rank: int
-    order: int
-    position: int
-    attributes: dict[str, Any]
-    states: list[tuple[State, Any]]
+    rank: int  # index of the rank in the job
+    order: int  # its position in the order of ranks
+    position: int  # index of the node in the layout
+    attributes: dict[str, Any]  # other attributes of the metric
+    states: list[tuple[State, Any]]  # its states in full if they do not fit the layout; otherwise empty
 
 
 def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
-    """Decode the bytes that the ranks sent besides the numbers, in their order.
+    """Decode the bytes of `Snapshot.in_full`, in the order of ranks.
 
     Raises:
-        ConfigurationError: The bytes are something else.
+        ConfigurationError: The bytes are malformed.
     """
     found = []
     for order, blob in enumerate(blobs):
@@ -176,31 +155,25 @@ def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
 
 
 class Part(NamedTuple):
-    """A state of one rank.
+    """A state of one rank."""
 
-    Args:
-        order: The rank's position in the order of ranks.
-        rank: The rank, for messages.
-        value: The state, as `Snapshot` has it.
-    """
-
-    order: int
-    rank: int
-    value: Any
+    order: int  # the rank's position in the order of ranks
+    rank: int  # index of the rank in the job, for messages
+    value: Any  # the state, in the form of `Snapshot`
 
 
 class Merging:
     """The contributions of all ranks to one logged value.
 
     Args:
-        layout: Where the states are in them.
-        sums: The sums over ranks.
-        maxima: The maxima over ranks.
-        gathered: The states that were gathered, in the order of ranks; `None` for a rank without any.
-        in_full: The states that ranks sent in full.
+        layout: The positions of states in the contributions.
+        sums: The sums over ranks, one-dimensional.
+        maxima: The maxima over ranks, one-dimensional.
+        gathered: The gathered states, in the order of ranks; `None` for a rank without any.
+        in_full: The states and attributes that ranks have sent in full.
 
     Raises:
-        ConfigurationError: There are not as many states as the layout has.
+        ConfigurationError: The number of gathered states differs from that of the layout.
     """
 
     def __init__(
@@ -225,17 +198,17 @@ class Merging:
         self._holders = counts[1::2]
 
     def attributes(self, position: int) -> dict[str, Any] | None:
-        """The other attributes of a node on the first rank with data, if any rank sent them."""
+        """Return the other attributes of a node on the first rank that has sent them, if any."""
         return next((one.attributes for one in self._in_full if one.position == position), None)
 
     def states(self, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
-        """The states of each node, but for those that no rank has.
+        """Return the merged states of each node, except those that no rank has.
 
         Args:
-            metrics: The metrics that are to have them.
+            metrics: The metrics of the nodes.
 
         Raises:
-            ConfigurationError: A rank's state is of another kind or shape than those of others.
+            ConfigurationError: The states of ranks differ in kind or shape.
         """
         restored: list[dict[str, Any]] = []
         for position, (node, metric) in enumerate(zip(self._layout.nodes, metrics, strict=True)):
@@ -248,7 +221,7 @@ class Merging:
         for one in self._in_full:
             for state, value in one.states if one.position == position else ():
                 in_full.setdefault(state.name, []).append(Part(one.order, one.rank, value))
-                kinds.setdefault(state.name, state)  # one that a metric has only since its first update
+                kinds.setdefault(state.name, state)  # a state that exists only after the first update
         merged = {}
         for name, state in kinds.items():
             parts, is_sent = in_full.get(name, []), state in node.states
@@ -260,11 +233,11 @@ class Merging:
         return _repaired(metric, {name: value for name, value in merged.items() if value is not None})
 
     def _reduced(self, position: int, state: State) -> tuple[Tensor | None, int]:
-        """A state over the ranks whose states fit into the layout, and how many of them have data."""
+        """Return a state reduced over the ranks with data whose states fit the layout, and the number of these."""
         if state.kind in IN_SUMS:
             total = next(self._sums)
         else:
-            nans, largest = next(self._sums), next(self._maxima)  # of a minimum, the largest of the negative numbers
+            nans, largest = next(self._sums), next(self._maxima)  # a minimum is a maximum of negated numbers
             total = (largest if state.kind == "max" else -largest).masked_fill(nans > 0, math.nan)
         holders = int(self._holders[position])
         return total.reshape(state.shape) if holders else None, holders
@@ -285,14 +258,10 @@ class Merging:
 def _from_numbers(
     state: State, reduced: Tensor | None, holders: int, in_full: Sequence[Part], metric: Metric
 ) -> Tensor | None:
-    """A state from the reduced numbers and from ranks that sent it in full; `None` if nobody has data.
-
-    Raises:
-        ConfigurationError: A rank's state has another shape than those of others.
-    """
+    """Merge a state from the reduced numbers and from ranks that sent it in full; `None` if no rank has data."""
     import torch
 
-    if reduced is not None and not in_full:  # as nearly always
+    if reduced is not None and not in_full:  # the usual case
         return (reduced / holders if state.kind == "mean" else reduced).to(dtype_of(state.dtype), copy=True)
     parts = [] if reduced is None else [reduced]
     for part in in_full:
@@ -309,11 +278,7 @@ def _from_numbers(
 
 
 def _from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
-    """A state from those of the ranks that have data; `None` if there are none.
-
-    Raises:
-        ConfigurationError: A rank's state is of another kind or shape than those of others.
-    """
+    """Merge a gathered state from the ranks that have data; `None` if there are none."""
     parts = sorted(parts, key=lambda part: part.order)
     if not parts:
         return None
@@ -332,7 +297,7 @@ def _from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
 
 
 def _stacked(state: State, parts: Sequence[Part], metric: Metric) -> Any:
-    """A state as torchmetrics leaves it after a synchronisation; that of a single rank is unchanged."""
+    """Merge a state like torchmetrics' synchronisation; the state of a single rank is unchanged."""
     import torch
 
     tensors: list[Tensor] = []
@@ -358,7 +323,7 @@ def _check_shape(state: State, part: Part, others: Sequence[Tensor], metric: Met
 
 
 def _is_joined(item: Sequence[Any]) -> bool:
-    """Whether these are tensors joined to one, and their lengths."""
+    """Return whether a list is a result of `states.joined`."""
     import torch
 
     if not item:
@@ -376,7 +341,7 @@ def _pieces(numbers: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
 
 
 def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
-    """One rank's moments from those of several, a row for each (Chan, Golub and LeVeque, 1979)."""
+    """Merge the moments of several ranks, one row for each (Chan, Golub and LeVeque, 1979)."""
     total, mean = states["total"], states["mean_val"]
     whole = total.sum(0)
     joint = (total * mean).sum(0) / whole
@@ -392,8 +357,8 @@ def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repaired(metric: Metric, states: dict[str, Any]) -> dict[str, Any]:
-    """The states, as one metric's if its class cannot compute from those of several ranks."""
-    # Of three ranks and more it raises, or uses two.
+    """Return the states, merged to those of one metric if its class cannot compute from those of several ranks."""
+    # With three ranks or more, this class raises an error or uses only two of them.
     if not is_a(type(metric), "NormalizedRootMeanSquaredError"):
         return states
     is_of_several = all(is_stacked(metric, name, states.get(name)) for name in _MOMENTS)

@@ -1,9 +1,9 @@
 """Metrics of torchmetrics as contributions to an exchange between ranks: snapshot, pack, merge, compute.
 
-On the training thread `take_snapshot` copies the states of a metric and leaves the user's object as it is. Elsewhere
-the snapshot becomes numbers to be summed over ranks, numbers whose maximum is taken, and bytes to be gathered. What
-comes back is put into a private copy of the metric, which computes the value that torchmetrics' own synchronisation
-leads to. Nothing here talks to other ranks, and nothing is pickled.
+On the training thread, `take_snapshot` copies the states of a metric and leaves the user's object unchanged. On another
+thread, the snapshot becomes numbers to be summed over ranks, numbers whose maximum is taken, and bytes to be gathered.
+The result is put into a private copy of the metric, which computes the same value as torchmetrics' own synchronisation.
+This module does not communicate with other ranks, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from dist_wandb.payloads.torchmetrics.states import (
     walk,
 )
 
-if TYPE_CHECKING:  # `import dist_wandb` brings neither
+if TYPE_CHECKING:  # `import dist_wandb` imports neither
     import torch
     from torch import Tensor
     from torchmetrics import Metric
 
 
 def is_metric(value: object) -> bool:
-    """Whether a value is torchmetrics' `Metric`, `MetricCollection` or `MetricTracker`. It does not import it."""
+    """Return whether a value is torchmetrics' `Metric`, `MetricCollection` or `MetricTracker`. Does not import it."""
     if isinstance(value, (int, float, str)):
         return False
     module = sys.modules.get("torchmetrics")
@@ -52,29 +52,22 @@ def is_metric(value: object) -> bool:
 
 
 class Found(NamedTuple):
-    """The state of a metric, or of one of the metrics in a collection or a wrapper, when it was logged.
+    """A logged metric, or one of the metrics in a collection or a wrapper, at the time of logging."""
 
-    Args:
-        states: Its own states in a fixed order.
-        values: Copies of them, by name.
-        updates: How often it was updated.
-        attributes: Its other attributes.
-    """
-
-    states: tuple[State, ...]
-    values: dict[str, Any]
-    updates: int
-    attributes: dict[str, Any]
+    states: tuple[State, ...]  # its own states in a fixed order
+    values: dict[str, Any]  # copies of the states, by name
+    updates: int  # how often it was updated
+    attributes: dict[str, Any]  # its other attributes
 
 
 class Snapshot:
-    """The states of one logged metric or collection at the time when it was logged. Made by `take_snapshot`.
+    """The states of a logged metric or collection at the time of logging. Made by `take_snapshot`.
 
-    Everything but `take_snapshot` belongs on one background thread.
+    All methods must be called on one background thread.
 
     Args:
-        layout: Where the states are in the exchange.
-        found: The states of each of its nodes.
+        layout: The positions of the states in the exchange.
+        found: The states of each node of the layout.
         shell: The private copy that computes.
         marks: Recorded events of devices, after which the copies of the states are complete.
         fallback: Why the value cannot be merged exactly, as a sentence; `None` if it can.
@@ -98,12 +91,12 @@ class Snapshot:
 
     @property
     def signature(self) -> str:
-        """The layout as JSON text: equal on ranks whose contributions can be merged. See `Layout.parse`."""
+        """The layout as JSON text, equal on ranks whose contributions can be merged. See `Layout.parse`."""
         return self._layout.signature
 
     @property
     def is_loose(self) -> bool:
-        """Whether some of this rank's states do not fit into the layout, so that they are sent in full."""
+        """Whether some of this rank's states do not fit the layout and are sent in full."""
         return not all(self._fits)
 
     @property
@@ -112,13 +105,13 @@ class Snapshot:
         return type(self._shell.value).__name__
 
     def is_ready(self) -> bool:
-        """Whether the states can be read without waiting for a device."""
+        """Return whether the states can be read without waiting for a device."""
         return all(mark.query() for mark in self._marks or ())
 
     has_arrived = is_ready
 
     def to_host(self) -> None:
-        """Copy the states to the CPU; waits for their devices. The other methods call it first."""
+        """Copy the states to the CPU. Waits for their devices. Other methods call this first."""
         if self._marks is None:
             return
         for mark in self._marks:
@@ -135,7 +128,7 @@ class Snapshot:
 
     @cached_property
     def held(self) -> list[bool]:
-        """Of each node, whether this rank has data: it was updated, or its states were set to something."""
+        """For each node, whether this rank has data: it was updated, or its states are not the defaults."""
         self.to_host()
         return [
             own.updates > 0 or not all(is_default(metric, state, own.values[state.name]) for state in own.states)
@@ -143,18 +136,18 @@ class Snapshot:
         ]
 
     def adopt(self, signature: str) -> bool:
-        """Use another rank's layout of the same metrics.
+        """Use another rank's layout of the same metrics, if possible.
 
-        Layouts of the same metrics can differ in which of a collection's members share their states, as torchmetrics
-        finds its compute groups at the first update: a rank without any update does not know them. And they can differ
-        in what their states are, because some classes have others before their first update: a rank with data whose
-        own do not fit sends them in full (`in_full`).
+        Layouts of the same metrics can differ in the members of a collection that share their states. torchmetrics
+        finds these compute groups at the first update, so a rank without updates does not know them. Layouts can also
+        differ in the states, because some classes have different ones before their first update. A rank with data whose
+        states do not fit sends them in full (`in_full`).
 
         Args:
             signature: The other rank's signature.
 
         Returns:
-            Whether the snapshot has that signature now.
+            Whether the snapshot uses that layout now.
         """
         own, other = self._own, Layout.parse(signature)
         if own.is_local != other.is_local or [n[:2] for n in own.nodes] != [n[:2] for n in other.nodes]:
@@ -178,10 +171,10 @@ class Snapshot:
         return self.held[other] and _equal(self._found[position].values, self._found[other].values)
 
     def packed(self) -> Packed:
-        """The contribution of this rank to the exchange: nothing of metrics without data.
+        """Return the contribution of this rank to the exchange. Metrics without data contribute nothing.
 
         Raises:
-            ConfigurationError: A state holds something that cannot be sent.
+            ConfigurationError: A state holds a value that cannot be sent.
         """
         import torch
 
@@ -203,13 +196,13 @@ class Snapshot:
         return Packed(torch.cat(sums), torch.cat(maxima), encode(gathered) if self._layout.has_blob else b"")
 
     def in_full(self, rank: int) -> bytes:
-        """The bytes that this rank sends besides, where the rank that computes has no data, or some state does not fit.
+        """Return additional bytes to send if the computing rank has no data, or some state does not fit the layout.
 
         Args:
-            rank: This rank.
+            rank: Index of this rank in the job.
 
         Raises:
-            ConfigurationError: A state or attribute holds something that cannot be sent.
+            ConfigurationError: A state or attribute holds a value that cannot be sent.
         """
         items = []
         for position, own in enumerate(self._found):
@@ -223,22 +216,22 @@ class Snapshot:
     def compute(
         self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], in_full: Sequence[bytes] = ()
     ) -> dict[str, Any]:
-        """The value of all ranks together.
+        """Compute the value of all ranks together.
 
         Args:
-            sums: The sums over ranks.
-            maxima: The maxima over ranks.
-            blobs: The blobs in the order of ranks; those that are empty do not count.
-            in_full: The bytes that the ranks sent besides, in their order; none if they did not.
+            sums: The sums over ranks, one-dimensional.
+            maxima: The maxima over ranks, one-dimensional.
+            blobs: The blobs in the order of ranks; empty ones are ignored.
+            in_full: The bytes of `in_full` in the order of ranks; empty if they were not exchanged.
 
         Returns:
-            Values by suffix of the logged name: `""` for a metric, `"/NAME"` for each name in what a
-            collection (or a wrapper) computes. Tensors become numbers and nested lists of numbers: wandb keeps these
-            as they are, while it would turn larger tensors into histograms.
+            Values by suffix of the logged name: `""` for a metric, `"/NAME"` for each name in the result of a
+            collection or a wrapper. Tensors become numbers and nested lists of numbers, which wandb keeps unchanged; it
+            would turn larger tensors into histograms.
 
         Raises:
-            ConfigurationError: A blob that cannot be decoded, or states that cannot be merged.
-            Exception: That of the metric's own `compute`, which some raise if no rank has data.
+            ConfigurationError: A blob cannot be decoded, or states cannot be merged.
+            Exception: An error of the metric's own `compute`, which some metrics raise if no rank has data.
         """
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
@@ -251,7 +244,7 @@ class Snapshot:
         return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
 
     def _local_values(self) -> dict[str, Any]:
-        """The values of this rank alone; none if nothing was updated."""
+        """Compute the values of this rank alone; none if no metric was updated."""
         updates = [own.updates for own in self._found]
         if not any(updates):
             return {}
@@ -270,14 +263,14 @@ _shells: dict[int, tuple[weakref.ref[Any], tuple[tuple[str, type], ...], Shell]]
 
 
 def take_snapshot(value: Any) -> Snapshot:
-    """Copy the states of a metric or collection. Waits for no device and leaves `value` as it is.
+    """Copy the states of a metric or collection. Does not wait for devices, and leaves `value` unchanged.
 
     Args:
-        value: A `torchmetrics.Metric` or `MetricCollection`, or a `MetricTracker`, of which the newest counts. It may
-            be updated or reset right afterwards.
+        value: A `torchmetrics.Metric` or `MetricCollection`, or a `MetricTracker`, whose newest metric is used. It may
+            be updated or reset immediately afterwards.
 
     Raises:
-        ConfigurationError: The object cannot be copied, which is tried when it is logged for the first time.
+        ConfigurationError: The object cannot be copied. It is copied when it is logged for the first time.
     """
     value = current(value)
     members = list(walk(value))
@@ -303,7 +296,7 @@ def take_snapshot(value: Any) -> Snapshot:
 
 @lru_cache(maxsize=256)
 def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
-    """One layout for equal nodes, because its signature takes longest to make."""
+    """Return one layout for equal nodes, because its signature is expensive."""
     return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
 
 
@@ -318,7 +311,7 @@ def _shell_of(value: Any, found: Sequence[tuple[str, Metric]]) -> Shell:
 
 
 def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
-    """For each device that has copies, an event after which they are there: another thread has another stream."""
+    """Record an event on each device with copies, because the thread that reads them uses another stream."""
     import torch
 
     held = [value[-1:] if isinstance(value, list) else [value] for states in copies for value in states.values()]
@@ -331,7 +324,7 @@ def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
 
 
 def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """The numbers of a state to be summed, and those for the maximum; neutral numbers without a value."""
+    """Return the numbers of a state to sum, and those for the maximum; neutral numbers if there is no value."""
     import torch
 
     if value is None:
@@ -340,7 +333,7 @@ def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     numbers = value.reshape(-1).to(torch.float64)
     if state.kind in IN_SUMS:
         return numbers, []
-    is_nan = numbers.isnan()  # a maximum over ranks does not keep it
+    is_nan = numbers.isnan()  # counted, because a maximum over ranks does not keep NaN
     return is_nan.to(torch.float64), [(numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf)]
 
 
@@ -365,7 +358,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _averaged(blobs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """The means of the values that ranks computed by themselves, each over the ranks that have it."""
+    """Return the mean of each value that ranks have computed, over the ranks that have it."""
     try:
         ranks = [dict(json.loads(text)) for (text,) in blobs]
     except (ValueError, TypeError) as error:

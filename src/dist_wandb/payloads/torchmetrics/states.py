@@ -1,8 +1,8 @@
-"""The states and attributes of torchmetrics' metrics: read, copied, merged and put back.
+"""The states and attributes of torchmetrics' metrics: read, copied, merged and restored.
 
-All uses of torchmetrics' own names are here. There is no public way to a state's default and reduction, to the states
-of a metric that is synced, to a metric's way to synchronise, or to make a copy compute as if it had been updated.
-tests/unit/payloads/test_metrics.py fails when upstream changes them.
+All uses of private names of torchmetrics are in this module. There is no public access to the default and reduction of
+a state, to the states of a metric while it is synced, or to its synchronisation method, and no public way to make a
+copy compute as if it had been updated. tests/unit/payloads/test_metrics.py fails if upstream changes these names.
 """
 # ruff: noqa: SLF001
 
@@ -20,39 +20,33 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchmetrics import Metric
 
-IN_SUMS, IN_MAXIMA = ("sum", "mean"), ("max", "min")  # the other kinds, which are gathered: "cat", "stack", "list"
-_EXTREMES = {"min_val": ("min", math.inf), "max_val": ("max", -math.inf)}  # MinMaxMetric has them beside its states
-_NO_LENGTH = -1  # of a tensor without dimensions, which is one number of many in a list
-_WINDOW_COUNT = "_num_vals_seen"  # `Running` resets what it wraps and counts by itself
+IN_SUMS, IN_MAXIMA = ("sum", "mean"), ("max", "min")  # the other kinds are gathered: "cat", "stack", "list"
+_EXTREMES = {"min_val": ("min", math.inf), "max_val": ("max", -math.inf)}  # attributes of MinMaxMetric, not states
+_NO_LENGTH = -1  # length of a tensor without dimensions, which is a single number in a list
+_WINDOW_COUNT = "_num_vals_seen"  # `Running` resets the metric that it wraps, and counts updates itself
 
 
 class State(NamedTuple):
-    """One state of a metric.
+    """One state of a metric."""
 
-    Args:
-        name: Its name in the metric.
-        kind: How the states of many ranks become one: `"sum"`, `"mean"`, `"max"`, `"min"`; `"cat"` for lists whose
-            tensors are concatenated, `"list"` for other lists, `"stack"` for tensors that are gathered.
-        shape: Its shape; of lists nothing.
-        dtype: Its type of numbers, like `"float32"`; of lists nothing.
-    """
-
-    name: str
+    name: str  # name of the state in the metric
+    # how states of many ranks are merged: `"sum"`, `"mean"`, `"max"`, `"min"`; `"cat"` for lists whose tensors
+    # are concatenated, `"list"` for other lists, `"stack"` for tensors that are gathered
     kind: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
+    shape: tuple[int, ...] = ()  # its shape; empty for lists
+    dtype: str = ""  # name of its dtype, such as `"float32"`; empty for lists
 
     @property
     def numel(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def current(value: Any) -> Any:
-    """The metric that a `MetricTracker` tracks now; other metrics themselves.
+    """Return the current metric of a `MetricTracker`; return other metrics unchanged.
 
     Raises:
-        ConfigurationError: It tracks nothing yet.
+        ConfigurationError: The tracker has no metric yet.
     """
     from torchmetrics import MetricTracker
 
@@ -67,7 +61,7 @@ def current(value: Any) -> Any:
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Metric]]:
-    """The metrics in a module. `modules()` would hash each, which takes long with many states."""
+    """Yield the metrics in a module. `modules()` would hash each of them, which takes long with many states."""
     from torchmetrics import Metric
 
     if isinstance(value, Metric):
@@ -79,23 +73,23 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Metric]]:
 
 @lru_cache(maxsize=256)
 def obstacle(metric: type[Metric]) -> str | None:
-    """Why the states of such metrics cannot be merged."""
+    """Return why the states of such metrics cannot be merged; `None` if they can."""
     if metric._sync_dist.__module__.startswith("torchmetrics."):
         return None
     return (
-        f"{metric.__name__} is not merged over ranks but averaged: each rank computes by itself, because it "
-        "synchronises in a way of its own."
+        f"{metric.__name__} is not merged over ranks but averaged: each rank computes its own value, because the class "
+        "has its own synchronisation method."
     )
 
 
 @lru_cache(maxsize=256)
 def is_a(metric: type[Metric], name: str) -> bool:
-    """Whether a class is one of torchmetrics', or made from it."""
+    """Return whether a class is torchmetrics' class of a name, or derived from it."""
     return any(base.__name__ == name and base.__module__.startswith("torchmetrics.") for base in metric.__mro__)
 
 
 def states_of(metric: Metric) -> list[tuple[State, Any]]:
-    """The states that are this rank's alone."""
+    """Return the states of this rank alone, also while the metric is synced."""
     cached = metric._cache if metric._is_synced else None
     held = metric.metric_state if cached is None else cached
     states = [(_state(metric, name, value), value) for name, value in held.items()]
@@ -121,27 +115,27 @@ def _state(metric: Metric, name: str, value: Any) -> State:
 
 
 def reduction_of(metric: Metric, name: str) -> Any:
-    """The reduction of a state's stacked tensors: a function, or `None`.
+    """Return the function that reduces a state's stacked tensors, or `None`.
 
     Raises:
         ConfigurationError: The metric has no such state.
     """
     if name not in metric._reductions:
         raise ConfigurationError(
-            f"{type(metric).__name__} has no state {name!r} on the rank that computes it. Make it with the same "
+            f"{type(metric).__name__} has no state {name!r} on the rank that computes it. Create it with the same "
             "arguments on all ranks."
         )
     return metric._reductions[name]
 
 
 def is_stacked(metric: Metric, name: str, value: Any) -> bool:
-    """Whether a state is those of several ranks, a row for each."""
+    """Return whether a state holds those of several ranks, one row for each."""
     default = metric._defaults.get(name)
     return getattr(value, "ndim", -1) == getattr(default, "ndim", 0) + 1
 
 
 def is_default(metric: Metric, state: State, value: Any) -> bool:
-    """Whether a state, which lies on the host, is as in a metric that was never updated."""
+    """Return whether a state on the host equals that of a metric that was never updated."""
     import torch
 
     if state.kind in {"cat", "list"}:
@@ -157,7 +151,7 @@ def is_default(metric: Metric, state: State, value: Any) -> bool:
 
 @lru_cache(maxsize=1)
 def _bookkeeping() -> tuple[frozenset[str], tuple[type, ...]]:
-    """Names of what every metric has, which is not sent to other ranks; and the types of what is."""
+    """Return names of attributes that every metric has, which are not sent, and the types of attributes that are."""
     import torch
     from torchmetrics import Metric
 
@@ -171,7 +165,7 @@ def _bookkeeping() -> tuple[frozenset[str], tuple[type, ...]]:
 
 
 def attributes_of(metric: Metric) -> dict[str, Any]:
-    """The plain attributes of a metric beside its states: some classes set them at their first batch."""
+    """Return the plain attributes of a metric other than its states. Some classes set them at their first batch."""
     known, plain = _bookkeeping()
     states = metric._defaults
     return {
@@ -182,7 +176,7 @@ def attributes_of(metric: Metric) -> dict[str, Any]:
 
 
 def _private_copy(value: Any) -> Any:
-    """A copy that never synchronises. It does not copy states, nor what belongs to the user's processes."""
+    """Return a copy that never synchronises. States, process groups and the like are not copied."""
     from torchmetrics import MetricCollection
 
     shared = ("_cache", "_computed", "_forward_cache", "process_group", "dist_sync_fn", "distributed_available_fn")
@@ -205,7 +199,7 @@ def _private_copy(value: Any) -> Any:
             setattr(metric, name, extreme.new_tensor(_EXTREMES[name][1]))
     for module in copied.modules():
         if isinstance(module, MetricCollection):
-            module.compute_groups.clear()  # else it would make states of a group equal before it computes
+            module.compute_groups.clear()  # otherwise it would make the states of a group equal before it computes
     return copied
 
 
@@ -219,7 +213,7 @@ def _restore(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
             setattr(metric, name, list(default) if isinstance(default, list) else default)
     remembered = dict(_extremes(metric))
     for name, value in states.items():
-        if name in remembered:  # of all that was computed before
+        if name in remembered:  # the extreme of all values computed so far
             known = remembered[name].to(value)
             setattr(metric, name, known.minimum(value) if _EXTREMES[name][0] == "min" else known.maximum(value))
         else:
@@ -231,12 +225,12 @@ def _restore(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
 
 
 def updates_of(metric: Metric) -> int:
-    """How often a metric was updated."""
+    """Return how often a metric was updated."""
     return metric.update_count or int(vars(metric).get(_WINDOW_COUNT, 0))
 
 
 def kept(kind: str, held: Any) -> Any:
-    """A copy that does not change with the user's object: tensors may be updated in place, those in lists are not."""
+    """Return a copy of a state. Tensors are cloned, because they may be updated in place; tensors in lists are not."""
     if isinstance(held, list):
         return list(held)
     copied = held.detach().clone()
@@ -244,7 +238,7 @@ def kept(kind: str, held: Any) -> Any:
 
 
 def joined(items: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of a state of kind `"cat"` as one, and the length of each; nothing of none. See `separated`."""
+    """Join the tensors of a `"cat"` state. Return the joined tensor and the lengths; `[]` if there are none."""
     import torch
     from torchmetrics.utilities import dim_zero_cat
 
@@ -255,7 +249,7 @@ def joined(items: Sequence[Tensor]) -> list[Tensor]:
 
 
 def separated(pair: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that `joined` made one."""
+    """Separate the tensors that `joined` has joined."""
     if not pair:
         return []
     whole, lengths = pair
@@ -267,11 +261,7 @@ def separated(pair: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Shell:
-    """A private copy of a user's metric or collection, to compute from any states.
-
-    Args:
-        value: The user's object.
-    """
+    """A private copy of a user's metric or collection, which can compute from any states."""
 
     def __init__(self, value: Any) -> None:
         self.value: Any = _private_copy(value)
@@ -285,7 +275,7 @@ class Shell:
         updates: Sequence[int],
         attributes: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        """Compute the metric from the states and attributes of each of its nodes; values by suffixes of names."""
+        """Compute from states, update counts and attributes of all nodes. Return values by suffix of the name."""
         import torch
 
         with torch.no_grad():
@@ -298,7 +288,7 @@ class Shell:
             return _named(self.value.compute())
 
     def _adapt(self, position: int, metric: Metric, attributes: Mapping[str, Any]) -> None:
-        """Give a metric the attributes it had when it was logged; tensors only where they are not what they were."""
+        """Set the attributes that a metric had when it was logged. Tensors are copied only if they have changed."""
         import torch
 
         for name, value in attributes.items():
@@ -313,7 +303,7 @@ class Shell:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """The computed values, by suffixes of names."""
+    """Return computed values by suffix of the name."""
     if isinstance(value, Mapping):
         return {f"/{key}{rest}": part for key, inner in value.items() for rest, part in _named(inner).items()}
     return {"": _plain(value)}
@@ -323,5 +313,5 @@ def _plain(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.tolist()  # of a tensor without dimensions: a number
+        return value.tolist()  # a number if the tensor has no dimensions
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
