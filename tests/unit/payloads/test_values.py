@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 import wandb
 
 from dist_wandb.errors import ConfigurationError
@@ -132,6 +133,14 @@ def test_mappings_are_flattened_with_dots() -> None:
     assert copied_row(nested, 0) == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b"}
 
 
+def test_unflattened_rows_flatten_only_mappings_with_metrics() -> None:
+    metric = torchmetrics.MeanMetric()
+    metric.update(1.0)
+    row = copied_row({"a": {"b": {"c": 1.0}}, "v": {"w": {"mean": metric}, "n": 2.0}}, 0, flat=False)
+    assert list(row) == ["a", "v.w.mean", "v.n"]
+    assert row["a"] == {"b": {"c": 1.0}}
+
+
 def test_the_order_of_names_is_kept() -> None:
     assert list(copied_row({"b": np.float32(1), "a": 1.0, "t": torch.tensor(1), "l": [1]}, 0)) == ["b", "a", "t", "l"]
 
@@ -182,6 +191,28 @@ def test_lists_are_copied_with_what_is_in_them() -> None:
     assert taken["list"][3]["a"].tolist() == [0, 0]
     assert taken["list"][4] is media
     assert taken["tuple"] == (torch.tensor(0.0), "text")
+
+
+@pytest.mark.parametrize("value", [[], np.zeros(0), np.zeros((0, 3)), torch.zeros(0), np.array([1j])])
+def test_empty_and_complex_arrays_are_copied_as_arrays(value: Any) -> None:
+    taken = copied_row({"x": value}, 0)["x"]
+    assert np.asarray(taken).tolist() == np.asarray(value).tolist()
+    assert taken is not value
+    assert not is_number(taken)
+
+
+@pytest.mark.parametrize(("around", "is_copied"), [(7, True), (8, False)])
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {0: value}], ids=["list", "mapping"])
+def test_containers_are_copied_to_a_depth_of_eight(wrap: Callable[[Any], Any], around: int, is_copied: bool) -> None:
+    innermost = [1.0]
+    value: Any = innermost
+    for _ in range(around):
+        value = wrap(value)
+    taken = copied_row({"x": value}, 0, flat=False)["x"]
+    for _ in range(around):
+        taken = taken[0]
+    assert taken == innermost
+    assert (taken is not innermost) is is_copied
 
 
 def test_a_list_that_holds_itself_is_taken() -> None:
