@@ -14,6 +14,7 @@ from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.report.blame import Blame
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.thinning import Budget, Curve
+from dist_wandb.wandb_files.reading import with_floats
 
 MOST_NAMES = 2000
 """Largest number of metrics of one file that a page has."""
@@ -24,7 +25,6 @@ _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
 _MOST_KINDS = 50  # media of one row
 _NUMBERS = frozenset({int, float})  # without bool
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
@@ -146,9 +146,9 @@ class Rows:
         numbers: dict[str, float] = {}
         media: dict[str, dict[str, Any]] = {}
         for name, value in _flattened(item, media):
-            number = _NOT_FINITE.get(value) if isinstance(value, str) else value
-            if number is not None and _is_number(number):
-                numbers[name] = _as_float(number)
+            number = with_floats(value)
+            if _is_number(number):
+                numbers[name] = number
         for name, value in media.items():
             self.media.add(name[:_LONGEST_NAME], float(x), value)
         return numbers
@@ -201,14 +201,6 @@ def _is_number(value: object) -> bool:
 def _is_place(value: object) -> bool:
     """Whether a value can be a position on an x axis: a number that is finite as a float."""
     return _is_number(value) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
-
-
-def _as_float(value: float) -> float:
-    try:
-        float(value)
-    except OverflowError:  # an integer beyond any float
-        return math.inf if value > 0 else -math.inf
-    return value
 
 
 def _flattened(

@@ -166,7 +166,7 @@ def _joined_points(xs: Sequence[float], ys: Sequence[float], size: int) -> list[
         made.append(
             Stretch(
                 len(part),
-                math.fsum(part) if high - low < math.inf else 0.0,
+                sum(part),  # may be infinite; `math.fsum` would raise
                 (xs[begin], part[0]),
                 (xs[begin + part.index(low)], low),
                 (xs[begin + part.index(high)], high),

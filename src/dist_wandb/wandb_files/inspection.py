@@ -32,6 +32,7 @@ _LONGEST_STDERR = 1024 * 1024  # bytes
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000  # of one file; characters of each
 _LONGEST_STANDSTILL = "6h"  # of a run that is followed; so a reader that nobody ended is not left for good
 _LARGE_LINE = 256 * 1024
+_LONGEST_INTEGER = 22  # characters; W&B's reader prints larger numbers with an exponent
 _one_large_line = threading.Lock()
 UNUSED = frozenset({"summary", "stats", "output", "output_raw", "telemetry"})
 """Kinds of records that most readers have no use for; most records of a file are of these kinds."""
@@ -211,7 +212,7 @@ class Records:
             self._deep += 1
             return None
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_int=_integer)
             contents = record[record["type"]]  # every record holds its contents under the name of its type
         except (ValueError, KeyError, TypeError):
             contents = None
@@ -219,6 +220,11 @@ class Records:
             raise ReadError(f"{self._path}: `wandb leet inspect` printed a line that is not a record: {line[:80]!r}")
         parsed: dict[str, Any] = record
         return parsed
+
+
+def _integer(text: str) -> float:
+    """Parse an integer; a large one becomes a float, so that no arithmetic on it raises `OverflowError`."""
+    return int(text) if len(text) <= _LONGEST_INTEGER else float(text)
 
 
 def _reader_failed(path: Path, returncode: int, stderr: str) -> ReadError | UnsupportedVersionError:

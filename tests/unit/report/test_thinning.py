@@ -91,6 +91,9 @@ def test_nothing_has_no_cells() -> None:
     assert edges_of([[]], 10) == []
 
 
-def test_huge_values_do_not_raise() -> None:
-    points = curve_of([1.7e308, -1.7e308] * 3000).points()
-    assert {y for _, y in points} == {1.7e308, -1.7e308}
+@pytest.mark.parametrize("values", [[1.7e308, -1.7e308], [1.7e308]], ids=["of both signs", "of one sign"])
+def test_huge_values_do_not_raise(values: list[float]) -> None:
+    curve = curve_of(values * 3000)
+    assert {y for _, y in curve.points()} == set(values)
+    stretches = curve.stretches(16)
+    assert cells(stretches, edges_of([stretches], 4))

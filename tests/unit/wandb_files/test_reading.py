@@ -232,6 +232,18 @@ def test_what_is_not_finite_is_counted_and_left_out_of_the_trend(write_run: Writ
     assert all(math.isnan(value) for value in (nan.last, nan.smallest, nan.largest, *nan.trend))
 
 
+def test_large_integers_are_floats(write_run: WriteRun) -> None:
+    values = [10**20, -(10**20), 10**30, 10**308, -(10**400)]
+    rows = read_history(
+        write_run(
+            RUN,
+            *(history(x=[value]) for value in values),
+            f'{{"num":1,"type":"history","history":{{"item":{{"x":[{"9" * 5000}]}}}}}}',
+        )
+    )
+    assert [repr(row["x"][0]) for row in rows] == [repr(10**20), repr(-(10**20)), "1e+30", "1e+308", "-inf", "inf"]
+
+
 def test_records_that_nothing_needs_are_passed_over_unparsed(write_run: WriteRun) -> None:
     unparsable = '{"num":3,"type":"summary","summary":{"update":'
     assert read_run(write_run(RUN, unparsable, history(a=1))).rows == 1
