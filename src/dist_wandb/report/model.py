@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: `page.py` writes it into the page as JSON, under these names."""
+"""The contents of a report as plain data. `page.py` writes them into the page as JSON, under these names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Line:
     """A curve.
 
     Args:
-        x: Places on the x axis, ascending.
-        y: The values at these places.
+        x: Positions on the x axis, ascending.
+        y: The values at these positions.
     """
 
     x: list[float]
@@ -27,7 +27,7 @@ class Line:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Line:
-        """A curve through points, in as many digits as can be seen."""
+        """Return the curve through points, with only the digits that are visible in a chart."""
         pairs = [(shortened(x, _DIGITS_OF_X), shortened(y, _DIGITS)) for x, y in points]
         return cls([x for x, _ in pairs], [y for _, y in pairs])
 
@@ -39,14 +39,14 @@ class Chart:
     Args:
         name: Name of the metric.
         axis: Name of its x axis.
-        line: The reduced numbers, or the mean of the ranks' lines; `None` if there are neither.
-        band: The ranks' smallest, and their largest numbers.
-        ranks: By name of a rank (or of a part of one, such as a GPU) its own line.
+        line: The reduced values, or the mean of the ranks' lines; `None` if there are neither.
+        band: The smallest and the largest values of the ranks.
+        ranks: The line of each rank (or of a part of it, such as a GPU) by its name.
         last: The last value of `line`, or of the first rank.
         least: The smallest value that is finite.
         most: The largest value that is finite.
         gaps: Number of values that are not finite.
-        thinned: Whether lines have fewer points than were logged.
+        thinned: Whether the lines have fewer points than were logged.
     """
 
     name: str
@@ -66,13 +66,13 @@ class HeatMap:
     """A number for each rank and part of the x axis.
 
     Args:
-        name: The metric that it is about.
-        kind: `"excess"`: how much larger than the mean of all the number of the rank with the largest one was, per row,
-            counted for that rank alone; `"value"`: the mean of each rank's own numbers.
+        name: Name of the metric.
+        kind: `"excess"`: by how much the largest value exceeded the mean over all ranks, per row, counted only for the
+            rank with that value; `"value"`: the mean of each rank's own values.
         axis: Name of the x axis.
         ranks: Names of the ranks, from top to bottom.
-        edges: Begin, and ends, of the parts of the x axis.
-        cells: For each rank the numbers from left to right; `None` where there is none.
+        edges: Start of the first part of the x axis, and the end of each part.
+        cells: The numbers of each rank from left to right; `None` for a part without values.
     """
 
     name: str
@@ -85,15 +85,15 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Slowest:
-    """A rank that holds the others up.
+    """The rank that most often has the largest value of a metric.
 
     Args:
-        name: The metric that it is about.
-        rank: The rank.
-        share: In which share of the rows it has the largest number.
-        excess: By how much its number exceeds the mean of all then, on average.
-        relative: The same, as a share of that mean; NaN if the mean is not known.
-        stands_out: Whether chance does not explain it.
+        name: Name of the metric.
+        rank: Global rank.
+        share: Share of the rows in which it has the largest value, from 0 to 1.
+        excess: By how much its value exceeds the mean over all ranks in these rows, on average.
+        relative: `excess` as a share of that mean; NaN if the mean is not known.
+        stands_out: Whether this is more than chance explains.
     """
 
     name: str
@@ -106,22 +106,22 @@ class Slowest:
 
 @dataclass(frozen=True)
 class Writer:
-    """One file of a run: what one process wrote.
+    """One file of a run, as one process wrote it.
 
     Args:
-        name: What the page calls it, such as ``"rank 3"``.
-        label: Its name in a shared run.
-        run_id: Id of its run.
-        rank: Its global rank, if known.
-        node: The rank of its node, if known.
-        primary: Whether it writes the plain names.
-        state: How it ended.
-        exit_code: Its exit code, if recorded.
+        name: Name in the page, such as ``"rank 3"``.
+        label: Name of the writer in a shared run.
+        run_id: Id of the run.
+        rank: Global rank, if known.
+        node: Rank of the node, if known.
+        primary: Whether the writer writes the plain names.
+        state: How the writer ended.
+        exit_code: Exit code of the writer, if recorded.
         rows: Number of history rows.
-        last: The last place on the x axis; NaN if there is none.
-        uploaded: Whether it is uploaded.
-        directory: Where it lies.
-        problems: Unreadable and left out parts, each as a sentence fragment.
+        last: Last position on the x axis; NaN if there are no rows.
+        uploaded: Whether the file is uploaded.
+        directory: Path of the run's directory.
+        problems: Parts of the file that are unreadable or left out, each as a sentence fragment.
     """
 
     name: str
@@ -141,12 +141,12 @@ class Writer:
 
 @dataclass(frozen=True)
 class Degraded:
-    """Rows that some ranks have no part in.
+    """Rows to which some ranks did not contribute.
 
     Args:
-        rows: How many there are.
-        most: How many ranks are missing at most.
-        spans: First and last place on the x axis of stretches of such rows.
+        rows: Number of these rows.
+        most: Largest number of missing ranks.
+        spans: First and last position on the x axis of each stretch of consecutive such rows.
     """
 
     rows: int
@@ -156,7 +156,7 @@ class Degraded:
 
 @dataclass(frozen=True)
 class Image:
-    """A picture that was logged. `source` is a data URI of checked bytes."""
+    """A logged image. `source` is a data URI of checked bytes."""
 
     name: str
     step: float
@@ -168,7 +168,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was logged; `rows` are the first of `total`, as text."""
+    """A logged table. `rows` are the first of `total` rows, as text."""
 
     name: str
     step: float
@@ -179,7 +179,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Console:
-    """The last lines that a process printed; `dropped` counts those before."""
+    """The last lines that a process printed. `dropped` is the number of lines before them."""
 
     writer: str
     lines: list[str]
@@ -191,30 +191,30 @@ class Run:
     """A run of W&B, or the runs of a job that has one for each rank.
 
     Args:
-        name: What the page calls it.
-        run_id: Its id, or the group's name.
-        project: Its project.
-        group: Its group.
-        job_type: Its job type.
-        tags: Its tags.
-        started: When the first writer started (ISO 8601, UTC).
-        state: How it ended: failed if one writer failed, else unfinished if one has no end.
+        name: Name in the page.
+        run_id: Id of the run, or name of the job's group.
+        project: Project of the run.
+        group: Group of the run.
+        job_type: Job type of the run.
+        tags: Tags of the run.
+        started: Start time of the first writer (ISO 8601, UTC).
+        state: Failed if one writer failed, else unfinished if the end of one is not recorded.
         mode: dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run.
         world: Number of ranks of the job, if known.
         rows: Number of history rows of all writers.
-        uploaded: How many writers' files are uploaded.
-        writers: Its files.
-        degraded: Rows that some ranks have no part in.
+        uploaded: Number of writers whose files are uploaded.
+        writers: The files of the run.
+        degraded: Rows to which some ranks did not contribute.
         config: Names and values, as text.
-        differing: Names of the config whose values differ between its writers.
-        charts: Its metrics.
-        system: Its system metrics, over minutes.
-        heat: Its heat maps.
-        slowest: Of each metric that has the ranks' spread, the rank with the largest numbers; most telling first.
-        images: Its pictures.
-        tables: Its tables.
-        console: What its processes printed.
-        notes: What the page leaves out of it.
+        differing: Names of the config whose values differ between writers.
+        charts: Charts of the metrics.
+        system: Charts of the system metrics, over minutes.
+        heat: Heat maps.
+        slowest: The slowest rank of each timing metric with values or a spread of the ranks, the most important first.
+        images: Logged images.
+        tables: Logged tables.
+        console: Console output of each process.
+        notes: Contents of the run that the page leaves out.
     """
 
     name: str
@@ -245,14 +245,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows.
+    """All contents of a page.
 
     Args:
-        directory: Where the runs lie.
-        made: When it was made (ISO 8601).
-        version: Of dist_wandb.
-        runs: The runs, grouped, in natural order.
-        unreadable: Why files could not be read.
+        directory: Path of the directory that contains the runs.
+        made: Time at which the report was made (ISO 8601).
+        version: Version of dist_wandb.
+        runs: The runs, sorted by project and group, newest first within each group.
+        unreadable: The reasons why files could not be read.
     """
 
     directory: str
@@ -263,7 +263,7 @@ class Report:
 
 
 def shortened(value: float, digits: int = _DIGITS) -> float:
-    """A number in so many significant digits; an integer in full."""
+    """Round a number to `digits` significant digits; an integer is kept in full."""
     if isinstance(value, int) or not math.isfinite(value):
         return value
     if value.is_integer() and abs(value) < 10**digits:

@@ -11,13 +11,12 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
@@ -34,6 +33,7 @@ RUN_RECORD_LOST = "its run record is lost"
 """The beginning of the problem of a file without a run record."""
 
 State = Literal["finished", "failed", "unfinished"]
+T = TypeVar("T")
 
 _FEWEST_READERS, _MOST_READERS = 4, 16  # at once: one for each processor; each is a process of its own
 _LONGEST_NAME = 1000  # characters of a metric's name
@@ -124,17 +124,10 @@ def read_run(
     """
     path = Path(path)
     contents = Contents(metrics)
-    problems = inspect(path, contents.add, stopped, in_order=False) + contents.problems
+    problems = inspect(path, contents.add, stopped, in_order=False)
     if not contents.run and not contents.rows:
-        raise ReadError(_nothing_in(path, problems))
-    if not contents.run:
-        problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
-    try:
-        sidecar = read_sidecar(path.parent)
-    except ReadError as error:
-        sidecar = None
-        problems.append(str(error))
-    return contents.as_run(path, sidecar, problems)
+        raise ReadError(_nothing_in(path, problems + contents.problems))
+    return contents.with_sidecar(path, problems)
 
 
 def read_runs(
@@ -152,18 +145,47 @@ def read_runs(
     Raises:
         UnsupportedVersionError: As of `read_run`.
     """
-    paths = list(paths)
+    patterns = tuple(metrics)
+    readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
+    return read_each(list(paths), lambda path, stopped: read_run(path, metrics=patterns, stopped=stopped), readers)
+
+
+def read_each(
+    paths: Sequence[Path], read: Callable[[Path, threading.Event], T], readers: int
+) -> tuple[list[T], dict[Path, ReadError]]:
+    """Read files in parallel. An interrupt (Ctrl-C) does not wait for the readers.
+
+    Args:
+        paths: The files.
+        read: Reads one file; the event is set to stop reading.
+        readers: Number of files that are read at the same time.
+
+    Returns:
+        The results in the order of `paths`, and the errors of the other files.
+
+    Raises:
+        UnsupportedVersionError: As of `read`.
+    """
     stopped = threading.Event()
-    read = partial(_run_or_error, metrics=tuple(metrics), stopped=stopped)
+    errors: dict[Path, ReadError] = {}
 
-    def read_all() -> list[StoredRun | ReadError]:
-        with ThreadPoolExecutor(min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)) as readers:
-            return list(readers.map(read, paths))
+    def result_of(path: Path) -> list[T]:
+        try:
+            return [read(path, stopped)]
+        except UnsupportedVersionError:  # affects all files
+            raise
+        except ReadError as error:
+            errors[path] = error
+        except Exception as error:  # noqa: BLE001  # any failure affects only this file
+            errors[path] = ReadError(in_words(error, path))
+        return []
 
-    outcomes = call_interruptibly(read_all, stopped.set)  # an interrupt does not wait for readers
-    runs = [outcome for outcome in outcomes if isinstance(outcome, StoredRun)]
-    errors = {path: outcome for path, outcome in zip(paths, outcomes, strict=True) if isinstance(outcome, ReadError)}
-    return runs, errors
+    def read_all() -> list[T]:
+        with ThreadPoolExecutor(readers) as pool:
+            return [result for results in pool.map(result_of, paths) for result in results]
+
+    found = call_interruptibly(read_all, stopped.set)
+    return found, {path: errors[path] for path in paths if path in errors}
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
@@ -219,17 +241,6 @@ def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
             on_row({name: with_floats(value) for name, value in _object(record["history"], "item").items()})
 
     inspect(path, on_record, in_order=False)
-
-
-def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
-    try:
-        return read_run(path, metrics=metrics, stopped=stopped)
-    except UnsupportedVersionError:  # affects all files
-        raise
-    except ReadError as error:
-        return error
-    except Exception as error:  # noqa: BLE001  # any failure affects this file only
-        return ReadError(in_words(error, path))
 
 
 class BoundedConfig:
@@ -308,6 +319,18 @@ class Contents:
             entity=self.run.get("entity"),
             step_axis=self.step_axis,
         )
+
+    def with_sidecar(self, path: Path, problems: Iterable[str]) -> StoredRun:
+        """As `as_run`, with the sidecar beside the file, and the problems of the contents and the sidecar added."""
+        found = [*problems, *self.problems]
+        if not self.run:
+            found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
+        try:
+            sidecar = read_sidecar(path.parent)
+        except ReadError as error:
+            sidecar = None
+            found.append(str(error))
+        return self.as_run(path, sidecar, found)
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1

@@ -117,7 +117,7 @@ def test_a_page_is_replaced_but_nothing_else(tmp_path: Path) -> None:
     assert write_page(REPORT, target) == size
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     target.write_text("<html>my thesis</html>")
-    with pytest.raises(ReadError, match="is no report"):
+    with pytest.raises(ReadError, match="is not a dist-wandb report"):
         write_page(REPORT, target)
     assert target.read_text() == "<html>my thesis</html>"
 

@@ -46,13 +46,13 @@ def test_nested_values_text_and_odd_numbers() -> None:
     row = {"_step": 0, "val": {"acc": 0.5, "text": "no", "flag": True}, "nan": "NaN", "huge": 10**400, "list": [1]}
     found = rows_of(row, axis=None)
     assert set(found.curves) == {"val.acc", "nan", "huge"}
-    assert found.curves["nan"].curve.facts().gaps == 1
-    assert found.curves["huge"].curve.facts().last == math.inf
+    assert found.curves["nan"].curve.gaps == 1
+    assert found.curves["huge"].curve.last == math.inf
 
 
 def test_integers_beyond_any_float_cost_nothing_else() -> None:
     found = rows_of(*({"_step": 10**400, "global_step": 10**400, "a": step, "b": 10**400} for step in range(3000)))
-    assert found.curves["b"].curve.facts().gaps == 3000
+    assert found.curves["b"].curve.gaps == 3000
     assert {y for _, y in points(found, "a")} >= {0, 2999}
 
 

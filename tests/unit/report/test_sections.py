@@ -159,9 +159,9 @@ def test_a_picture_at_no_place_of_the_x_axis_is_shown_at_its_row(step: float) ->
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        (b"<svg onload=alert(1)>", "no sound PNG"),
+        (b"<svg onload=alert(1)>", "not valid PNG"),
         (b"\x89PNG" + bytes(2**20), "too large"),
-        (None, "not there"),
+        (None, "missing"),
     ],
 )
 def test_what_is_no_picture_is_told(tmp_path: Path, content: bytes | None, note: str) -> None:
@@ -178,7 +178,7 @@ def test_what_is_no_table_is_told(tmp_path: Path, content: str) -> None:
     value = {"_type": "table-file", "path": "t.json"}
     directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
     (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
-    assert one_run(tmp_path).notes == ["1 tables are not in W&B's format"]
+    assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]
 
 
 def test_what_cannot_be_read_is_told_beside_the_rest(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_curves_share_a_budget() -> None:
 def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
     curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
     assert curve.points() == [(0, 1.0), (3, 2.0)]
-    assert (curve.facts().gaps, curve.facts().last) == (3, -math.inf)
+    assert (curve.gaps, curve.last) == (3, -math.inf)
 
 
 def test_a_corrected_row_replaces_the_one_before_it() -> None:
@@ -77,7 +77,7 @@ def test_a_resumed_run_goes_on() -> None:
     curve = curve_of([1.0, 2.0])
     curve.absorb(curve_of([3.0, math.nan], [2, 3]))
     assert curve.points() == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert curve.facts().gaps == 1
+    assert curve.gaps == 1
 
 
 def test_cells_have_the_means_of_their_points() -> None:
