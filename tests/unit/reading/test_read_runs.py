@@ -97,7 +97,7 @@ def test_a_writer_that_does_not_exist_is_told(shared: LocalRun) -> None:
 def test_history_of_more_values_than_are_kept_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST_CELLS", 8)
     assert len(shared.history("loss", writer=0)["loss"]) == 3
-    with pytest.raises(ReadError, match="Ask for fewer names"):
+    with pytest.raises(ReadError, match="Request fewer names"):
         shared.history()
     monkeypatch.setattr(history, "MOST_METRICS", 1)
     with pytest.raises(ReadError, match="More than 1 names match"):
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_reported_and_costs_nothing_else(
     with caplog.at_level(logging.WARNING, "dist_wandb"):
         read_runs(tmp_path)
     assert caplog.text.count("is empty") == 1
-    with pytest.raises(ReadError, match="No W&B run lies below"):
+    with pytest.raises(ReadError, match="No W&B run was found below"):
         read_runs(tmp_path / "wandb" / "offline-run-20260101_000000-good" / "files")
 
 

@@ -203,5 +203,5 @@ def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes(tmp_path: Path) -> N
 def test_where_nothing_can_be_read_there_is_an_error(tmp_path: Path, what: str) -> None:
     if what == "empty":
         (write_run(tmp_path) / "run-exp.wandb").write_bytes(b"")
-    with pytest.raises(ReadError, match=r"No W&B run lies below|None of the runs"):
+    with pytest.raises(ReadError, match=r"No W&B run was found below|None of the runs"):
         build(tmp_path)
