@@ -188,8 +188,8 @@ class LocalRun:
         Raises:
             MissingExtraError: polars is not installed.
         """
-        columns = self.history(names, writer=writer)
-        return _library("polars").DataFrame(columns, strict=False, infer_schema_length=None)
+        polars = _library("polars")
+        return polars.DataFrame(self.history(names, writer=writer), strict=False, infer_schema_length=None)
 
     def _writers(self, writer: str | int | None) -> Sequence[Writer]:
         if writer is None:

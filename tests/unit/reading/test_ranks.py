@@ -1,4 +1,4 @@
-"""Which rank is slow by what the rows say, and names of single ranks."""
+"""The slow rank in the rows of a run, and names of single ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on disk as objects: record files written by hand, read with W&B's own reader."""
+"""`read_runs` on record files written by hand, with W&B's own reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
-from dist_wandb.reading import frames, history
+from dist_wandb.reading import history
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.wandb_files.statistics import RunningMetric, joined
 
@@ -179,10 +179,12 @@ def test_data_frames_are_made_of_the_columns(shared: LocalRun, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_library_that_is_not_installed_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_named(
+    library: str, shared: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # as if it could not be found
     with pytest.raises(MissingExtraError, match=f"pip install {library}"):
-        getattr(frames, f"{library}_frame")({"loss": [1.0]})
+        getattr(shared, f"to_{library}")("loss")
 
 
 def test_statistics_of_parts_are_those_of_all_values() -> None:
