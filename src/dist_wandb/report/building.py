@@ -13,7 +13,7 @@ from dist_wandb.report import media, thinning
 from dist_wandb.report.files import read_for_report
 from dist_wandb.report.model import Report
 from dist_wandb.report.sections import sections
-from dist_wandb.wandb_files.reading import read_each
+from dist_wandb.wandb_files.interruptible import read_each
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes

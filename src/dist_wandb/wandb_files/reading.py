@@ -1,4 +1,4 @@
-"""Read runs back from their ``.wandb`` files, record by record.
+"""Read runs from their ``.wandb`` files, record by record.
 
 Only running statistics and a bounded trend of each metric are kept in memory.
 """
@@ -11,31 +11,29 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
+from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.inspection import inspect
-from dist_wandb.wandb_files.interruptible import call_interruptibly
+from dist_wandb.wandb_files.interruptible import read_each
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.statistics import NAMES_OF_RANKS, MetricHistory, RunningMetric
 
 MOST_METRICS = 20_000
-"""Largest number of metrics kept of a file; the first ones are kept."""
+"""Largest number of metrics of a file; later ones are dropped."""
 
 RUN_RECORD_LOST = "its run record is lost"
-"""The beginning of the problem of a file without a run record."""
+"""First words of the problem that describes a file without a run record."""
 
 State = Literal["finished", "failed", "unfinished"]
-T = TypeVar("T")
 
-_FEWEST_READERS, _MOST_READERS = 4, 16  # at once: one for each processor; each is a process of its own
+_FEWEST_READERS, _MOST_READERS = 4, 16  # in parallel: one for each processor; each is a separate process
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
 _NUMBERS = frozenset({int, float})  # without bool
@@ -54,17 +52,17 @@ class StoredRun:
         group: Group of the run.
         job_type: Job type of the run.
         tags: Tags of the run.
-        config: The run's last configuration.
+        config: Last configuration of the run.
         started: Start time in W&B's format (ISO 8601, UTC); `None` if it is lost.
         exit_code: Exit code of the run, 0 for success; `None` if the file records no end.
         rows: Number of history rows.
         metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
-        sidecar: dist_wandb's record beside the file; `None` for an ordinary run.
+        sidecar: dist_wandb's record in the same directory; `None` for an ordinary run.
         problems: Unreadable parts, each as a sentence fragment.
         has_more_metrics: Whether metrics were dropped: beyond `MOST_METRICS`, or with names of more than 1000
             characters.
         entity: Owner of the run, if the user named one.
-        step_axis: Name of the x axis that is defined for all metrics, if any.
+        step_axis: Name of the x axis that is defined for all metrics; `None` if no axis is defined.
     """
 
     path: Path
@@ -106,20 +104,20 @@ class StoredRun:
 def read_run(
     path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",), stopped: threading.Event | None = None
 ) -> StoredRun:
-    """Read one ``.wandb`` file, and dist_wandb's sidecar beside it.
+    """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory.
 
-    ``run.finish()`` returns before the file is whole: for about a second the run may read as `"unfinished"`.
+    ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
 
     Args:
         path: A ``.wandb`` file, as `find_runs` returns it.
-        metrics: Patterns such as ``val/*``; metrics whose names match none of them are left out.
+        metrics: Patterns such as ``val/*``; metrics whose names do not match any of them are left out.
         stopped: Set to stop reading.
 
     Returns:
         The contents of the file. Damaged parts are skipped and named in `StoredRun.problems`.
 
     Raises:
-        ReadError: Nothing of a run can be read from the file.
+        ReadError: No data of a run can be read from the file.
         UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     path = Path(path)
@@ -150,44 +148,6 @@ def read_runs(
     return read_each(list(paths), lambda path, stopped: read_run(path, metrics=patterns, stopped=stopped), readers)
 
 
-def read_each(
-    paths: Sequence[Path], read: Callable[[Path, threading.Event], T], readers: int
-) -> tuple[list[T], dict[Path, ReadError]]:
-    """Read files in parallel. An interrupt (Ctrl-C) does not wait for the readers.
-
-    Args:
-        paths: The files.
-        read: Reads one file; the event is set to stop reading.
-        readers: Number of files that are read at the same time.
-
-    Returns:
-        The results in the order of `paths`, and the errors of the other files.
-
-    Raises:
-        UnsupportedVersionError: As of `read`.
-    """
-    stopped = threading.Event()
-    errors: dict[Path, ReadError] = {}
-
-    def result_of(path: Path) -> list[T]:
-        try:
-            return [read(path, stopped)]
-        except UnsupportedVersionError:  # affects all files
-            raise
-        except ReadError as error:
-            errors[path] = error
-        except Exception as error:  # noqa: BLE001  # any failure affects only this file
-            errors[path] = ReadError(in_words(error, path))
-        return []
-
-    def read_all() -> list[T]:
-        with ThreadPoolExecutor(readers) as pool:
-            return [result for results in pool.map(result_of, paths) for result in results]
-
-    found = call_interruptibly(read_all, stopped.set)
-    return found, {path: errors[path] for path in paths if path in errors}
-
-
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
     """Read the history rows of one ``.wandb`` file.
 
@@ -196,7 +156,7 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
         last: Keep only this number of rows at the end; all if `None`.
 
     Returns:
-        One dictionary per row, in the order written. Keys of nested dictionaries are joined by dots (``val.loss``);
+        One dictionary per row, in the order of writing. Keys of nested dictionaries are joined by dots (``val.loss``);
         W&B's own keys (``_step``, ``_runtime``, ``_timestamp``) are included. NaN and infinities are floats; W&B's file
         does not distinguish them from the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
@@ -210,14 +170,14 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
-    """Find the largest value of an x axis in a file. Rows are not kept in memory.
+    """Return the largest value of an x axis in a file. Rows are not kept in memory.
 
     Args:
         path: A ``.wandb`` file.
         name: The name of the x axis.
 
     Returns:
-        The value; `None` if no row has one. Values beyond the exact integers of floats are ignored.
+        The value as an integer; `None` if no row has a value. Values beyond the exact integers of floats are ignored.
 
     Raises:
         ReadError: As of `read_history`.
@@ -244,7 +204,7 @@ def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
 
 
 class BoundedConfig:
-    """A config of bounded size; what goes beyond it is counted."""
+    """A config of bounded size; values that exceed it are counted and dropped."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -253,7 +213,7 @@ class BoundedConfig:
         self._size = 0
 
     def update(self, update: Mapping[str, Any]) -> None:
-        """Set values, in place of earlier ones of their names."""
+        """Set values. They replace earlier values of the same names."""
         for name, value in update.items():
             size = size_of(value) + size_of(name)
             total = self._size - self._sizes.get(name, 0) + size
@@ -265,7 +225,7 @@ class BoundedConfig:
 
 
 class Contents:
-    """The accumulated contents of one file's records, of any JSON."""
+    """Collects the contents of one file's records, which may be any JSON."""
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
@@ -284,11 +244,11 @@ class Contents:
         return [f"{left_out} values of its config are left out because it is too large"] if left_out else []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add one record; other kinds are skipped."""
+        """Add one record. Kinds that are not needed are skipped."""
         kind = record["type"]
         if kind == "history":
             self._add_row(_object(record["history"], "item"))
-        elif kind == "run":  # repeated whenever name, tags or notes change: the last one counts
+        elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = record["run"]
             self.config.update(_object(_object(self.run, "config"), "update"))
         elif kind == "config":
@@ -299,7 +259,7 @@ class Contents:
             self.step_axis = _text(record["metric"], "step_metric")
 
     def as_run(self, path: Path, sidecar: Sidecar | None, problems: list[str]) -> StoredRun:
-        """The run that the records describe."""
+        """Return the run that the records describe."""
         return StoredRun(
             path=path,
             run_id=_text(self.run, "run_id") or path.stem.removeprefix("run-"),
@@ -321,7 +281,7 @@ class Contents:
         )
 
     def with_sidecar(self, path: Path, problems: Iterable[str]) -> StoredRun:
-        """As `as_run`, with the sidecar beside the file, and the problems of the contents and the sidecar added."""
+        """Return the run with the sidecar in the file's directory. Problems of contents and sidecar are added."""
         found = [*problems, *self.problems]
         if not self.run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
@@ -355,7 +315,7 @@ class Contents:
 
 
 def _of_media(row: Mapping[str, Any]) -> set[str]:
-    """Names of the parts of media: ``x._type``, ``x.width`` and so on of an image ``x``."""
+    """Return the names of the parts of media: ``x._type``, ``x.width`` and so on for an image ``x``."""
     media = {
         name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
     }
@@ -392,21 +352,21 @@ def _exit_code(record: Mapping[str, Any]) -> int:
 
 
 def size_of(value: Any) -> int:
-    """The approximate size of a JSON value: number of values, and of stretches of 64 characters."""
-    size, left = 0, [value]
-    while left:
-        item = left.pop()
+    """Return the approximate size of a JSON value: the number of values and of stretches of 64 characters."""
+    size, pending = 0, [value]
+    while pending:
+        item = pending.pop()
         size += 1 + (len(item) // 64 if isinstance(item, str) else 0)
         if isinstance(item, dict):
-            left.extend(item)
-            left.extend(item.values())
+            pending.extend(item)
+            pending.extend(item.values())
         elif isinstance(item, list):
-            left.extend(item)
+            pending.extend(item)
     return size
 
 
 def with_floats(value: Any) -> Any:
-    """A row's value, with W&B's strings for NaN and infinity, and integers beyond any float, as floats."""
+    """Convert W&B's strings for NaN and infinity, and integers beyond any float, to floats; keep other values."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
     if isinstance(value, int) and abs(value) > sys.float_info.max:
@@ -417,6 +377,6 @@ def with_floats(value: Any) -> Any:
 def _nothing_in(path: Path, problems: list[str]) -> str:
     size = path.stat().st_size
     if problems:
-        return f"{path}: its {size} bytes contain nothing readable of a run: {'; '.join(problems)}"
-    reason = "is empty" if size == 0 else f"holds no run yet ({size} bytes)"
-    return f"{path}: {reason}: the run was killed at its start, or has just begun"
+        return f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(problems)}"
+    reason = "is empty" if size == 0 else f"does not contain a run yet ({size} bytes)"
+    return f"{path}: {reason}: the run was killed at its start, or has just started"

@@ -10,7 +10,7 @@ from dist_wandb.report.model import HeatMap
 
 
 def blame_of(ranks: int, slow: int | None, rows: int, seed: int, factor: float = 1.3) -> Blame:
-    """Rows of a job whose ranks take 0.1 s with 3 % of noise, one of them longer."""
+    """Return rows of a job whose ranks take 0.1 s with 3 % noise; one rank may take longer."""
     draw = random.Random(seed)
     blame = Blame("time/step", "global_step")
     for step in range(rows):

@@ -43,7 +43,7 @@ def test_a_reduced_run_has_lines_bands_times_and_all_else(tmp_path: Path) -> Non
     assert "train/loss/std" in charts(found)
     assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [
         ("time/straggler", 2, True),
-        ("time/step", 2, False),  # the rule of the timings holds
+        ("time/step", 2, False),  # by the rule for timings
         ("time/forward", 2, False),
     ]
     assert found.heat[0].name == "time/straggler"

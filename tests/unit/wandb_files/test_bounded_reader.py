@@ -1,4 +1,4 @@
-"""Readers that print without end, hang, or start what outlives them: each is ended, within its limits."""
+"""Readers that print without end, hang, or start processes that outlive them: each is killed within its limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLENTY = Limits(seconds=120)
 
 
 def read(directory: Path, code: str, limits: Limits = PLENTY, stopped: threading.Event | None = None) -> list[bytes]:
-    """The lines that some Python prints; its exit code is the last of them."""
+    """Return the lines that Python code prints, and its exit code as the last item."""
     with (directory / "stderr").open("w+b") as errors:
         command = [sys.executable, "-c", f"import os, sys, time, subprocess\n{code}"]
         with lines_of(
@@ -36,7 +36,7 @@ def read(directory: Path, code: str, limits: Limits = PLENTY, stopped: threading
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Those that `read` started there and that still run."""
+    """Return the processes that `read` started there and that are still running."""
     mark = f"MARK={directory}".encode()
     return [
         int(process.name)
@@ -48,7 +48,7 @@ def processes_of(directory: Path) -> list[int]:
 def content_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # the process has ended, or is somebody else's
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 

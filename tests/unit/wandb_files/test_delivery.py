@@ -1,4 +1,4 @@
-"""What the log of wandb's own process tells of what it gave up."""
+"""The data that wandb's own process gave up, according to its log."""
 
 from __future__ import annotations
 

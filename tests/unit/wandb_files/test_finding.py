@@ -1,4 +1,4 @@
-"""Finding the files of runs below a directory."""
+"""Find the run files below a directory."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.Monke
     touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
     reported: list[ReadError] = []
     assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error).rpartition(":")[2] for error in reported] == [f" lies more than 64 levels below {tmp_path}."]
+    assert [str(error).rpartition(":")[2] for error in reported] == [f" is more than 64 levels below {tmp_path}."]
     monkeypatch.setattr(finding, "_MOST_ENTRIES", 10)
     reported.clear()
     assert find_runs(tmp_path, report=reported.append) == [run]
@@ -103,7 +103,7 @@ def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_name_is_ordered_by_its_first_characters() -> None:
-    """All parts of a name of a megabyte took 50 times its room."""
+    """The parts of a name of one megabyte once took 50 times its memory."""
     parts = natural_order("a1" * 500_000)
     assert len(parts) < 1000
     assert natural_order("a" * 600 + "2") < natural_order("a" * 600 + "3")

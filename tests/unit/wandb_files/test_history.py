@@ -1,4 +1,4 @@
-"""History rows that are decoded without W&B's reader: the same as by W&B's reader."""
+"""History rows that are decoded without W&B's reader equal those of W&B's reader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMES = ["loss", "val/acc", "a.b", "ünïcode", "あ", "x" * 130, "_runtime", "\
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are split as well."""
+    """Let small files be split, too."""
     monkeypatch.setattr(inspection, "LARGE", 0)
 
 
@@ -66,12 +66,12 @@ def rows_of(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[str]
 
 
 def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
-    """Values with their types, and with NaN equal to itself."""
+    """Return values with their types, and with NaN equal to NaN."""
     return [{name: repr(with_floats(value)) for name, value in row.items()} for row in rows]
 
 
 def both_ways(path: Path) -> list[dict[str, str]]:
-    """The rows, after both ways to read them were found to give the same."""
+    """Return the rows, after checking that both ways to read them have the same result."""
     by_reader, problems = rows_of(path)
     decoded, found = rows_of(path, in_order=False)
     assert comparable(decoded) == comparable(by_reader)
@@ -80,7 +80,7 @@ def both_ways(path: Path) -> list[dict[str, str]]:
 
 
 def nested(names: Iterable[str], value: bytes) -> bytes:
-    """An item of a row."""
+    """Return an item of a row."""
     return field_of(1, b"".join(field_of(2, name.encode()) for name in names) + field_of(16, value))
 
 
@@ -140,7 +140,7 @@ def test_names_and_values_of_all_kinds_in_many_rows(tmp_path: Path) -> None:
     ],
 )
 def test_items_of_each_form(tmp_path: Path, items: list[bytes]) -> None:
-    """Twice, as names are remembered, and among numbers."""
+    """Each form is read twice, because names are cached, and among numbers."""
     plain = nested(["plain"], b"1.5")
     odd = [of_items(plain, *items), of_items(*items, plain), of_items(*items)]
     rows = both_ways(file_of(tmp_path, [*odd, of_items(nested(["a"], b"1"))]))
@@ -150,7 +150,7 @@ def test_items_of_each_form(tmp_path: Path, items: list[bytes]) -> None:
 
 @pytest.mark.parametrize("cut", ["length of an item", "length of a value", "end"])
 def test_lengths_that_contradict_each_other_are_no_numbers(tmp_path: Path, cut: str) -> None:
-    """The pattern for numbers finds items also where lengths say otherwise: such rows are decoded field by field."""
+    """The pattern for numbers also matches items with wrong lengths: such rows are decoded field by field."""
     good = nested(["a"], b"1.25")
     bad = {
         "length of an item": good[:1] + bytes([good[1] - 1]) + good[2:],
@@ -160,11 +160,11 @@ def test_lengths_that_contradict_each_other_are_no_numbers(tmp_path: Path, cut: 
     assert bad != good
     rows, problems = rows_of(file_of(tmp_path, [of_items(good), field_of(2, bad), of_items(good)]), in_order=False)
     assert rows == [{"a": 1.25}] * 2
-    assert problems == ["1 of its rows are malformed, and skipped"]
+    assert problems == ["1 of its rows are malformed, and are skipped"]
 
 
 def test_half_a_character_becomes_a_whole_one(tmp_path: Path) -> None:
-    """Python takes it out of JSON, but writes it nowhere."""
+    """Python parses a lone surrogate in JSON, but cannot encode it."""
     rows, _ = rows_of(file_of(tmp_path, [row(0, {"x": b'"\\ud800"', "y": b'["\\ud83d\\ude00"]'})]), in_order=False)
     assert rows[0]["x"] == "?"
     assert rows[0]["y"] == ["\U0001f600"]
@@ -228,7 +228,7 @@ def test_what_is_not_sound_is_left_to_the_reader_as_a_whole(tmp_path: Path, what
         assert len(both_ways(path)) > 500
 
 
-@pytest.mark.parametrize("limit", ["_MOST_OF_OTHERS", "_MOST_CHUNKS"])
+@pytest.mark.parametrize("limit", ["_MOST_COPIED", "_MOST_CHUNKS"])
 def test_what_is_very_large_is_left_to_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     path = file_of(tmp_path, [row(0, {"x": "x" * 100_000})])
     assert history.split(path, tmp_path / "copy" / "others.wandb", (), threading.Event()) == 1
@@ -246,7 +246,7 @@ def test_a_full_disk_is_no_reason_not_to_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_file_that_grows_meanwhile_is_read_as_it_was(tmp_path: Path) -> None:
-    """Also if what was added is not whole yet."""
+    """The added data may be incomplete."""
     path = file_of(tmp_path, [row(step) for step in range(10)])
     more = framed(serialised([row(step) for step in range(10, 20)]))[7:-3]
 
@@ -305,7 +305,7 @@ def test_small_files_and_followed_ones_are_not_split(tmp_path: Path, monkeypatch
 
 
 def test_a_run_of_many_rows_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is split by its size, without any setting."""
+    """The file is split because of its size, without any setting."""
     monkeypatch.setattr(inspection, "LARGE", history.LARGE)
     chance = random.Random(3)
     rows = [row(step, {f"m{number}": chance.gauss(0, 1) for number in range(20)}) for step in range(2500)]

@@ -1,4 +1,4 @@
-"""What runs on other threads ends by Ctrl-C at any moment."""
+"""Work on other threads ends on Ctrl-C at any moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_interrupt_that_wakes_another_thread_than_the_one_that_waits_is_notic
 
 
 def test_an_interrupt_at_any_moment_of_the_start_of_a_pool_ends_it() -> None:
-    """With the pool in the main thread, one round of some hundred hangs."""
+    """With the pool in the main thread, about one in some hundred attempts hangs."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -61,7 +61,7 @@ def test_an_interrupt_at_any_moment_of_the_start_of_a_pool_ends_it() -> None:
 
 
 def test_a_function_that_does_not_stop_is_waited_for_for_some_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.wandb_files.interruptible._TIME_TO_STOP", 0.2)
+    monkeypatch.setattr("dist_wandb.wandb_files.interruptible._STOP_TIMEOUT", 0.2)
     stopped = threading.Event()
 
     def ignore_it() -> None:

@@ -1,6 +1,6 @@
-"""Reading runs back, with a stand-in for `wandb leet inspect --json` that prints the file it is given.
+"""Read runs with a stand-in for `wandb leet inspect --json` that prints the given file.
 
-That the real one prints such records is shown by tests/e2e/test_show.py.
+tests/e2e/test_show.py shows that the real reader prints such records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ended(exit_code: int = 0) -> dict[str, Any]:
 
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
-    """Write a run file of given records; the stand-in prints it, and what else it is told, when it is read."""
+    """Write a run file with records. The stand-in prints it when it is read, with the given stderr and exit code."""
     install_reader(tmp_path, monkeypatch, 'cat "$6"\ncat "$6.stderr" >&2\nexit "$(cat "$6.code")"')
 
     def write(*records: dict[str, Any] | str, run_id: str = "abc", stderr: str = "", code: int = 0) -> Path:
@@ -110,7 +110,7 @@ def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) ->
 
 
 class Costly(str):
-    """A name that counts how often it is compared."""
+    """A name that counts its comparisons."""
 
     compared = 0
     __slots__ = ()
@@ -121,7 +121,7 @@ class Costly(str):
 
 
 def test_many_images_in_a_row_are_told_apart_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each name was compared with each image: 8,000 of both took 2 s a row."""
+    """Each name was once compared with each image: 8,000 of each took 2 s per row."""
     monkeypatch.setattr(Costly, "compared", 0)
     row: dict[str, Any] = {Costly(f"k{number}._type"): "x" for number in range(2000)}
     row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
@@ -189,12 +189,12 @@ def test_records_that_are_too_deep_or_too_long_are_passed_over_and_told(
 def test_of_a_thousand_problems_some_are_told(write_run: WriteRun) -> None:
     stderr = "".join(f"wandb leet inspect: skipped {number} {'x' * 5000}\n" for number in range(100))
     run = read_run(write_run(RUN, stderr=stderr))
-    assert (len(run.problems), run.problems[-1]) == (21, "and 80 problems more")
+    assert (len(run.problems), run.problems[-1]) == (21, "and 80 more problems")
     assert max(map(len, run.problems)) == 1000
 
 
 def test_a_reader_that_crashes_over_one_file_says_nothing_of_the_others(write_run: WriteRun) -> None:
-    """A program in Go that runs out of memory has the exit code that click has for bad usage."""
+    """A Go program that runs out of memory has the same exit code as click's for bad usage."""
     stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
     hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
     healthy = write_run(RUN, run_id="healthy")
@@ -264,10 +264,10 @@ def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run:
 def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun) -> None:
     with pytest.raises(ReadError, match=r"run-empty.wandb: is empty: the run was killed at its start"):
         read_run(write_run(run_id="empty"))
-    with pytest.raises(ReadError, match=r"run-new.wandb: holds no run yet \(\d+ bytes\)"):
+    with pytest.raises(ReadError, match=r"run-new.wandb: does not contain a run yet \(\d+ bytes\)"):
         read_run(write_run(HEADER, run_id="new"))
     with pytest.raises(
-        ReadError, match=r"run-hurt.wandb: its \d+ bytes contain nothing readable of a run: skipped corrupt"
+        ReadError, match=r"run-hurt.wandb: its \d+ bytes contain no readable data of a run: skipped corrupt"
     ):
         read_run(write_run(HEADER, run_id="hurt", stderr="wandb leet inspect: skipped corrupt data\n"))
 
@@ -375,7 +375,7 @@ def test_without_a_temporary_directory_the_reader_says_what_to_do(
 ) -> None:
     path = write_run(RUN)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ReadError, match=r"cannot be made: No such file or directory \(.*missing.*set TMPDIR to"):
+    with pytest.raises(ReadError, match=r"cannot be created: No such file or directory \(.*missing.*set TMPDIR to"):
         read_run(path)
 
 

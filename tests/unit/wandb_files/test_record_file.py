@@ -1,4 +1,4 @@
-"""W&B's record files, copied without their first lines: with records of every size, and damaged in every place."""
+"""Copies of W&B's record files without their first lines: records of all sizes, and damage at every position."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def record(kind: int, content: bytes, number: int = 300) -> bytes:
-    """A protobuf message as W&B writes it: its number, its contents, and a note about the run behind them."""
+    """Return a protobuf message as W&B writes it: record number, contents, and then a note about the run."""
     return varint(1 << 3) + varint(number) + field(kind, content) + field(200, b"\n\x01p")
 
 
 def output(line: str) -> bytes:
-    """What was printed; the time stamp in it has a byte that is no line break but looks like one."""
+    """Return a record of console output; its time stamp contains a byte that looks like a line break but is none."""
     return record(OUTPUT_RAW, b"\x08\x01" + field(2, b"\x08\x0a\x10\x0a") + field(3, line.encode()))
 
 
@@ -98,7 +98,7 @@ def test_a_record_over_several_blocks_of_which_one_is_damaged_is_left_out(tmp_pa
 
 @pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
 def test_what_is_no_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ReadError, match=r"run-exp\.wandb: does not begin like a \.wandb file"):
+    with pytest.raises(ReadError, match=r"run-exp\.wandb: does not start like a \.wandb file"):
         copied(tmp_path, content)
 
 
@@ -132,12 +132,12 @@ def test_a_record_that_is_no_message_is_left_out_though_its_checksum_is_right(tm
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (varint(25 << 3 | 3) + record(HISTORY, b"row"), r"a group in it \(field 25\)"),
+        (varint(25 << 3 | 3) + record(HISTORY, b"row"), r"a group \(field 25\)"),
         (b"\x08\x01" * 1001, "more than 1000 fields"),
     ],
 )
 def test_a_file_with_records_as_wandb_writes_none_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(ReadError, match=rf"run-exp\.wandb: has a record .*{reason}"):
+    with pytest.raises(ReadError, match=rf"run-exp\.wandb: contains a record .*{reason}"):
         copied(tmp_path, framed([record(HISTORY, b"row"), content]))
 
 
@@ -156,7 +156,7 @@ def test_lines_are_not_counted_in_output_that_is_no_message(tmp_path: Path) -> N
 
 
 def test_a_record_of_many_blocks_takes_no_more_than_three_times_its_room(tmp_path: Path) -> None:
-    """Its blocks were added up one by one, and cut off one by one: the time was that of the square of its size."""
+    """The blocks were once added and cut off one by one, which took quadratic time."""
     content = framed([record(HISTORY, bytes(32 * 2**20))])
     (tmp_path / "run-exp.wandb").write_bytes(content)
     begun = time.monotonic()

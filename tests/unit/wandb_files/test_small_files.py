@@ -1,4 +1,4 @@
-"""Small files in untrusted places: what is read, what is refused, and that nothing blocks or follows."""
+"""Small files in untrusted directories: which are read or rejected, without blocking or following links."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_somebody_elses_directory_is_refused_and_stays_as_it_is(
 def test_on_a_file_server_that_knows_the_user_as_another_that_other_is_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for root on NFS with root_squash: what it makes there belongs to nobody."""
+    """For example root on NFS with root_squash: its files there belong to nobody."""
     directory, there = tmp_path / "notes", os.getuid()
     directory.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: there + 1)

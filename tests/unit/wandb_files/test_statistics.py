@@ -1,4 +1,4 @@
-"""Statistics of a metric while its values come, in bounded room."""
+"""Running statistics of a metric in bounded memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_trend_of_the_largest_floats_does_not_overflow() -> None:
 
 def test_a_history_of_many_metrics_takes_little_room() -> None:
     metric = RunningMetric()
-    for value in range(TREND_LENGTH):  # as much as a metric ever takes
+    for value in range(TREND_LENGTH):  # the most that a metric takes
         metric.add(value)
     before = metric.history()
     tracemalloc.start()
