@@ -20,21 +20,13 @@ _RARELY = 20  # a rank named in less than one of this number of rows is not repo
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that delayed the others.
+    """The rank that delayed the others."""
 
-    Args:
-        rank: Global rank.
-        metric: Name of the metric that names the rank.
-        times: Number of rows that name the rank.
-        rows: Number of rows with timings.
-        excess: By how many seconds the named ranks were busy longer than the others, on average; NaN if not logged.
-    """
-
-    rank: int
-    metric: str
-    times: int
-    rows: int
-    excess: float
+    rank: int  # global rank
+    metric: str  # name of the metric that names the rank
+    times: int  # number of rows that name the rank
+    rows: int  # number of rows with timings
+    excess: float  # by how many seconds the named ranks were busy longer than the others, on average; NaN if not logged
 
 
 def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:

@@ -15,15 +15,10 @@ State = Literal["finished", "failed", "unfinished"]
 
 @dataclass(frozen=True)
 class Line:
-    """A curve.
+    """A curve."""
 
-    Args:
-        x: Positions on the x axis, ascending.
-        y: The values at these positions.
-    """
-
-    x: list[float]
-    y: list[float]
+    x: list[float]  # positions on the x axis, ascending
+    y: list[float]  # the values at these positions
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Line:
@@ -34,124 +29,74 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """One metric of one run.
-
-    Args:
-        name: Name of the metric.
-        axis: Name of its x axis.
-        line: The reduced values, or the mean of the ranks' lines; `None` if there are neither.
-        band: The smallest and the largest values of the ranks.
-        ranks: The line of each rank (or of a part of it, such as a GPU) by its name.
-        last: The last value of `line`, or of the first rank.
-        least: The smallest value that is finite.
-        most: The largest value that is finite.
-        gaps: Number of values that are not finite.
-        thinned: Whether the lines have fewer points than were logged.
-    """
+    """One metric of one run."""
 
     name: str
     axis: str
-    line: Line | None
-    band: tuple[Line, Line] | None = None
-    ranks: dict[str, Line] = field(default_factory=dict)
-    last: float = math.nan
-    least: float = math.nan
-    most: float = math.nan
-    gaps: int = 0
-    thinned: bool = False
+    line: Line | None  # the reduced values, or the mean of the ranks' lines; `None` if there are neither
+    band: tuple[Line, Line] | None = None  # the smallest and the largest values of the ranks
+    ranks: dict[str, Line] = field(default_factory=dict)  # by name, the line of each rank or of a part of it (a GPU)
+    last: float = math.nan  # the last value of `line`, or of the first rank
+    least: float = math.nan  # the smallest value that is finite
+    most: float = math.nan  # the largest value that is finite
+    gaps: int = 0  # number of values that are not finite
+    thinned: bool = False  # whether the lines have fewer points than were logged
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """A number for each rank and part of the x axis.
 
-    Args:
-        name: Name of the metric.
-        kind: `"excess"`: by how much the largest value exceeded the mean over all ranks, per row, counted only for the
-            rank with that value; `"value"`: the mean of each rank's own values.
-        axis: Name of the x axis.
-        ranks: Names of the ranks, from top to bottom.
-        edges: Start of the first part of the x axis, and the end of each part.
-        cells: The numbers of each rank from left to right; `None` for a part without values.
+    `"excess"`: by how much the largest value exceeded the mean over all ranks, per row, counted only for the rank with
+    that value. `"value"`: the mean of each rank's own values.
     """
 
     name: str
     kind: Literal["excess", "value"]
     axis: str
-    ranks: list[str]
-    edges: list[float]
-    cells: list[list[float | None]]
+    ranks: list[str]  # names of the ranks, from top to bottom
+    edges: list[float]  # start of the first part of the x axis, and the end of each part
+    cells: list[list[float | None]]  # the numbers of each rank from left to right; `None` for a part without values
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that most often has the largest value of a metric.
-
-    Args:
-        name: Name of the metric.
-        rank: Global rank.
-        share: Share of the rows in which it has the largest value, from 0 to 1.
-        excess: By how much its value exceeds the mean over all ranks in these rows, on average.
-        relative: `excess` as a share of that mean; NaN if the mean is not known.
-        stands_out: Whether this is more than chance explains.
-    """
+    """The rank that most often has the largest value of a metric."""
 
     name: str
     rank: int
-    share: float
-    excess: float
-    relative: float
-    stands_out: bool
+    share: float  # share of the rows in which it has the largest value, from 0 to 1
+    excess: float  # by how much its value exceeds the mean over all ranks in these rows, on average
+    relative: float  # `excess` as a share of that mean; NaN if the mean is not known
+    stands_out: bool  # whether this is more than chance explains
 
 
 @dataclass(frozen=True)
 class Writer:
-    """One file of a run, as one process wrote it.
+    """One file of a run, as one process wrote it."""
 
-    Args:
-        name: Name in the page, such as ``"rank 3"``.
-        label: Name of the writer in a shared run.
-        run_id: Id of the run.
-        rank: Global rank, if known.
-        node: Rank of the node, if known.
-        primary: Whether the writer writes the plain names.
-        state: How the writer ended.
-        exit_code: Exit code of the writer, if recorded.
-        rows: Number of history rows.
-        last: Last position on the x axis; NaN if there are no rows.
-        uploaded: Whether the file is uploaded.
-        directory: Path of the run's directory.
-        problems: Parts of the file that are unreadable or left out, each as a sentence fragment.
-    """
-
-    name: str
-    label: str | None
+    name: str  # name in the page, such as ``"rank 3"``
+    label: str | None  # name of the writer in a shared run
     run_id: str
-    rank: int | None
-    node: int | None
-    primary: bool
-    state: State
-    exit_code: int | None
+    rank: int | None  # global rank, if known
+    node: int | None  # rank of the node, if known
+    primary: bool  # whether the writer writes the plain names
+    state: State  # how the writer ended
+    exit_code: int | None  # exit code of the writer, if recorded
     rows: int
-    last: float
+    last: float  # last position on the x axis; NaN if there are no rows
     uploaded: bool
-    directory: str
-    problems: list[str]
+    directory: str  # path of the run's directory
+    problems: list[str]  # parts of the file that are unreadable or left out, each as a sentence fragment
 
 
 @dataclass(frozen=True)
 class Degraded:
-    """Rows to which some ranks did not contribute.
-
-    Args:
-        rows: Number of these rows.
-        most: Largest number of missing ranks.
-        spans: First and last position on the x axis of each stretch of consecutive such rows.
-    """
+    """Rows to which some ranks did not contribute."""
 
     rows: int
-    most: int
-    spans: list[tuple[float, float]]
+    most: int  # largest number of missing ranks
+    spans: list[tuple[float, float]]  # first and last position on the x axis of each stretch of consecutive such rows
 
 
 @dataclass(frozen=True)
@@ -188,78 +133,43 @@ class Console:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of W&B, or the runs of a job that has one for each rank.
+    """A run of W&B, or the runs of a job that has one for each rank."""
 
-    Args:
-        name: Name in the page.
-        run_id: Id of the run, or name of the job's group.
-        project: Project of the run.
-        group: Group of the run.
-        job_type: Job type of the run.
-        tags: Tags of the run.
-        started: Start time of the first writer (ISO 8601, UTC).
-        state: Failed if one writer failed, else unfinished if the end of one is not recorded.
-        mode: dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run.
-        world: Number of ranks of the job, if known.
-        rows: Number of history rows of all writers.
-        uploaded: Number of writers whose files are uploaded.
-        writers: The files of the run.
-        degraded: Rows to which some ranks did not contribute.
-        config: Names and values, as text.
-        differing: Names of the config whose values differ between writers.
-        charts: Charts of the metrics.
-        system: Charts of the system metrics, over minutes.
-        heat: Heat maps.
-        slowest: The slowest rank of each timing metric with values or a spread of the ranks, the most important first.
-        images: Logged images.
-        tables: Logged tables.
-        console: Console output of each process.
-        notes: Contents of the run that the page leaves out.
-    """
-
-    name: str
-    run_id: str
+    name: str  # name in the page
+    run_id: str  # id of the run, or name of the job's group
     project: str | None
     group: str | None
     job_type: str | None
     tags: list[str]
-    started: str | None
-    state: State
-    mode: str
-    world: int | None
-    rows: int
-    uploaded: int
-    writers: list[Writer]
-    degraded: Degraded
-    config: dict[str, str]
-    differing: list[str]
-    charts: list[Chart]
-    system: list[Chart]
+    started: str | None  # start time of the first writer (ISO 8601, UTC)
+    state: State  # failed if one writer failed, else unfinished if the end of one is not recorded
+    mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
+    world: int | None  # number of ranks of the job, if known
+    rows: int  # number of history rows of all writers
+    uploaded: int  # number of writers whose files are uploaded
+    writers: list[Writer]  # the files of the run
+    degraded: Degraded  # rows to which some ranks did not contribute
+    config: dict[str, str]  # names and values, as text
+    differing: list[str]  # names of the config whose values differ between writers
+    charts: list[Chart]  # charts of the metrics
+    system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]
-    slowest: list[Slowest]
+    slowest: list[Slowest]  # the slowest rank of each timing metric, the most important metric first
     images: list[Image]
     tables: list[Table]
-    console: list[Console]
-    notes: list[str]
+    console: list[Console]  # console output of each process
+    notes: list[str]  # contents of the run that the page leaves out
 
 
 @dataclass(frozen=True)
 class Report:
-    """All contents of a page.
+    """All contents of a page."""
 
-    Args:
-        directory: Path of the directory that contains the runs.
-        made: Time at which the report was made (ISO 8601).
-        version: Version of dist_wandb.
-        runs: The runs, sorted by project and group, newest first within each group.
-        unreadable: The reasons why files could not be read.
-    """
-
-    directory: str
-    made: str
+    directory: str  # path of the directory that contains the runs
+    made: str  # time at which the report was made (ISO 8601)
     version: str
-    runs: list[Run]
-    unreadable: list[str]
+    runs: list[Run]  # the runs, sorted by project and group, newest first within each group
+    unreadable: list[str]  # the reasons why files could not be read
 
 
 def shortened(value: float, digits: int = _DIGITS) -> float:

@@ -24,23 +24,14 @@ _LARGEST = sys.float_info.max
 
 
 class Stretch(NamedTuple):
-    """Neighbouring points of a curve.
+    """Neighbouring points of a curve."""
 
-    Args:
-        number: Number of points.
-        total: Sum of their values.
-        first: The first point.
-        smallest: The point with the smallest value.
-        largest: The point with the largest value.
-        last: The last point.
-    """
-
-    number: int
-    total: float
-    first: Point
-    smallest: Point
-    largest: Point
-    last: Point
+    number: int  # number of points
+    total: float  # sum of their values
+    first: Point  # the first point
+    smallest: Point  # the point with the smallest value
+    largest: Point  # the point with the largest value
+    last: Point  # the last point
 
     def points(self) -> list[Point]:
         """Return up to four points, sorted by their position on the x axis."""
@@ -186,21 +177,13 @@ def join(one: Stretch, other: Stretch) -> Stretch:
 
 
 class Cell(NamedTuple):
-    """A part of the x axis.
+    """A part of the x axis."""
 
-    Args:
-        number: Number of points.
-        total: Sum of their values.
-        smallest: The smallest value.
-        largest: The largest value.
-        position: Position of the first point on the x axis.
-    """
-
-    number: int
-    total: float
-    smallest: float
-    largest: float
-    position: float
+    number: int  # number of points
+    total: float  # sum of their values
+    smallest: float  # the smallest value
+    largest: float  # the largest value
+    position: float  # position of the first point on the x axis
 
     @property
     def mean(self) -> float:

@@ -28,23 +28,14 @@ _POLL = 200  # milliseconds between checks whether reading was stopped
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a process.
+    """Limits of a process."""
 
-    Args:
-        seconds: Total run time.
-        silence: Seconds between two lines.
-        output: Bytes of output.
-        line: Bytes of one line; longer ones are skipped.
-        memory: Bytes of memory of each of its processes.
-        file: Bytes of each file that it writes.
-    """
-
-    seconds: float
-    silence: float = 120.0
-    output: int = 2**40
-    line: int = 8 * _MIB
-    memory: int = 512 * _MIB
-    file: int = 64 * _MIB
+    seconds: float  # total run time
+    silence: float = 120.0  # seconds between two lines
+    output: int = 2**40  # bytes of output
+    line: int = 8 * _MIB  # bytes of one line; longer ones are skipped
+    memory: int = 512 * _MIB  # bytes of memory of each of its processes
+    file: int = 64 * _MIB  # bytes of each file that it writes
 
     @classmethod
     def for_file(cls, size: int) -> Limits:

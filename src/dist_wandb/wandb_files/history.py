@@ -25,16 +25,11 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.record_file import (
     BYTES,
     CONTINUES,
-    FIRST,
-    FULL,
-    LAST,
-    MIDDLE,
     MOST_FIELDS,
     MalformedError,
     Writer,
-    check_header,
-    chunks,
     parts_of,
+    records,
     varint,
 )
 from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary
@@ -46,8 +41,8 @@ KINDS = {"history": 2, "summary": 3, "output": 4, "stats": 7, "output_raw": 13, 
 """Numbers of fields of W&B's ``Record`` by kind."""
 
 _MOST_COPIED = 64 * 2**20  # bytes of all other records
-_MOST_CHUNKS = 256  # of 32 KiB, of one record: 8 MiB, the limit of a line of W&B's reader
-_BETWEEN_CHECKS = 4096  # chunks between two checks whether to stop
+_LARGEST_RECORD = 8 * 2**20  # bytes, the limit of a line of W&B's reader
+_BETWEEN_CHECKS = 64  # records between two checks whether to stop
 _MOST_ITEMS = 100_000  # of one row
 _MOST_NAMES = 20_000  # that are cached
 _ITEM, _KEY, _NESTED_KEY, _VALUE = 1, 1, 2, 16  # numbers of fields of HistoryRecord and HistoryItem
@@ -281,28 +276,12 @@ def _undamaged(path: Path, stopped: threading.Event) -> Iterator[bytes]:
     """Yield the records of an undamaged file.
 
     Raises:
-        MalformedError: The file is damaged or truncated, or a record is larger than any that W&B writes.
-        ReadError: Reading was stopped, or it is not an ordinary file.
+        MalformedError: The file is damaged or truncated.
+        ReadError: Reading was stopped, a record is larger than any that W&B writes, or it is not an ordinary file.
         OSError: The file cannot be read.
     """
-    begun: list[bytes] | None = None
     with os.fdopen(open_ordinary(path), "rb") as opened:
-        check_header(opened)
-        for count, (kind, chunk) in enumerate(chunks(opened)):
+        for count, record in enumerate(records(opened, most=_LARGEST_RECORD, strict=True)):
             if not count % _BETWEEN_CHECKS and stopped.is_set():
                 raise ReadError("was not read to its end because reading was interrupted.")
-            if kind == FULL and begun is None:
-                yield chunk
-            elif kind == FIRST and begun is None:
-                begun = [chunk]
-            elif kind in (MIDDLE, LAST) and begun is not None:
-                begun.append(chunk)
-                if len(begun) > _MOST_CHUNKS:
-                    raise MalformedError("a record is too large")
-                if kind == LAST:
-                    record, begun = b"".join(begun), None
-                    yield record
-            else:
-                raise MalformedError("a record is damaged")
-    if begun is not None:
-        raise MalformedError("the last record is cut off")
+            yield record

@@ -51,17 +51,11 @@ Part = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Lines:
-    """Numbers of lines of the three streams of a run.
+    """Numbers of lines of the three streams of a run."""
 
-    Args:
-        history: History rows.
-        events: Samples of system metrics.
-        console: Lines of console output.
-    """
-
-    history: int = 0
-    events: int = 0
-    console: int = 0
+    history: int = 0  # history rows
+    events: int = 0  # samples of system metrics
+    console: int = 0  # lines of console output
 
     def __add__(self, other: Lines) -> Lines:
         return Lines(self.history + other.history, self.events + other.events, self.console + other.console)
@@ -154,16 +148,24 @@ def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise
             writer.write(record if revise is None else revise(record, parts))
 
 
-def records(opened: BinaryIO) -> Iterator[bytes]:
+def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) -> Iterator[bytes]:
     """Yield the records with correct checksums.
 
+    Args:
+        opened: The file.
+        most: Largest size of a record in bytes; `None` for `MOST_BYTES`.
+        strict: Whether to raise an exception for damage. Otherwise damaged and incomplete records are skipped.
+
     Raises:
-        ReadError: The file does not start like a record file, or a record has more than `MOST_BYTES`.
+        ReadError: The file does not start like a record file, or a record has more than `most` bytes.
+        MalformedError: The file is damaged or truncated, if `strict`.
     """
-    check_header(opened)
+    most = most or MOST_BYTES
     begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
     size = 0
-    for kind, chunk in chunks(opened):
+    for kind, chunk in _chunks(opened):
+        if strict and (kind == DAMAGED or (kind in (FULL, FIRST)) == (begun is not None)):
+            raise MalformedError("a record is damaged")
         if kind in (FULL, FIRST):  # an earlier incomplete record is dropped
             begun, size = [], 0
         elif kind == DAMAGED:
@@ -171,27 +173,21 @@ def records(opened: BinaryIO) -> Iterator[bytes]:
         if begun is None:
             continue
         size += len(chunk)
-        if size > MOST_BYTES:
-            raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
+        if size > most:
+            raise ReadError(f"contains a record of more than {most} bytes, which W&B never writes.")
         if chunk:
             begun.append(chunk)
         if kind in (FULL, LAST):
             record, begun = b"".join(begun), None
             yield record
+    if strict and begun is not None:
+        raise MalformedError("the last record is truncated")
 
 
-def check_header(opened: BinaryIO) -> None:
-    """Read the header of a file.
-
-    Raises:
-        ReadError: The file does not start like a record file.
-    """
+def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and content of each chunk. The rest of the block is skipped after a damaged chunk."""
     if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
         raise ReadError("does not start like a .wandb file.")
-
-
-def chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each chunk after the header. The rest of the block is skipped after a damaged chunk."""
     room = _BLOCK - len(_FILE_HEADER)  # bytes to the end of the block
     while block := opened.read(room):
         position = 0
@@ -205,9 +201,7 @@ def chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 break
             yield kind, chunk
         else:
-            if (
-                left and len(block) < room
-            ):  # the file ends within a chunk's header; at the end of a block these bytes are padding
+            if left and len(block) < room:  # the file ends within a header; at the end of a block this is padding
                 yield DAMAGED, b""
         room = _BLOCK
 

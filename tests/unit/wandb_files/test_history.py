@@ -228,7 +228,7 @@ def test_what_is_not_sound_is_left_to_the_reader_as_a_whole(tmp_path: Path, what
         assert len(both_ways(path)) > 500
 
 
-@pytest.mark.parametrize("limit", ["_MOST_COPIED", "_MOST_CHUNKS"])
+@pytest.mark.parametrize("limit", ["_MOST_COPIED", "_LARGEST_RECORD"])
 def test_what_is_very_large_is_left_to_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     path = file_of(tmp_path, [row(0, {"x": "x" * 100_000})])
     assert history.split(path, tmp_path / "copy" / "others.wandb", (), threading.Event()) == 1
