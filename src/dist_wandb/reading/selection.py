@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError
@@ -15,6 +16,8 @@ from dist_wandb.reading.runs import LocalRun
 from dist_wandb.wandb_files.finding import natural_order
 
 _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+_OPERATORS: dict[str, Callable[[float, float], bool]]
+_OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
 _MOST_VALUES, _DEEPEST = 1000, 8  # of a config that is compared
 
@@ -55,14 +58,7 @@ class Condition:
             return self.operator == "!="
         number, operand = _as_number(value), _as_number(self.operand)
         if number is not None and operand is not None:
-            return {
-                "=": number == operand,
-                "!=": number != operand,
-                "<": number < operand,
-                "<=": number <= operand,
-                ">": number > operand,
-                ">=": number >= operand,
-            }[self.operator]
+            return _OPERATORS[self.operator](number, operand)
         text = _as_text(value)
         is_same = fnmatchcase(text, self.operand) or text == self.operand
         return is_same if self.operator == "=" else not is_same if self.operator == "!=" else False

@@ -34,12 +34,7 @@ class _Part:
 
 
 class Blame:
-    """Collects which rank has the largest value of one metric.
-
-    Args:
-        name: Name of the metric.
-        axis: Name of its x axis.
-    """
+    """Collects which rank has the largest value of one metric, by position on its x axis."""
 
     def __init__(self, name: str, axis: str) -> None:
         self.name = name

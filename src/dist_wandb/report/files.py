@@ -44,12 +44,7 @@ class FileForReport:
 
 
 class Reader:
-    """Collects the records of one file.
-
-    Args:
-        budget: The budget that the curves of all files share.
-        metrics: Patterns of the metrics to keep.
-    """
+    """Collects the records of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.rows: Rows = Rows(budget, metrics)

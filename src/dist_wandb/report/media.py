@@ -26,11 +26,7 @@ Logged = tuple[float, dict[str, Any]]
 
 
 class Budget:
-    """The number of bytes that all images and tables of a page may take.
-
-    Args:
-        most: The number of bytes.
-    """
+    """The number of bytes that all images and tables of a page may take."""
 
     def __init__(self, most: int) -> None:
         self._remaining = most
@@ -62,12 +58,7 @@ class LoggedMedia:
 
 
 class MediaReader:
-    """Reads media from the directory of one file.
-
-    Args:
-        directory: The run's directory.
-        budget: Budget of bytes of the page.
-    """
+    """Reads media from the directory of one run file, within the budget of the page."""
 
     def __init__(self, directory: Path, budget: Budget) -> None:
         self._files = directory / "files"

@@ -92,12 +92,7 @@ class Series(NamedTuple):
 
 
 class Rows:
-    """Collects the rows of one file.
-
-    Args:
-        budget: The budget that the curves of all files share.
-        metrics: Patterns of the metrics to keep.
-    """
+    """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.left_out: set[int] = set()

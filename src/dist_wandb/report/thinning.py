@@ -39,11 +39,7 @@ class Stretch(NamedTuple):
 
 
 class Budget:
-    """The number of stretches that all curves of a page share.
-
-    Args:
-        stretches: Largest number of stretches of all curves together.
-    """
+    """The number of stretches that all curves of a page share."""
 
     def __init__(self, stretches: int) -> None:
         self._stretches = stretches
@@ -61,11 +57,7 @@ class Budget:
 
 
 class Curve:
-    """A series of points of any length, in any order.
-
-    Args:
-        budget: The budget that all curves share.
-    """
+    """A series of points of any length, in any order."""
 
     __slots__ = ("_budget", "_stretches", "_x", "_y", "gaps", "last")
 
