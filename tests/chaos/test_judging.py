@@ -1,4 +1,4 @@
-"""The judge of random jobs finds what is planted: what it does not notice, no seed would show."""
+"""The judge of random jobs detects planted violations. Otherwise no seed would show them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[Evidence], None]
 
 
 def job(**changes: Any) -> Spec:
-    """Two plain processes that log `loss` in lockstep, nothing goes wrong."""
+    """Return a job of two plain processes that log `loss` in lockstep, without a fault."""
     plain: dict[str, Any] = {
         "launcher": "processes",
         "nodes": (2,),
@@ -42,7 +42,7 @@ def job(**changes: Any) -> Spec:
 
 
 def entries_of(spec: Spec, rank: int, until: int = ROWS) -> list[Entry]:
-    """What a rank tells that logs its rows and ends; without the end if there are fewer rows."""
+    """Return the entries of a rank that logs its rows and ends; without the end if there are fewer rows."""
     about = {"rank": rank, "pid": 100 + rank}
     told: list[Entry] = [{"event": "opened", "session": 0}]
     for step in range(until):
@@ -60,14 +60,14 @@ def row(step: int, ranks: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, An
 
 
 def sound(spec: Spec | None = None) -> Evidence:
-    """What a job leaves in which all is well."""
+    """Return the evidence of a job without violations."""
     spec = spec or job()
     entries = [entry for rank in (0, 1) for entry in entries_of(spec, rank)]
     return Evidence(spec, entries, [0, 0], files=[RunFile("s0", None, [row(step) for step in range(ROWS)])])
 
 
 def killed(row_flag: dict[str, Any] | None = None) -> Evidence:
-    """Rank 1 is killed after its third row; the others say so, and flag what lacks it."""
+    """Return the evidence of a job whose rank 1 is killed after its third row; the others report it and mark rows."""
     flag = {"dist_wandb/degraded": 1} if row_flag is None else row_flag
     spec = job(faults=(Fault("kill", 1, 3, 0.0),))
     entries = [*entries_of(spec, 0), *entries_of(spec, 1, 3), {**say(1, ""), "event": "fault", "kind": "kill"}]

@@ -1,4 +1,4 @@
-"""Some of the random jobs, in CI: others are played by ``python tests/chaos --seeds 0-299 --jobs 4``."""
+"""Some of the random jobs, for CI. ``python tests/chaos --seeds 0-299 --jobs 4`` runs others."""
 
 from __future__ import annotations
 

@@ -76,9 +76,7 @@ def test_no_module_of_a_run_directory_is_imported(
     canary = tmp_path / "canary"
     plant(file.parent, canary)
     places = {"directory": str(home), "file": str(file)}
-    here = (
-        home if search_path or code == RESUME else file.parent
-    )  # the user's "." is the current directory
+    here = home if search_path or code == RESUME else file.parent  # the user's "." is the current directory
     environment = clean_environment(PYTHONPATH=search_path + os.pathsep.join(path for path in sys.path if path))
     finished = run_job(
         [sys.executable, script(code), *(argument.format(**places) for argument in arguments)],
