@@ -48,7 +48,7 @@ def runs_below(
         The runs, one for each file, and the files and directories that could not be read, with the reasons.
 
     Raises:
-        ReadError: As of `files_below`.
+        ReadError: See `files_below`.
         UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     files, unseen = files_below(directories)

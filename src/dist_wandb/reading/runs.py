@@ -137,7 +137,7 @@ class LocalRun:
 
     @cached_property
     def metrics(self) -> dict[str, MetricHistory]:
-        """Statistics and trend of each numeric metric; of a name of several writers, those of the first one."""
+        """Statistics and trend of each numeric metric; if several writers wrote a name, those of the first one."""
         found: dict[str, MetricHistory] = {}
         for writer in self.writers:
             found = {**writer.metrics, **found}
@@ -148,7 +148,7 @@ class LocalRun:
         """The last value of each name, and the values set in ``run.summary``. Files are read at the first use.
 
         Raises:
-            ReadError: As of `history`.
+            ReadError: See `history`.
         """
         return summary_of(part.path for writer in reversed(self.writers) for part in writer.parts)
 

@@ -121,14 +121,13 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
 
 def charts_of(drawing: Drawing) -> list[Chart]:
     """Return the charts of the metrics, in natural order."""
-    names = sorted(drawing.metrics, key=natural_order)
-    return [_chart(name, drawing.metrics[name]) for name in names]
+    return [_chart(name, drawing.metrics[name]) for name in sorted(drawing.metrics, key=natural_order)]
 
 
 def system_charts_of(drawing: Drawing) -> list[Chart]:
     """Return the charts of the system metrics, with a line for each writer or part of one, such as a GPU."""
-    names = sorted(drawing.system, key=natural_order)
-    return [_chart(name, _MetricCurves(_MINUTES, ranks=drawing.system[name])) for name in names]
+    curves = {name: _MetricCurves(_MINUTES, ranks=ranks) for name, ranks in drawing.system.items()}
+    return [_chart(name, curves[name]) for name in sorted(curves, key=natural_order)]
 
 
 def _chart(name: str, drawn: _MetricCurves) -> Chart:

@@ -28,19 +28,12 @@ _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
 @dataclass(frozen=True)
 class FileForReport:
-    """The data of one file that a report needs.
+    """The data of one file that a report needs."""
 
-    Args:
-        stored: The run that the file describes; its `metrics` are empty.
-        rows: The history.
-        system: Curves by name of the system metric and the part that it describes (``"gpu 0"``; empty for the whole).
-        console: The last lines that the process printed.
-    """
-
-    stored: StoredRun
+    stored: StoredRun  # the run that the file describes; its `metrics` are empty
     rows: Rows
-    system: dict[tuple[str, str], Curve]
-    console: ConsoleTail
+    system: dict[tuple[str, str], Curve]  # by name and part (``"gpu 0"``; empty for the whole)
+    console: ConsoleTail  # the last lines that the process printed
 
 
 class Reader:

@@ -92,7 +92,7 @@ class Curve:
         self.gaps += other.gaps
 
     def stretches(self, most: int | None = None) -> list[Stretch]:
-        """Return the stretches in the order of the x axis; no more than `most`, and than the budget allows."""
+        """Return the stretches in the order of the x axis; at most `most`, and at most as many as the budget allows."""
         self._shorten(self._budget.each)
         return sorted(_at_most(most or MOST_STRETCHES, self._stretches), key=lambda stretch: stretch.first[0])
 

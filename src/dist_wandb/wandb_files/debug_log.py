@@ -99,13 +99,9 @@ def untaken(log: Path) -> dict[str, str]:
 
 
 def unwritten(log: Path) -> dict[str, str]:
-    """Find data that was not written to disk. On a full disk the log may be incomplete, so free space is checked too.
+    """As `untaken`, for data that was not written to disk.
 
-    Args:
-        log: ``debug-internal.log`` of a run that has ended.
-
-    Returns:
-        The reasons by kind of data; empty if nothing is known to be missing.
+    On a full disk the log may be incomplete, so free space is checked too.
     """
     found = _failures(log, _NOT_WRITTEN)
     with suppress(OSError):

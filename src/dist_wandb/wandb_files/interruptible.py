@@ -37,7 +37,7 @@ def read_each(
         The results in the order of `paths`, and the errors of the other files.
 
     Raises:
-        UnsupportedVersionError: As of `read`.
+        UnsupportedVersionError: `read` raised it.
     """
     stopped = threading.Event()
     errors: dict[Path, ReadError] = {}

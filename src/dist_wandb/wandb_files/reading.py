@@ -42,46 +42,27 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  #
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One ``.wandb`` file: a run, or the part of one writer of a shared run.
-
-    Args:
-        path: The ``.wandb`` file.
-        run_id: Id of the run.
-        name: Display name; `None` if W&B chooses it at the upload.
-        project: Project of the run.
-        group: Group of the run.
-        job_type: Job type of the run.
-        tags: Tags of the run.
-        config: Last configuration of the run.
-        started: Start time in W&B's format (ISO 8601, UTC); `None` if it is lost.
-        exit_code: Exit code of the run, 0 for success; `None` if the file records no end.
-        rows: Number of history rows.
-        metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
-        sidecar: dist_wandb's record in the same directory; `None` for an ordinary run.
-        problems: Unreadable parts, each as a sentence fragment.
-        has_more_metrics: Whether metrics were dropped: beyond `MOST_METRICS`, or with names of more than 1000
-            characters.
-        entity: Owner of the run, if the user named one.
-        step_axis: Name of the x axis that is defined for all metrics; `None` if no axis is defined.
-    """
+    """One ``.wandb`` file: a run, or the part of one writer of a shared run."""
 
     path: Path
     run_id: str
-    name: str | None
+    name: str | None  # display name; `None` if W&B chooses it at the upload
     project: str | None
     group: str | None
     job_type: str | None
     tags: tuple[str, ...]
-    config: dict[str, Any]
-    started: str | None
-    exit_code: int | None
+    config: dict[str, Any]  # last configuration of the run
+    started: str | None  # start time in W&B's format (ISO 8601, UTC); `None` if it is lost
+    exit_code: int | None  # exit code of the run, 0 for success; `None` if the file records no end
     rows: int
-    metrics: dict[str, MetricHistory]
-    sidecar: Sidecar | None
-    problems: tuple[str, ...]
-    has_more_metrics: bool = False
-    entity: str | None = None
-    step_axis: str | None = None
+    metrics: dict[str, MetricHistory]  # numeric metrics by name, in natural order, without W&B's own (``_step``)
+    sidecar: Sidecar | None  # dist_wandb's record in the same directory; `None` for an ordinary run
+    problems: tuple[str, ...]  # unreadable parts, each as a sentence fragment
+    has_more_metrics: bool = (
+        False  # whether metrics were dropped: beyond `MOST_METRICS`, or with names over 1000 characters
+    )
+    entity: str | None = None  # owner of the run, if the user named one
+    step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
 
     @property
     def state(self) -> State:
@@ -141,7 +122,7 @@ def read_runs(
         The readable runs in the order of `paths`, and the errors of the other files.
 
     Raises:
-        UnsupportedVersionError: As of `read_run`.
+        UnsupportedVersionError: See `read_run`.
     """
     patterns = tuple(metrics)
     readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
@@ -162,7 +143,7 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
 
     Raises:
         ReadError: The file cannot be read at all. Damaged parts are skipped; `read_run` names them.
-        UnsupportedVersionError: As of `read_run`.
+        UnsupportedVersionError: See `read_run`.
     """
     rows: deque[dict[str, Any]] = deque(maxlen=last)
     _read_rows(Path(path), rows.append)
@@ -180,8 +161,8 @@ def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
         The value as an integer; `None` if no row has a value. Values beyond the exact integers of floats are ignored.
 
     Raises:
-        ReadError: As of `read_history`.
-        UnsupportedVersionError: As of `read_run`.
+        ReadError: See `read_history`.
+        UnsupportedVersionError: See `read_run`.
     """
     largest: int | None = None
 

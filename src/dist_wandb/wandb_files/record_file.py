@@ -102,7 +102,7 @@ def records_of(source: Path) -> Iterator[tuple[bytes, list[Field]]]:
     """Yield the records of a file with their fields, as `copy_without` would copy them.
 
     Raises:
-        ReadError: As of `copy_without`.
+        ReadError: See `copy_without`.
         OSError: The file cannot be read.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened:

@@ -34,39 +34,22 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The writer of a run: its rank, its job, and how its file is uploaded.
+    """The writer of a run: its rank, its job, and how its file is uploaded."""
 
-    Args:
-        run_id: Id of the run; `None` if W&B made it.
-        base_id: The id that all run ids of the job are made from; `None` if W&B made the run's id.
-        run_mode: `"auto"`, `"shared"` or `"new"`.
-        rank_scope: `"global"` or `"worker"`.
-        shared: Whether several ranks wrote to the run, each into a separate file.
-        label: The writer's name within a shared run.
-        primary: Whether the writer wrote the plain names of the run.
-        update_finish_state: Whether the writer's exit code is that of the run.
-        group: Group of the run.
-        global_rank: Global rank of the writer.
-        local_rank: Local rank of the writer, if known.
-        node_rank: Rank of the writer's node, if known.
-        world_size: Number of ranks of the job.
-        num_nodes: Number of nodes of the job, if known.
-    """
-
-    run_id: str | None
-    base_id: str | None
-    run_mode: str
-    rank_scope: str
-    shared: bool
-    label: str | None
-    primary: bool
-    update_finish_state: bool
+    run_id: str | None  # id of the run; `None` if W&B made it
+    base_id: str | None  # the id that all run ids of the job are made from; `None` if W&B made the run's id
+    run_mode: str  # `"auto"`, `"shared"` or `"new"`
+    rank_scope: str  # `"global"` or `"worker"`
+    shared: bool  # whether several ranks wrote to the run, each into a separate file
+    label: str | None  # the writer's name within a shared run
+    primary: bool  # whether the writer wrote the plain names of the run
+    update_finish_state: bool  # whether the writer's exit code is that of the run
     group: str | None
     global_rank: int
-    local_rank: int | None
-    node_rank: int | None
-    world_size: int
-    num_nodes: int | None
+    local_rank: int | None  # local rank of the writer, if known
+    node_rank: int | None  # rank of the writer's node, if known
+    world_size: int  # number of ranks of the job
+    num_nodes: int | None  # number of nodes of the job, if known
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
