@@ -122,14 +122,18 @@ class Rows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for record, begin in islice(self._records(), self._count):
-            try:
-                row = self._names.row(record, begin)
-            except (MalformedError, ReadError):
-                self._malformed += 1
-            except _TooDeepError:
-                self._deep += 1
-            else:
+            row = self._decoded(record, begin)
+            if row is not None:
                 yield row
+
+    def _decoded(self, record: bytes, begin: int) -> dict[str, Any] | None:
+        try:
+            return self._names.row(record, begin)
+        except (MalformedError, ReadError):
+            self._malformed += 1
+        except _TooDeepError:
+            self._deep += 1
+        return None
 
     def _records(self) -> Iterator[tuple[bytes, int]]:
         """Yield the records of rows, and the start of their contents."""
