@@ -83,12 +83,12 @@ def found(evidence: Evidence) -> set[str]:
     return set(kinds(judge(evidence).violations))
 
 
-def test_where_all_is_well_nothing_is_found() -> None:
+def test_a_job_without_violations_has_none() -> None:
     verdict = judge(sound())
     assert (verdict.violations, verdict.cells, verdict.excused) == ([], ROWS, {})
 
 
-def test_what_a_killed_rank_takes_with_it_is_excused_where_the_rows_say_so() -> None:
+def test_losses_of_a_killed_rank_are_excused_if_the_rows_are_marked() -> None:
     verdict = judge(killed())
     assert verdict.violations == []
     assert verdict.excused["flagged"] == 1
@@ -185,7 +185,7 @@ PLANTED: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("plant", "kind"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_what_is_planted_is_found(plant: Change, kind: str) -> None:
+def test_planted_violations_are_found(plant: Change, kind: str) -> None:
     evidence = sound()
     plant(evidence)
     assert kind in found(evidence)
@@ -198,7 +198,7 @@ def test_a_fault_excuses_nothing_that_it_does_not_cause(plant: Change) -> None:
     assert found(evidence)
 
 
-def test_a_row_without_a_rank_that_was_killed_must_say_so() -> None:
+def test_a_row_without_a_killed_rank_must_be_marked() -> None:
     assert found(killed({})) == {"silently wrong"}
 
 
@@ -208,7 +208,7 @@ def test_a_run_must_not_hide_that_a_rank_was_killed() -> None:
     assert found(evidence) == {"exit code"}
 
 
-def test_what_a_living_rank_said_to_be_lost_is_excused() -> None:
+def test_losses_reported_by_a_living_rank_are_excused() -> None:
     evidence = killed({})
     evidence.entries.append(say(1, "dist_wandb: what rank 1 logged after step 1 may be lost: nobody can be reached."))
     verdict = judge(evidence)
@@ -223,7 +223,7 @@ def test_the_same_message_for_each_name_is_a_flood() -> None:
     assert len({kind_of(text) for text in texts}) == 1
 
 
-def test_the_spread_is_compared_as_well() -> None:
+def test_the_spread_is_compared() -> None:
     right = {"loss/min": 101.0, "loss/max": 102.0, "loss/std": 0.5, "loss/argmax_rank": 1}
     evidence = sound(job(spread=True))
     evidence.files[0].rows[0].update(right)
@@ -259,6 +259,6 @@ def test_rows_of_ranks_under_their_labels_are_compared() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_description_can_be_handed_over(seed: int) -> None:
+def test_a_description_survives_json(seed: int) -> None:
     spec = draw(seed)
     assert from_json(spec.to_json()) == spec == draw(seed)

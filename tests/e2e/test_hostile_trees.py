@@ -233,7 +233,7 @@ def test_no_tree_takes_much_time_or_memory(someone: Victim, run: Run, trees_at: 
         command.check()
 
 
-def test_directories_that_cannot_be_entered_are_told(run: Run, trees_at: Path) -> None:
+def test_directories_that_cannot_be_entered_are_reported(run: Run, trees_at: Path) -> None:
     """As root, the capability to ignore modes is dropped: other users may not be able to run the tests' Python."""
     hidden = hostile.healthy(trees_at, "hidden")
     hostile.healthy(trees_at)
@@ -286,9 +286,7 @@ def rows_of_the_newest(place: Path) -> tuple[str, list[int]]:
     return read_run(newest).run_id, [row["global_step"] for row in read_history(newest)]
 
 
-def test_a_training_goes_on_behind_a_sound_file_among_hostile_ones(
-    someone: Victim, resume: Resume, trees_at: Path
-) -> None:
+def test_training_resumes_from_a_sound_file_among_hostile_ones(someone: Victim, resume: Resume, trees_at: Path) -> None:
     hostile.plant([TREES[name] for name in RESUMED], trees_at, someone)
     for name in RESUMED:
         directory = write_run(trees_at / name, name, stamp="20250101_000000")
@@ -298,7 +296,7 @@ def test_a_training_goes_on_behind_a_sound_file_among_hostile_ones(
     assert found == {name: (name, [3, 4]) for name in RESUMED}, outputs
 
 
-def test_a_training_believes_no_note_of_a_stranger(someone: Victim, resume: Resume, trees_at: Path) -> None:
+def test_a_restart_record_of_a_stranger_is_rejected(someone: Victim, resume: Resume, trees_at: Path) -> None:
     killed = {"dir": str(trees_at / "killed"), "arguments": {"resume": "auto"}, "is_killed": True}
     (trees_at / "killed").mkdir(parents=True)
     resume([killed])

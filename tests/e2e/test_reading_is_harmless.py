@@ -134,7 +134,7 @@ def listener() -> Iterator[Listener]:
 @pytest.mark.parametrize("read", ["show", "show --json", "sync --dry-run", "read_history"])
 @pytest.mark.parametrize("named_by", ["run directory", "current directory", "environment", "proxy"])
 @pytest.mark.usefixtures("bare_environment")
-def test_reading_asks_no_server(
+def test_reading_contacts_no_server(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, named_by: str, read: str
 ) -> None:
     file = make_run(tmp_path)
@@ -160,7 +160,9 @@ def test_reading_asks_no_server(
     assert listener.received() == []
 
 
-def test_an_offline_resume_asks_no_server(tmp_path: Path, listener: Listener, script: Callable[[str], Path]) -> None:
+def test_an_offline_resume_contacts_no_server(
+    tmp_path: Path, listener: Listener, script: Callable[[str], Path]
+) -> None:
     """wandb's own process sends telemetry even offline: unlike the reader, it is started with telemetry disabled."""
     start = """
 import os, wandb
@@ -173,9 +175,7 @@ del os.environ["WANDB_ERROR_REPORTING"], os.environ["WANDB_MODE"]
     assert listener.received() == []
 
 
-def test_a_pipe_in_the_shared_temporary_directory_keeps_no_reader_waiting(
-    tmp_path: Path, script: Callable[[str], Path]
-) -> None:
+def test_a_pipe_in_the_shared_temporary_directory_does_not_block(tmp_path: Path, script: Callable[[str], Path]) -> None:
     """If wandb's commands find no directory for their log, they append to a file there with a known name."""
     file = make_run(tmp_path)
     shared = tmp_path / "shared"

@@ -128,7 +128,7 @@ def test_search_by_keyboard_shows_what_matches(page: Page, few: Path) -> None:
     assert shown_charts(page) == all_of_them
 
 
-def test_all_is_reached_and_read_by_keys(page: Page, few: Path) -> None:
+def test_everything_is_reachable_by_keyboard(page: Page, few: Path) -> None:
     page.open(few)
     page.key("Tab")
     assert page.run("document.activeElement.className") == "skip"
@@ -205,7 +205,7 @@ def test_colors_follow_the_system_and_the_switch(page: Page, few: Path) -> None:
     assert page.run(color) == dark
 
 
-def test_config_media_and_console_are_there(page: Page, few: Path) -> None:
+def test_config_media_and_console_are_shown(page: Page, few: Path) -> None:
     page.open(few)
     differing = texts(page, "#config tr.differs th")
     assert {"lrdiffers", "local_rankdiffers"} <= set(differing)
@@ -249,7 +249,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> N
     assert not page.run("document.getElementById('runs-panel').open")
 
 
-def test_what_files_say_is_shown_and_never_run(page: Page, tmp_path: Path) -> None:
+def test_texts_of_files_are_shown_and_never_executed(page: Page, tmp_path: Path) -> None:
     values = {EVIL: 1.0, f"time/{EVIL}": 2.0, "time/step": 1.0, "_step": 0, "global_step": 0}
     described = {"display_name": EVIL, "run_group": EVIL, "job_type": EVIL}
     records = [

@@ -15,13 +15,13 @@ from dist_wandb.wandb_files.interruptible import call_interruptibly
 ROUNDS = 40
 
 
-def test_what_a_function_returns_or_raises_is_passed_on() -> None:
+def test_the_result_or_exception_of_a_function_is_passed_on() -> None:
     assert call_interruptibly(lambda: [1, 2], lambda: None) == [1, 2]
     with pytest.raises(ZeroDivisionError):
         call_interruptibly(lambda: 1 // 0, lambda: None)
 
 
-def test_an_interrupt_that_wakes_another_thread_than_the_one_that_waits_is_noticed() -> None:
+def test_an_interrupt_that_wakes_another_thread_is_detected() -> None:
     stopped, ended = threading.Event(), threading.Event()
 
     def wait_to_be_stopped() -> None:
@@ -60,7 +60,7 @@ def test_an_interrupt_at_any_moment_of_the_start_of_a_pool_ends_it() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_function_that_does_not_stop_is_waited_for_for_some_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_function_that_does_not_stop_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_wandb.wandb_files.interruptible._STOP_TIMEOUT", 0.2)
     stopped = threading.Event()
 
