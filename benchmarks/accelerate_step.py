@@ -1,12 +1,12 @@
-"""How long a step takes with each tracker of Accelerate: two processes of torchrun, 20 metrics per step.
+"""Time of a step with each tracker of Accelerate: two processes of torchrun, 20 metrics per step.
 
-A step is one turn of the loop: forward, `accelerator.backward` with ddp's all_reduce, the optimizer, 20 metrics made
-and logged by `accelerator.log`. The first 20 steps do not count. Each number is the median (or mean) of one job, on the
-rank where it was larger; jobs take turns. What `accelerator.end_training` takes is measured separately.
+A step is one iteration of the loop: forward, `accelerator.backward` with ddp's all_reduce, the optimizer, and computing
+20 metrics and logging them with `accelerator.log`. The first 20 steps do not count. Each number is the median (or mean)
+of one job, on the rank with the larger value; jobs alternate. `accelerator.end_training` is measured separately.
 
-- no tracker: the 20 metrics are made, and nothing is done with them.
-- WandBTracker: the stock tracker, which logs what the main process has. No rank knows of the others' numbers.
-- WandBTracker, gather: the same, each metric made the mean over ranks by ``accelerator.gather(value).mean()`` before.
+- no tracker: the 20 metrics are computed, but not logged.
+- WandBTracker: the stock tracker, which logs the values of the main process. No rank has the values of the others.
+- WandBTracker, gather: the same with the mean of each metric over ranks, by ``accelerator.gather(value).mean()``.
 - dist_wandb: `DistWandbTracker`, each metric the mean over ranks.
 """
 
@@ -21,7 +21,7 @@ _WAYS = ("no tracker", "WandBTracker", "WandBTracker, gather", "dist_wandb")
 
 
 def measure(options: common.Options) -> common.Result:
-    """Run jobs with each tracker in turn."""
+    """Run jobs with each tracker, alternating."""
     from benchmarks import training
 
     result = training.compare("accelerate_step", __file__, _WAYS, options)
@@ -31,7 +31,7 @@ def measure(options: common.Options) -> common.Result:
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank of a job with one tracker."""
+    """Run one rank of a job with one tracker."""
     import torch
     from accelerate import Accelerator
     from benchmarks import training
@@ -59,7 +59,7 @@ def job(arguments: dict[str, Any]) -> None:
             accelerator.log({name: value.item() for name, value in metrics.items()}, step=step)
     start = time.perf_counter()
     accelerator.end_training()
-    common.report(directory, rank, training.said(intervals, time.perf_counter() - start))
+    common.report(directory, rank, training.outcome(intervals, time.perf_counter() - start))
 
 
 if __name__ == "__main__":

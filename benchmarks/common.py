@@ -1,4 +1,4 @@
-"""What the benchmarks share: jobs of several processes, alternating repeats, tables, targets and JSON records."""
+"""Common code of the benchmarks: jobs of several processes, alternating repeats, tables, targets and JSON records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).with_name("results")
 NOT_MEASURED = "not measured"
 
 STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}  # of all tables
-_WIDTH = 110  # of tables, where the output goes to a file
+_WIDTH = 110  # of tables, if the output goes to a file
 
 _PACKAGES = ("torch", "wandb", "lightning", "accelerate", "torchmetrics")
 _FOREIGN = ("WANDB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "ACCELERATE_", "DIST_WANDB_", "PET_")
@@ -43,17 +43,17 @@ _RANKS = (
 )
 
 
-# What a benchmark is asked, and what it answers
+# Options and results of a benchmark
 
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured.
+    """The amount of measurements.
 
     Args:
-        repeats: How often each thing is measured; what is compared takes turns.
-        quick: Whether this is only to see that all of it works: little is done per repeat.
-        memory_rows: How many rows are written where memory is looked at, in `delay`.
+        repeats: Number of repeats of each measurement; compared subjects alternate.
+        quick: Whether this run only checks that everything works: each repeat is short.
+        memory_rows: Number of rows for the memory measurements in `delay`.
     """
 
     repeats: int = 5
@@ -61,19 +61,19 @@ class Options:
     memory_rows: int = 100_000
 
     def of(self, number: int, quick: int) -> int:
-        """`number`, or `quick` in a quick run."""
+        """Return `number`, or `quick` in a quick run."""
         return quick if self.quick else number
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a benchmark must show.
+    """A target of a benchmark.
 
     Args:
-        what: The number that is looked at, in words.
-        limit: What it must not exceed; what it must reach, if `at_least`.
-        value: What it is; `None` where it could not be measured.
-        at_least: Whether more is better.
+        what: Description of the value.
+        limit: Largest allowed value; smallest allowed value if `at_least`.
+        value: The measured value; `None` if it could not be measured.
+        at_least: Whether larger values are better.
     """
 
     what: str
@@ -83,7 +83,7 @@ class Target:
 
     @property
     def is_met(self) -> bool:
-        """Whether it was measured and is within the limit."""
+        """Whether the value was measured and is within the limit."""
         if self.value is None:
             return False
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -91,14 +91,14 @@ class Target:
 
 @dataclass
 class Result:
-    """What a benchmark found out.
+    """The results of a benchmark.
 
     Args:
         name: Name of the benchmark, and of its record.
-        series: By what was measured, and by what was compared: one number per repeat.
-        tables: The same, to be looked at.
-        targets: What it must show.
-        notes: What there is to say besides: things that could not be measured, for example.
+        series: One number per repeat, by measurement and by subject of the comparison.
+        tables: The same numbers as tables to print.
+        targets: The targets.
+        notes: Further remarks, for example about failed measurements.
     """
 
     name: str
@@ -111,9 +111,9 @@ class Result:
         """Add a series with its table.
 
         Args:
-            title: What was measured, with its unit.
-            series: One number per repeat, by what was compared: peers, or ``"THING: PEER"`` for several things.
-            against: The peer whose median the others' medians are divided by, thing by thing, for a last column.
+            title: The measured quantity, with its unit.
+            series: One number per repeat, by subject: a peer, or ``"THING: PEER"`` for several things.
+            against: The peer by whose median the other medians are divided, for each thing, in a last column.
         """
         self.series[title] = {peer: list(numbers) for peer, numbers in series.items()}
         columns = ["", "median", "min", "max", "repeats", *([f"x {against}"] if against else [])]
@@ -125,7 +125,7 @@ class Result:
         self.tables.append(table)
 
     def ratio(self, title: str, peer: str, baseline: str) -> float | None:
-        """Median of one peer over that of another; `None` if one of them could not be measured."""
+        """Return the ratio of the medians of two peers; `None` if one of them could not be measured."""
         series = self.series.get(title, {})
         if not series.get(peer) or not series.get(baseline):
             return None
@@ -133,7 +133,7 @@ class Result:
 
 
 def _summary(numbers: Sequence[float]) -> list[str]:
-    """Median, minimum, maximum and count, to be shown."""
+    """Return median, minimum, maximum and count as text."""
     if not numbers:
         return [NOT_MEASURED, "", "", "0"]
     return [_shown(statistics.median(numbers)), _shown(min(numbers)), _shown(max(numbers)), str(len(numbers))]
@@ -144,7 +144,7 @@ def _shown(number: float) -> str:
 
 
 def alternating(things: Sequence[str], repeats: int) -> Iterator[str]:
-    """Every thing `repeats` times, there and back again, so that a drift of the machine meets all of them alike."""
+    """Yield each item `repeats` times, forwards and backwards, so that drift of the machine affects all equally."""
     for repeat in range(repeats):
         yield from things if repeat % 2 == 0 else reversed(things)
 
@@ -155,12 +155,12 @@ def alternating(things: Sequence[str], repeats: int) -> Iterator[str]:
 def main(
     measure: Callable[[Options], Result], job: Callable[[dict[str, Any]], None], description: str | None = None
 ) -> None:
-    """What a benchmark's file does when it is run: measure; or be a rank of a job that a measurement started.
+    """Run the file of a benchmark: measure, or run one rank of a job that a measurement started.
 
     Args:
-        measure: Measures, starting jobs by `run_ranks`.
-        job: What each rank of such a job does.
-        description: Shown by ``--help``.
+        measure: Measures; it starts jobs with `run_ranks`.
+        job: Runs on each rank of such a job.
+        description: Text of ``--help``.
     """
     if sys.argv[1:2] == ["job"]:
         job(json.loads(sys.argv[2]))
@@ -169,7 +169,7 @@ def main(
 
 
 def run(measure: Callable[[Options], Result], options: Options) -> Result:
-    """Measure, and note where the numbers are not to be taken for any."""
+    """Measure, and add a note if the numbers are not meaningful."""
     result = measure(options)
     if options.quick:
         result.notes.append("this was a quick run: it shows that the benchmark works, its numbers mean nothing")
@@ -177,10 +177,10 @@ def run(measure: Callable[[Options], Result], options: Options) -> Result:
 
 
 def given(description: str | None) -> Options:
-    """The options that were given on the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, help=f"how often each thing is measured (default: {Options.repeats})")
-    parser.add_argument("--quick", action="store_true", help="only see that it works: one repeat, and little in it")
+    parser.add_argument("--repeats", type=int, help=f"repeats of each measurement (default: {Options.repeats})")
+    parser.add_argument("--quick", action="store_true", help="only check that it works: one short repeat")
     parser.add_argument("--memory-rows", type=int, help=f"rows written by delay (default: {Options.memory_rows:,})")
     told = parser.parse_args()
     repeats = told.repeats or (1 if told.quick else Options.repeats)
@@ -201,7 +201,7 @@ def show(result: Result) -> None:
 
 
 def show_targets(results: Iterable[Result]) -> None:
-    """Print what the benchmarks must show, and whether they did."""
+    """Print the targets of the benchmarks, and whether they are met."""
     table = Table("benchmark", "target", "limit", "measured", "met", title="targets", **STYLE)
     for result in results:
         for target in result.targets:
@@ -234,7 +234,7 @@ def _record(result: Result) -> dict[str, Any]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except ModuleNotFoundError:  # importlib.metadata's own error is one
+    except ModuleNotFoundError:  # as importlib.metadata's own error is
         return None
 
 
@@ -242,7 +242,7 @@ def _version(package: str) -> str | None:
 
 
 class JobError(Exception):
-    """A job did not end as it should."""
+    """A job failed."""
 
 
 def run_ranks(
@@ -251,17 +251,17 @@ def run_ranks(
     """Run the `job` of a benchmark in several processes, in a clean environment and a directory that is then removed.
 
     Args:
-        file: The benchmark's ``__file__``.
-        arguments: What `job` is given; ``directory`` is added.
+        file: The ``__file__`` of the benchmark.
+        arguments: Arguments of `job`; ``directory`` is added.
         processes: Number of ranks.
-        by_torchrun: Whether torchrun starts them; otherwise the first is started, and is to start the others.
-        timeout: How long the job may take, in seconds; then all of it is killed.
+        by_torchrun: Whether torchrun starts them; otherwise only the first is started, which must start the others.
+        timeout: Seconds after which the job is killed.
 
     Returns:
-        What each rank handed to `report`, in the order of ranks.
+        The value that each rank passed to `report`, in the order of ranks.
 
     Raises:
-        JobError: The job failed, took too long, or a rank reported nothing.
+        JobError: The job failed or timed out, or a rank reported nothing.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     with tempfile.TemporaryDirectory(prefix="dist_wandb-bench-", ignore_cleanup_errors=True) as directory:
@@ -275,9 +275,9 @@ def run_ranks(
         return [json.loads(path.read_text(encoding="utf-8")) for path in reports]
 
 
-def report(directory: str, rank: int, said: Mapping[str, Any]) -> None:
-    """Hand what a rank found out to the process that started the job. To be called once on each rank."""
-    _report_of(directory, rank).write_text(json.dumps(said), encoding="utf-8")
+def report(directory: str, rank: int, result: Mapping[str, Any]) -> None:
+    """Send the result of a rank to the process that started the job. Each rank must call this once."""
+    _report_of(directory, rank).write_text(json.dumps(result), encoding="utf-8")
 
 
 def _report_of(directory: str, rank: int) -> Path:
@@ -310,9 +310,9 @@ def _run(command: Sequence[str], timeout: float) -> str:
 
 
 def _clean_environment() -> dict[str, str]:
-    """This process's environment without anything that tells ranks or configures wandb; offline, and quiet.
+    """Return this process's environment without variables of launchers and wandb; offline, and quiet.
 
-    One thread of torch per rank, as torchrun has it: otherwise two ranks fight for the cores, whatever is measured.
+    Each rank has one torch thread, as under torchrun: otherwise two ranks compete for the cores.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN) and name not in _RANKS}
     quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
@@ -323,12 +323,12 @@ def _clean_environment() -> dict[str, str]:
 
 
 class Handed(NamedTuple):
-    """A row that was handed to wandb.
+    """A row that was passed to wandb.
 
     Args:
         row: The row.
-        began: When it was, in seconds as `time.time` has them, which the ranks of one machine share.
-        ended: When wandb had taken it.
+        began: Time of the call in seconds, by `time.time`, which is the same for all ranks of a machine.
+        ended: Time at which the call returned.
     """
 
     row: dict[str, Any]
@@ -338,7 +338,7 @@ class Handed(NamedTuple):
 
 @contextlib.contextmanager
 def watching(session: Session) -> Iterator[SimpleQueue[Handed]]:
-    """The rows that `session` hands to its W&B run from now on; none on a rank without a run."""
+    """Record the rows that `session` passes to its W&B run from now on; none on a rank without a run."""
     handed: SimpleQueue[Handed] = SimpleQueue()
     if not session.run:
         yield handed
@@ -355,27 +355,27 @@ def watching(session: Session) -> Iterator[SimpleQueue[Handed]]:
 
 
 def collectives_of(session: Session) -> int:
-    """How many collectives the exchange of `session` has used since its group was formed."""
+    """Return the number of collectives of the exchange of `session` since its group was formed."""
     group = session._exchange.group  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public tells
     return 0 if group is None else int(group.collectives)
 
 
 def numbers(count: int, seed: float = 0.0) -> dict[str, float]:
-    """A row of `count` plain numbers."""
+    """Return a row of `count` plain numbers."""
     return {f"metric_{index}": seed + index for index in range(count)}
 
 
 class Intervals:
-    """Times between ticks: steps of a training loop, when it ticks at the beginning of each."""
+    """Times between ticks: the steps of a training loop, if each step starts with a tick."""
 
     def __init__(self) -> None:
         self._ticks: list[float] = []
 
     def tick(self) -> None:
-        """A step begins."""
+        """Record the start of a step."""
         self._ticks.append(time.perf_counter())
 
     def milliseconds(self, skipped: int) -> list[float]:
-        """How long the steps took, without the first `skipped`."""
+        """Return the durations of the steps, without the first `skipped`."""
         ticks = self._ticks[skipped:]
         return [1000 * (after - before) for before, after in itertools.pairwise(ticks)]

@@ -1,13 +1,14 @@
-"""How long a row is under way, and whether memory stays: two processes, rows of 20 names.
+"""Delay of rows and growth of memory: two processes, rows of 20 names.
 
 Delay: both ranks log every 20 or 200 ms, each at a random moment in the first half of that time. The delay of a row is
-the time from the call of `log` on the rank that was last to rank 0's call of `wandb.Run.log` with the reduced row; both
-ranks read the same machine's clock. A repeat is a block of rows, its numbers the median and the 95th percentile.
+the time from the call of `log` on the last rank to rank 0's call of `wandb.Run.log` with the reduced row; both ranks
+read the clock of the same machine. A repeat is a block of rows, and its numbers are median and 95th percentile.
 
-Memory: the resident set of both ranks, every 5,000 of 100,000 rows that are logged at a steady pace; what is under way
-is written before each sample. Beside it that of a process that hands the same rows to a bare offline `wandb.Run.log`.
-What is told is the growth from the mean of the second fifth of the samples to that of the last; and the same of the
-memory blocks that Python holds, after a collection: the resident set also has what the allocators keep for later.
+Memory: the resident set of both ranks, every 5,000 of 100,000 rows that are logged at a steady pace; pending rows are
+written before each sample. The same is measured for a process that passes these rows to an offline `wandb.Run.log`. The
+result is the growth from the mean of the second fifth of the samples to that of the last fifth. The same is reported
+for the memory blocks of Python after a garbage collection, because the resident set also contains free memory of
+allocators.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _PERIODS = {"a row every 20 ms": 0.02, "a row every 200 ms": 0.2}
 _MEDIAN, _TAIL = "delay, median milliseconds", "delay, 95th percentile, milliseconds"
 _GROWTH = "growth of the resident set, MiB"
 _SAMPLES = 20  # of memory, in 100,000 rows
-_PACE = 0.0015  # seconds per row, at least, where memory is looked at
-_FLAT = 8.0  # MiB: what a process may grow by and still be called flat
+_PACE = 0.0015  # shortest time in seconds per row for memory measurements
+_FLAT = 8.0  # MiB: largest growth of a process that counts as constant
 
 
 def measure(options: common.Options) -> common.Result:
@@ -94,12 +95,12 @@ def _memory_table(title: str, samples: dict[str, list[float]]) -> Table:
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank of one of the three jobs."""
+    """Run one rank of one of the three jobs."""
     {"delay": _delay, "memory": _memory, "bare memory": _bare_memory}[arguments["what"]](arguments)
 
 
 def _delay(arguments: dict[str, Any]) -> None:
-    """Blocks of rows, their periods in turns."""
+    """Measure blocks of rows with alternating periods."""
     import torch.distributed as dist
 
     import dist_wandb
@@ -107,7 +108,7 @@ def _delay(arguments: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, directory = dist.get_rank(), arguments["directory"]
     session = dist_wandb.init(project="delay", dir=directory)
-    session.log(common.numbers(_NAMES), step=0)  # names are learnt once
+    session.log(common.numbers(_NAMES), step=0)  # names are exchanged once
     session.flush()
     chance = random.Random(rank)  # noqa: S311  # moments, not secrets
     found: dict[str, list[Any]] = {"periods": [], "logged": [], "handed": []}
@@ -127,7 +128,7 @@ def _delay(arguments: dict[str, Any]) -> None:
 
 
 def _paced_block(session: Any, first: int, rows: int, period: float, chance: random.Random) -> list[float]:
-    """Log rows; when each of them was."""
+    """Log rows; return the time of each call."""
     begin, times = time.time(), []
     for row in range(rows):
         moment = begin + period * (row + chance.random() / 2)
@@ -138,7 +139,7 @@ def _paced_block(session: Any, first: int, rows: int, period: float, chance: ran
 
 
 def _memory(arguments: dict[str, Any]) -> None:
-    """Many rows through the exchange."""
+    """Log many rows through the exchange."""
     import torch.distributed as dist
 
     import dist_wandb
@@ -153,7 +154,7 @@ def _memory(arguments: dict[str, Any]) -> None:
 
 
 def _bare_memory(arguments: dict[str, Any]) -> None:
-    """Many rows without any exchange."""
+    """Log many rows without an exchange."""
     import wandb
 
     run = wandb.init(project="memory", dir=arguments["directory"])
@@ -165,7 +166,7 @@ def _bare_memory(arguments: dict[str, Any]) -> None:
 def _many(
     log: Callable[[dict[str, float], int], object], flush: Callable[[], bool], rows: int, pace: float = 0.0
 ) -> dict[str, list[float]]:
-    """Log rows at a steady pace; the resident set in MiB, and Python's blocks, now and then, when all is written."""
+    """Log rows at a steady pace; sample the resident set in MiB and Python's blocks after all rows are written."""
     samples: list[float] = []
     blocks: list[float] = []
     every, begin = max(1, rows // _SAMPLES), time.perf_counter()
@@ -178,7 +179,7 @@ def _many(
             gc.collect()
             samples.append(_resident_mebibytes())
             blocks.append(sys.getallocatedblocks())
-            begin = time.perf_counter() - pace * (step + 1)  # what the flush took is not made up for
+            begin = time.perf_counter() - pace * (step + 1)  # the time of the flush is not made up for
     return {"samples": samples, "blocks": blocks}
 
 

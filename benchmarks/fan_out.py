@@ -1,19 +1,19 @@
-"""What a row costs in trees of groups with 8, 16 or 32 members at most, and what forming them does.
+"""Cost of a row in trees of groups with at most 8, 16 or 32 members, and of forming the groups.
 
     python -m benchmarks.fan_out --ranks 64 128 --per-node 8 128 --repeat 5
 
-Ranks are processes that are forked after the imports, with real gloo groups over a real TCPStore that has a process of
-its own; only the sessions are left out. All ranks reduce one row after the other. It prints JSON, for each number of
-ranks, ranks for each node and fan-out, with times in milliseconds:
+Ranks are processes that are forked after the imports, with real gloo groups over a real TCPStore in a separate process;
+only the sessions are left out. All ranks reduce one row after the other. The output is JSON for each number of ranks,
+ranks per node and fan-out, with times in milliseconds:
 
-- levels: of the tree.
-- connections: of a rank to others, by its groups; the mean over ranks and the most that one has.
-- row: median over rows, on rank 0: until it has all numbers. Smallest, median and largest of the repetitions.
-- cpu: processor time of all ranks for a row, likewise.
-- formed: until the last rank has formed its groups, from when the first began, likewise.
+- levels: levels of the tree.
+- connections: connections of a rank to others in its groups; the mean and the maximum over ranks.
+- row: median over rows of the time until rank 0 has all numbers; smallest, median and largest of the repetitions.
+- cpu: processor time of all ranks for a row, of the repetitions as above.
+- formed: from the start of the first rank until the last rank has formed its groups, of the repetitions as above.
 
-Repetitions alternate, as the machine may be busy. All processes share its processors, so a row takes about as long as
-their work does, and hardly less in a tree of fewer levels, as it would between hosts.
+Repetitions alternate because the machine may be busy. All processes share its processors, so a row takes about as long
+as their work. A tree with fewer levels hardly makes it faster, as it would between hosts.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ import torch.distributed as dist
 from dist_wandb.exchange.transport import layout, tree
 from dist_wandb.exchange.transport.gloo import GlooGroup
 
-_LIMIT = 120.0  # seconds for anything
+_LIMIT = 120.0  # timeout in seconds
 _NAMES = 20  # numbers in a row
-_LANES = 8  # that are reduced for each of them, about
+_LANES = 8  # approximate number of reduced values for each of them
 
 
 def main() -> None:
-    """Measure, and print what was found."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64])
     parser.add_argument("--per-node", type=int, nargs="+", default=[8])
@@ -84,7 +84,7 @@ def _shape(ranks: int, per_node: int, fan_out: int) -> dict[str, Any]:
 
 
 def _measured(ranks: int, per_node: int, fan_out: int, rows: int) -> dict[str, float]:
-    """One job."""
+    """Measure one job."""
     reading, writing = os.pipe()
     store = os.fork()
     if not store:
@@ -115,7 +115,7 @@ def _measured(ranks: int, per_node: int, fan_out: int, rows: int) -> dict[str, f
 
 
 def _as_rank(rank: int, place: layout.Tree, ranks: int, rows: int, port: int, directory: Path) -> NoReturn:
-    """Form the groups that a rank is in, reduce rows, and leave what was found."""
+    """Form the groups of a rank, reduce rows, and write the results."""
     try:
         store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=_LIMIT))
         if store.add("come", 1) == ranks:
@@ -142,7 +142,7 @@ def _as_rank(rank: int, place: layout.Tree, ranks: int, rows: int, port: int, di
         Path(directory, str(rank)).write_text(json.dumps(found))
         if store.add("done", 1) == ranks:
             store.set("end", "")
-        store.wait(["end"])  # whoever closed a connection would end the last row of others
+        store.wait(["end"])  # closing a connection would interrupt the last row of other ranks
     except BaseException:  # noqa: BLE001  # it is shown, and the report is missing
         traceback.print_exc()
     os._exit(0)

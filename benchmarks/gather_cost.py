@@ -1,11 +1,11 @@
-"""What bringing a table, or images, of all ranks into one costs the training thread, and how long until it is written.
+"""Cost of gathering a table or images of all ranks: time on the training thread, and time until the result is written.
 
 Each of two and of four processes logs a table of 1,000 rows and five cells, 16 images of 3 x 64 x 64, and a table of
-5 MB, by `dist_wandb.gathered`. On the training thread that is the call of `Session.log` with what `gathered` makes.
-Beside it is what the stock way costs there for this rank's part alone: making the `wandb.Table` or the `wandb.Image`s,
-and handing them to an offline `wandb.Run.log`. Until written is the time from the call on rank 0 until its
-`wandb.Run.log` with the whole has returned; all ranks begin together, by a barrier. A repeat is a block of such calls,
-its number their median on rank 0.
+5 MB, with `dist_wandb.gathered`. The time on the training thread is that of calling `gathered` and `Session.log`. It is
+compared with the stock way for this rank's part: creating the `wandb.Table` or the `wandb.Image`s, and passing them to
+an offline `wandb.Run.log`. The time until written is from the call on rank 0 until its `wandb.Run.log` with the whole
+value has returned; all ranks start together after a barrier. A repeat is a block of such calls, and its number is their
+median on rank 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _THINGS = ("1,000 rows", "16 images", "5 MB of text")
 
 
 def measure(options: common.Options) -> common.Result:
-    """Run a job of two ranks, and one of four."""
+    """Run a job of two ranks, and one of four ranks."""
     result = common.Result("gather_cost")
     arguments = {"repeats": options.repeats, "calls": options.of(10, 2)}
     thread: dict[str, list[float]] = {}
@@ -48,7 +48,7 @@ def measure(options: common.Options) -> common.Result:
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank: all blocks, in turns."""
+    """Run one rank: all blocks, alternating."""
     import torch.distributed as dist
 
     import dist_wandb
@@ -72,7 +72,7 @@ def job(arguments: dict[str, Any]) -> None:
 
 
 def _ways() -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
-    """By thing: what is logged to be gathered, and what the stock way logs."""
+    """Return for each thing the value to gather, and the value of the stock way."""
     import torch
     import wandb
 
@@ -91,7 +91,7 @@ def _ways() -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
 def _gather(
     session: Session, handed: SimpleQueue[common.Handed], make: Callable[[], Any], step: int
 ) -> tuple[float, float]:
-    """Log once: milliseconds on the training thread, and on rank 0 until the whole was written."""
+    """Log once; return the milliseconds on the training thread, and on rank 0 those until the result was written."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -104,7 +104,7 @@ def _gather(
 
 
 def _log_alone(session: Session, make: Callable[[], Any], step: int) -> float:
-    """The stock way, on a rank that has a run: milliseconds on the training thread."""
+    """Log in the stock way, on a rank with a run; return the milliseconds on the training thread."""
     import torch.distributed as dist
 
     dist.barrier()

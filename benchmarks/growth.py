@@ -1,16 +1,16 @@
-"""How the exchange grows: with the number of ranks, 2 to 64, and with the number of names, 1 to 500.
+"""Growth of the exchange with the number of ranks, 2 to 64, and with the number of names, 1 to 500.
 
-The ranks are `CollectiveExchange`s of one process, put together as in a session, each with its thread, a group of its
-own over a `HashStore`, and one row at a time: every rank puts its row, and the next follows when rank 0 has handed this
-one to its writer, which writes nothing. So the counts are those of steady state and lockstep:
+The ranks are `CollectiveExchange`s of one process, assembled as in a session. Each has its own thread, and its own
+group over a `HashStore`. Rows follow one at a time: every rank puts its row, and the next row follows when rank 0 has
+passed this one to its writer, which writes nothing. So the counts are those of steady state and lockstep:
 
-- collectives per row: those of `GlooGroup.collectives`, of the rank that used most. Names are learnt before.
-- bytes per row and rank: what the rank that gave most handed to collectives, by `GlooGroup.bytes_given`.
-- milliseconds per row: from the put of the last rank to the row's being handed to the writer. All ranks share the
-  cores, and the interpreter, of this one process: this is an upper bound, and grows with the ranks for that reason.
+- collectives per row: `GlooGroup.collectives` of the rank that used most. Names are exchanged before.
+- bytes per row and rank: `GlooGroup.bytes_given` of the rank that passed most bytes to collectives.
+- milliseconds per row: from the put of the last rank until the row is passed to the writer. All ranks share the cores
+  and the interpreter of this process, so this is an upper bound, and grows with the number of ranks.
 
-A repeat forms the group anew; sizes take turns. One in which the group broke, and was formed anew by the ranks
-themselves, is left out, with a note: its counts would be those of coming together again.
+Each repeat forms a new group; sizes alternate. A repeat is left out, with a note, if its group broke and the ranks
+formed a new one: its counts would include those of re-forming.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class _Prompt(Limits):
     linger: ClassVar[float] = 0.0
 
 
-_LIMITS = _Prompt(heartbeat=10.0)  # no round but those of rows while it is counted
+_LIMITS = _Prompt(heartbeat=10.0)  # only rounds of rows while counting
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a row costs."""
+    """The cost of a row."""
 
     collectives: float
     bytes: float
@@ -67,7 +67,7 @@ _TITLES = {
 
 
 def measure(options: common.Options) -> common.Result:
-    """Put rows through units of several sizes, in turns."""
+    """Put rows through units of several sizes, alternating."""
     sizes = {f"{ranks} ranks, {_USUAL_NAMES} names": (ranks, _USUAL_NAMES) for ranks in _RANKS}
     names = {f"2 ranks, {count} names": (2, count) for count in _NAMES}
     if options.quick:
@@ -90,7 +90,7 @@ def measure(options: common.Options) -> common.Result:
 def _add_targets(result: common.Result, by_ranks: dict[str, list[Cost]], every: dict[str, list[Cost]]) -> None:
     two, four, *_, largest = by_ranks
     most = [cost.collectives for costs in every.values() for cost in costs]
-    smallest = {"collectives": four, "bytes": two}  # two ranks need one collective only
+    smallest = {"collectives": four, "bytes": two}  # two ranks need only one collective
     missing = [case for case, costs in every.items() if not costs]
     result.targets.append(common.Target("most collectives per row", 2.0, None if missing else max(most)))
     for what, small in smallest.items():
@@ -100,11 +100,11 @@ def _add_targets(result: common.Result, by_ranks: dict[str, list[Cost]], every: 
 
 
 def _cost(ranks: int, names: int, rows: int) -> Cost | None:
-    """Form a unit, put rows through it, and let it end; `None` if its group did not last."""
+    """Form a unit, put rows through it, and end it; return `None` if its group broke."""
     unit = _Unit(ranks)
     try:
         row = common.numbers(names)
-        for step in range(3):  # the first is for joining, and for the names
+        for step in range(3):  # the first row includes joining and the exchange of names
             unit.exchange(row, step)
         groups = unit.groups()
         before = _counts(groups)
@@ -119,7 +119,7 @@ def _cost(ranks: int, names: int, rows: int) -> Cost | None:
 
 
 def _counts(groups: list[GlooGroup | TreeGroup]) -> tuple[list[int], list[int]]:
-    """Collectives and bytes of each rank so far."""
+    """Return collectives and bytes of each rank so far."""
     return [group.collectives for group in groups], [group.bytes_given for group in groups]
 
 
@@ -134,14 +134,14 @@ class _Unit:
         self._exchanges = [self._exchange(store, rank, ranks) for rank in range(ranks)]
 
     def exchange(self, row: dict[str, float], step: int) -> float:
-        """Put a row on every rank; seconds from the last put until it is written."""
+        """Put a row on every rank; return the seconds from the last put until it is written."""
         for exchange in self._exchanges:
             exchange.put(Contribution(row, step))
         last = time.perf_counter()
         return self._written.get(timeout=_TIMEOUT) - last
 
     def groups(self) -> list[GlooGroup | TreeGroup]:
-        """The groups of the ranks that have one, when no row is under way."""
+        """Return the groups of the ranks that have one, after waiting for pending rows."""
         deadline = time.monotonic() + _TIMEOUT
         while any(exchange.rounds.busy for exchange in self._exchanges) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -149,7 +149,7 @@ class _Unit:
         return [group for group in groups if isinstance(group, (GlooGroup, TreeGroup))]
 
     def close(self) -> None:
-        """Let all ranks close at once, as they wait for each other; end all threads."""
+        """Close all ranks at once because they wait for each other; end all threads."""
         with ThreadPoolExecutor(len(self._exchanges)) as pool:
             list(pool.map(lambda exchange: exchange.close(), self._exchanges))
         for exchange in self._exchanges:
@@ -165,7 +165,7 @@ class _Unit:
         return exchange
 
     def _run(self) -> Any:
-        """Stands for rank 0's W&B run; notes when a row comes, and forgets it."""
+        """Replaces rank 0's W&B run; records the time of a row, and drops it."""
         written = self._written
 
         class Run:

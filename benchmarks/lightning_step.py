@@ -1,9 +1,9 @@
-"""How long a Lightning step takes with each logger: two gloo processes (ddp on the CPU), 20 metrics per step.
+"""Time of a Lightning step with each logger: two gloo processes (ddp on the CPU), 20 metrics per step.
 
 Every step logs 20 tensors by `self.log`, with ``log_every_n_steps=1``. A step is the time from one
 `on_train_batch_start` to the next: data, forward, backward, ddp's all_reduce, the optimizer, Lightning's own
 bookkeeping and the logger. The first 20 steps do not count. Each number is the median (or mean) of one job, on the
-rank where it was larger; jobs take turns. What is left to do when the last step has ended is measured separately: from
+rank with the larger value; jobs alternate. The remaining work after the last step is measured separately: from
 `on_train_end` until the trainer has returned and the run is finished.
 """
 
@@ -21,7 +21,7 @@ _WAYS = ("no logger", "WandbLogger", "WandbLogger, sync_dist", "dist_wandb", "di
 
 
 def measure(options: common.Options) -> common.Result:
-    """Run jobs with each logger in turn."""
+    """Run jobs with each logger, alternating."""
     from benchmarks import training
 
     result = training.compare("lightning_step", __file__, _WAYS, options, by_torchrun=False)
@@ -34,7 +34,7 @@ def measure(options: common.Options) -> common.Result:
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank of a job with one logger."""
+    """Run one rank of a job with one logger."""
     import torch
     from benchmarks import training
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -82,7 +82,7 @@ def job(arguments: dict[str, Any]) -> None:
     trainer.fit(Model(), training.batches(arguments["steps"]))
     _finish(way)
     finish_seconds = time.perf_counter() - stopwatch.ended
-    common.report(directory, trainer.global_rank, training.said(stopwatch.intervals, finish_seconds))
+    common.report(directory, trainer.global_rank, training.outcome(stopwatch.intervals, finish_seconds))
 
 
 def _logger(way: str, directory: str) -> Logger | bool:

@@ -1,11 +1,11 @@
-"""What `log` costs the training thread: `Session.log` of two ranks against a bare `wandb.Run.log` of the same row.
+"""Cost of `log` on the training thread: `Session.log` of two ranks compared with `wandb.Run.log` of the same row.
 
-Both happen in the same process, in blocks that take turns: the session's run, and a second offline run that nobody but
-`wandb.Run.log` writes to. A number is the time of one call on the calling thread, on the rank where it was longer; it
-does not hold what happens on other threads afterwards, which `lightning_step` shows in the time of a whole step.
+Both run in the same process in alternating blocks: the session's run, and a second offline run that only
+`wandb.Run.log` writes to. A number is the time of one call on the calling thread, on the rank with the larger value. It
+does not include later work on other threads, which is part of the step time in `lightning_step`.
 
-- paced: between calls some 5 ms of matrix products and one all_reduce of the training's group, as in a step of ddp.
-- hot: calls as fast as the loop goes. Here the session's thread falls behind, and fights for the interpreter.
+- paced: about 5 ms of matrix products and one all_reduce of the training's group between calls, as in a step of ddp.
+- hot: calls in a tight loop. Here the session's thread falls behind, and competes for the interpreter.
 - timed: an empty section of `Session.timed`, the mean of 1,000.
 """
 
@@ -54,12 +54,12 @@ def measure(options: common.Options) -> common.Result:
 
 
 def _slower(reports: list[dict[str, Any]], block: str, kind: str) -> list[float]:
-    """Block by block the number of the rank where it was larger."""
+    """Return for each block the number of the rank with the larger value."""
     return [max(of_ranks) for of_ranks in zip(*(report[f"{block}, {kind}"] for report in reports), strict=True)]
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank: all blocks, in turns."""
+    """Run one rank: all blocks, alternating."""
     import torch
     import torch.distributed as dist
     import wandb
@@ -78,7 +78,7 @@ def job(arguments: dict[str, Any]) -> None:
     paces: dict[str, Callable[[], None]] = {"paced": _Step(), "hot": _nothing}
     found: dict[str, list[float]] = {}
     for log in logs.values():
-        for row in rows.values():  # names are learnt once
+        for row in rows.values():  # names are exchanged once
             log(row)
     for pace in _PACES:
         for row_name in _ROWS:
@@ -104,7 +104,7 @@ def job(arguments: dict[str, Any]) -> None:
 def _block(
     log: Callable[[dict[str, Any]], None], row: dict[str, Any], steps: int, between: Callable[[], None]
 ) -> list[float]:
-    """Microseconds of each call."""
+    """Return the microseconds of each call."""
     times = []
     for _ in range(steps):
         between()
@@ -115,7 +115,7 @@ def _block(
 
 
 class _Step:
-    """Stands for a training step: matrix products for `_STEP_SECONDS`, then one all_reduce."""
+    """Simulates a training step: matrix products for `_STEP_SECONDS`, then one all_reduce."""
 
     def __init__(self) -> None:
         import torch
@@ -134,7 +134,7 @@ class _Step:
 
 
 def _nothing() -> None:
-    """Between the calls of a hot loop."""
+    """Do nothing between the calls of a hot loop."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/scaling.md from what was measured: benchmarks/measured/*.json to docs/images/*.svg.
+"""Draw the figures of docs/scaling.md from the measurements: benchmarks/measured/*.json to docs/images/*.svg.
 
 pip install matplotlib
 python -m benchmarks.plots
@@ -18,14 +18,14 @@ from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
-BLUE, ORANGE, GREEN, GREY = "#2a6fdb", "#d9741a", "#2e8b57", "#808080"  # seen on white and on black
+BLUE, ORANGE, GREEN, GREY = "#2a6fdb", "#d9741a", "#2e8b57", "#808080"  # visible on white and on black
 
 
 def main() -> None:
-    """Draw all pictures."""
+    """Draw all figures."""
     mpl.rcParams.update(
         {
-            "svg.hashsalt": "dist_wandb",  # the same picture from the same numbers
+            "svg.hashsalt": "dist_wandb",  # the same figure from the same numbers
             "savefig.transparent": True,
             "font.size": 10,
             "axes.spines.top": False,
@@ -65,7 +65,7 @@ def _rows(axes: Sequence[Any], simulated: Sequence[Any]) -> None:
         ("a node of 8", ORANGE, lambda job: len(job["killed"]) > 1),
     ):
         _line(after, list(filter(is_it, simulated)), lambda job: job["last_row"], colour, f"{label} dies")
-    for line, dashes in zip(after.get_lines(), ("-", "--", ":"), strict=True):  # they are nearly the same
+    for line, dashes in zip(after.get_lines(), ("-", "--", ":"), strict=True):  # they are nearly equal
         line.set_linestyle(dashes)
     _finish(after, "seconds from a death to the next row of all others", 10)
 

@@ -1,21 +1,21 @@
-"""What it costs to bring numbers of two ranks together: this package's exchange against the ways there are.
+"""Cost of reducing values of two ranks: this package's exchange compared with other ways.
 
 Two things are reduced over two gloo processes: 20 weighted means, and a MetricCollection of ten classification metrics
 (with compute groups) that has seen one batch of 256 samples per rank. The ways:
 
-- torchmetrics: ``compute()`` of 20 `MeanMetric`, or of the collection, which synchronises by itself.
+- torchmetrics: ``compute()`` of 20 `MeanMetric`, or of the collection, which synchronises automatically.
 - all_reduce per key: one all_reduce per mean, or per state of the leader of each compute group; then `compute`.
 - one all_gather_object: of a dictionary with all sums and weights, or all states of the leaders; then `compute`.
 - dist_wandb: from `Session.log`, followed by `flush` on both ranks, until rank 0's `wandb.Run.log` was called with the
   reduced row ("reduced"), and until that call has returned ("written"). Means are logged as floats with a weight, and
   as `MeanMetric` objects.
 
-Both ranks begin together, by a barrier; updates of the metrics before it are not measured. A repeat is a block of such
-reductions, its number the median over them on rank 0. All blocks take turns within one job. That all ways arrive at
-the same values is checked first. Collectives are counted on rank 0, per reduction: for the peers by wrapping those of
-`torch.distributed`, for this package by its own count.
+Both ranks start together after a barrier; updates of the metrics before it are not measured. A repeat is a block of
+such reductions, and its number is their median on rank 0. All blocks alternate within one job. The benchmark first
+checks that all ways have the same results. Collectives are counted on rank 0, per reduction: for the peers by wrapping
+those of `torch.distributed`, for this package by its own count.
 
-The stream is another matter: rows of 20 weighted means logged as fast as the loop goes, until all are written, per row.
+The stream is measured separately: rows of 20 weighted means in a tight loop, until all are written, per row.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def measure(options: common.Options) -> common.Result:
 
 
 class Reduced(NamedTuple):
-    """What one reduction led to, on rank 0.
+    """The result of one reduction on rank 0.
 
     Args:
         values: The reduced numbers, in any order.
-        seconds: How long it took, by the names of what was timed.
+        seconds: Durations in seconds, by name.
     """
 
     values: list[float]
@@ -88,8 +88,8 @@ class Way:
     """A way to reduce something.
 
     Args:
-        reduce: Does it once.
-        session: The session that does it; `None` for the peers.
+        reduce: Performs one reduction.
+        session: The session that performs it; `None` for the peers.
     """
 
     reduce: Callable[[], Reduced]
@@ -97,7 +97,7 @@ class Way:
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank: all blocks, in turns."""
+    """Run one rank: all blocks, alternating."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -120,7 +120,7 @@ def _measure_thing(
     arguments: Mapping[str, Any],
     found: dict[str, Any],
 ) -> None:
-    """Count, check and time the ways of one thing; leave out, with a note, those that do not work."""
+    """Count, check and time the ways of one thing. Ways that do not work are left out, with a note."""
     counts: dict[str, int] = {}
     for name in list(ways):
         count = _count(subject, ways[name])
@@ -138,7 +138,7 @@ def _measure_thing(
 
 
 def _block(subject: Subject, way: Way, calls: int) -> dict[str, float]:
-    """Medians over a number of reductions."""
+    """Return the medians over a number of reductions."""
     import torch.distributed as dist
 
     seconds: dict[str, list[float]] = {}
@@ -147,12 +147,12 @@ def _block(subject: Subject, way: Way, calls: int) -> dict[str, float]:
         dist.barrier()
         for name, took in way.reduce().seconds.items():
             seconds.setdefault(name, []).append(took)
-        dist.barrier()  # no rank prepares the next reduction while another one is still at this one
+        dist.barrier()  # no rank prepares the next reduction while another rank is still in this one
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _count(subject: Subject, way: Way) -> int | str:
-    """Collectives of one reduction, after one for learning names; if its values are wrong on some rank, that."""
+    """Return the collectives of one reduction after a first one for names; or the problem if values are wrong."""
     import torch.distributed as dist
 
     for _ in range(2):
@@ -171,7 +171,7 @@ def _count(subject: Subject, way: Way) -> int | str:
 
 
 def _problem(subject: Subject, way: Way) -> str | None:
-    """Why a way does not lead to the expected values; `None` if it does."""
+    """Return why a way does not have the expected values; `None` if it does."""
     import torch.distributed as dist
 
     try:
@@ -188,7 +188,7 @@ def _problem(subject: Subject, way: Way) -> str | None:
 
 @contextlib.contextmanager
 def _counted() -> Iterator[list[int]]:
-    """Count the collectives that this process asks `torch.distributed` for, wherever they are called from."""
+    """Count the calls of collectives of `torch.distributed` in this process, by any caller."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -213,24 +213,24 @@ def _counted() -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A session, and the rows that it hands to wandb."""
+    """A session, and the rows that it passes to wandb."""
 
     session: Session
     handed: SimpleQueue[common.Handed]
 
     def way(self, names: tuple[str, str], make: Callable[[], tuple[dict[str, Any], Any]]) -> Way:
-        """The way to reduce what `make` makes, a row and its weight.
+        """Return the way to reduce the row that `make` returns, with its weight.
 
         Args:
-            names: What the times until it is reduced, and until it is written, are called.
-            make: Not a part of what is timed.
+            names: Names of the times until the row is reduced, and until it is written.
+            make: Makes the row and its weight; not included in the times.
         """
 
         def reduce() -> Reduced:
             row, weight = make()
             start = time.time()
             self.session.log(row, weight=weight)
-            self.session.flush()  # now, as the peers do it; otherwise rows that follow each other quickly are gathered
+            self.session.flush()  # immediately, like the peers; otherwise rows in quick succession are combined
             if not self.session.run:
                 return Reduced([], {})
             written = self.handed.get(timeout=30)
@@ -241,9 +241,9 @@ class Exchange:
 
 
 def _open(directory: str, stack: contextlib.ExitStack) -> Exchange:
-    """A session of its own for what is measured, as each round carries all names that its session knows.
+    """Open a separate session for each measurement because each round carries all names that its session knows.
 
-    Its heart does not beat while it is idle: the others are being measured.
+    The session has no heartbeat while it is idle because the others are being measured.
     """
     import dist_wandb
 
@@ -258,11 +258,11 @@ def _is_number(value: object) -> bool:
 
 
 def _stream(exchange: Exchange, rows: int) -> float:
-    """Milliseconds per row when they are logged as fast as the loop goes."""
+    """Return the milliseconds per row for rows logged in a tight loop."""
     import torch.distributed as dist
 
     row = common.numbers(_MEANS)
-    exchange.session.log(row)  # names are learnt once
+    exchange.session.log(row)  # names are exchanged once
     exchange.session.flush()
     while not exchange.handed.empty():
         exchange.handed.get()
@@ -275,18 +275,18 @@ def _stream(exchange: Exchange, rows: int) -> float:
     return 1000 * (last - start) / rows
 
 
-# What is reduced
+# The things to reduce
 
 
 class Subject:
-    """Something to be reduced over ranks, in several ways."""
+    """A thing to reduce over ranks, in several ways."""
 
     def update(self) -> None:
-        """Say something new, so that nothing that was computed before can be used again."""
+        """Update the values, so that no earlier result can be reused."""
         raise NotImplementedError
 
     def expected(self) -> list[float]:
-        """The reduced numbers, on rank 0, without another rank's help."""
+        """Return the reduced numbers on rank 0, computed without another rank."""
         raise NotImplementedError
 
     def peers(self) -> dict[str, Way]:
@@ -299,7 +299,7 @@ class Subject:
 
 
 class Means(Subject):
-    """20 weighted means: rank r says 1 + r + k of mean k, with the weight 1 + r."""
+    """20 weighted means: rank r contributes 1 + r + k to mean k, with the weight 1 + r."""
 
     def __init__(self, rank: int) -> None:
         from torchmetrics import MeanMetric
@@ -309,7 +309,7 @@ class Means(Subject):
         self._metrics: dict[str, MeanMetric] = {name: MeanMetric() for name in self._values}
 
     def update(self) -> None:
-        """As torchmetrics needs it."""
+        """Update the metrics of torchmetrics."""
         for name, metric in self._metrics.items():
             metric.reset()
             metric.update(self._values[name], self._weight)
@@ -324,7 +324,7 @@ class Means(Subject):
         return {name: _timed(name, way) for name, way in ways.items()}
 
     def ours(self, opened: Callable[[], Exchange]) -> dict[str, Way]:
-        """As floats with a weight, and as torchmetrics' objects."""
+        """Return the ways of this package: as floats with a weight, and as torchmetrics' objects."""
         return {
             _WRITTEN: opened().way((_REDUCED, _WRITTEN), lambda: (self._values, self._weight)),
             _OBJECTS_WRITTEN: opened().way(
@@ -357,7 +357,7 @@ class Means(Subject):
 
 
 class Collection(Subject):
-    """Ten classification metrics in one collection, each rank with a batch of its own."""
+    """Ten classification metrics in one collection; each rank has its own batch."""
 
     def __init__(self, rank: int) -> None:
         self._mine, self._merged, self._all = (_collection(synced) for synced in (True, False, False))
@@ -371,12 +371,12 @@ class Collection(Subject):
         self._groups = {names[0]: names for names in groups}
 
     def update(self) -> None:
-        """See the batch anew."""
+        """Update the collection with the batch again."""
         self._mine.reset()
         self._mine.update(*self._batch)
 
     def expected(self) -> list[float]:
-        """What the collection makes of both ranks' batches."""
+        """Return the results of the collection for the batches of both ranks."""
         return [float(value) for value in self._all.compute().values()]
 
     def peers(self) -> dict[str, Way]:
@@ -385,7 +385,7 @@ class Collection(Subject):
         return {name: _timed(name, way) for name, way in ways.items()}
 
     def ours(self, opened: Callable[[], Exchange]) -> dict[str, Way]:
-        """The collection itself is logged."""
+        """Return the way of this package: the collection itself is logged."""
         return {_WRITTEN: opened().way((_REDUCED, _WRITTEN), lambda: ({"all": self._mine}, None))}
 
     def _by_torchmetrics(self) -> list[float]:
@@ -414,11 +414,11 @@ class Collection(Subject):
         return self._computed(summed)
 
     def _states(self) -> dict[str, dict[str, Any]]:
-        """States of the leaders of the compute groups; all of them are tensors that are summed over ranks."""
+        """Return the states of the leaders of the compute groups; all are tensors that are summed over ranks."""
         return {name: dict(metric.metric_state) for name, metric in self._leaders.items()}
 
     def _computed(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> list[float]:
-        """What a collection that asks nobody makes of summed states."""
+        """Return the results of a collection with summed states, without synchronisation."""
         for leader, of_leader in states.items():
             for name in self._groups[leader]:
                 metric: Any = _member(self._merged, name)
@@ -429,7 +429,7 @@ class Collection(Subject):
 
 
 def _collection(synced: bool) -> MetricCollection:
-    """The collection; without compute groups and without a sync of its own where it is to merge given states."""
+    """Return the collection; without compute groups and synchronisation if it should merge given states."""
     from torchmetrics import MetricCollection, classification
 
     kinds: dict[str, dict[str, Any]] = {
@@ -452,7 +452,7 @@ def _collection(synced: bool) -> MetricCollection:
 
 
 def _member(collection: MetricCollection, name: str) -> Metric:
-    """A metric of the collection itself, which otherwise hands out copies."""
+    """Return a metric of the collection itself; usual access returns copies."""
     from torchmetrics import Metric
 
     member = dict(collection.items(keep_base=True, copy_state=False))[name]

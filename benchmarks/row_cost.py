@@ -1,12 +1,13 @@
-"""What a row costs beside the training: CPU of the exchange's threads, collectives under skew, bursts, idle sessions.
+"""Cost of a row apart from the training thread: CPU of the exchange's threads, collectives under skew, bursts, idling.
 
-Two processes, rows of 20 numbers, offline, nothing trained. CPU time disturbs these numbers less than other load does.
+Two processes, rows of 20 numbers, offline, without training. Other load affects CPU time less than it affects wall
+time.
 
-- paced: a row every 10 ms on both ranks. CPU of the exchange's Python thread, and of the threads of gloo, for each row
-  on the rank where it is more.
-- burst: rows as fast as the loop logs them, until all are brought together (`flush`); rows per second.
-- skew: rank 1 logs each row so many milliseconds after rank 0; collectives for each row.
-- idle: a session in which nobody logs; how often the threads of the exchange and of gloo wake up.
+- paced: a row every 10 ms on both ranks. CPU of the exchange's Python thread, and of the threads of gloo, for each row,
+  on the rank with the larger value.
+- burst: rows in a tight loop until all are reduced (`flush`); rows per second.
+- skew: rank 1 logs each row a number of milliseconds after rank 0; collectives for each row.
+- idle: a session without rows; how often the threads of the exchange and of gloo wake up.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ def measure(options: common.Options) -> common.Result:
 
 
 def _worse(reports: list[dict[str, Any]], title: str, way: str, *, least: bool) -> list[float]:
-    """Repeat by repeat the number of the rank where it is worse."""
+    """Return for each repeat the number of the rank with the worse value."""
     return [(min if least else max)(both) for both in zip(*(report[title][way] for report in reports), strict=True)]
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank: all of it, in turns."""
+    """Run one rank: all measurements, alternating."""
     import torch.distributed as dist
 
     import dist_wandb
@@ -67,7 +68,7 @@ def job(arguments: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     found: dict[str, dict[str, list[float]]] = {title: {} for title in (_CPU, _BURST, _COLLECTIVES, _IDLE)}
     with dist_wandb.init("row_cost", dir=arguments["directory"]) as session:
-        _log(session, 5, _PERIOD)  # names are learnt once
+        _log(session, 5, _PERIOD)  # names are exchanged once
         for _ in range(arguments["repeats"]):
             dist.barrier()
             _add(found[_CPU], _per(arguments["paced"], lambda: _log(session, arguments["paced"], _PERIOD)))
@@ -80,7 +81,7 @@ def job(arguments: dict[str, Any]) -> None:
                 rows = max(3, arguments["skewed"] if skew < 1000 else arguments["skewed"] // 4)
                 _add(found[_COLLECTIVES], {f"a skew of {skew} ms": _collectives(session, rows, skew / 1000)})
             dist.barrier()
-            time.sleep(2.0)  # what the last rows left to do
+            time.sleep(2.0)  # remaining work of the last rows
             _add(found[_IDLE], _wake_ups(arguments["idle"]))
         dist.barrier()
     common.report(arguments["directory"], dist.get_rank(), found)
@@ -93,7 +94,7 @@ def _add(series: dict[str, list[float]], numbers: dict[str, float]) -> None:
 
 
 def _log(session: Session, rows: int, period: float) -> None:
-    """Log rows at a pace, until they are brought together."""
+    """Log rows at a steady pace until they are reduced."""
     row = common.numbers(_NAMES)
     following = time.perf_counter()
     for _ in range(rows):
@@ -105,7 +106,7 @@ def _log(session: Session, rows: int, period: float) -> None:
 
 
 def _collectives(session: Session, rows: int, skew: float) -> float:
-    """Collectives for each row, where rank 1 logs it later; each row begins when both have logged the one before."""
+    """Return the collectives per row if rank 1 logs later. A row starts after both ranks have logged the last one."""
     import torch.distributed as dist
 
     before = common.collectives_of(session)
@@ -117,11 +118,11 @@ def _collectives(session: Session, rows: int, skew: float) -> float:
     return (common.collectives_of(session) - before) / rows
 
 
-# Threads of this process. Which thread of gloo is whose cannot be told: those of the training idle meanwhile.
+# Threads of this process. gloo's threads of the training cannot be told apart, but they are idle meanwhile.
 
 
 def _threads() -> dict[str, list[Path]]:
-    """The threads of the exchange and of gloo, as the kernel lists them."""
+    """Return the threads of the exchange and of gloo according to the kernel."""
     ours = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("dist_wandb")}
     found: dict[str, list[Path]] = {_OURS: [], _GLOO: []}
     for path in Path("/proc/self/task").iterdir():
@@ -133,18 +134,18 @@ def _threads() -> dict[str, list[Path]]:
 
 
 def _seconds(path: Path) -> float:
-    """CPU time of a thread."""
+    """Return the CPU time of a thread in seconds."""
     return float((path / "schedstat").read_text().split()[0]) / 1e9
 
 
 def _switches(path: Path) -> float:
-    """How often a thread has slept."""
+    """Return how often a thread has slept."""
     lines = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines())
     return float(lines["voluntary_ctxt_switches"])
 
 
 def _growth(look: Callable[[Path], float], act: Callable[[], object]) -> dict[str, float]:
-    """By how much a number of the threads grows while something is done."""
+    """Return the growth of a quantity of the threads during some work."""
     before = {kind: {path: look(path) for path in paths} for kind, paths in _threads().items()}
     act()
     after = {kind: {path: look(path) for path in paths} for kind, paths in _threads().items()}

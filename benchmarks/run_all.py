@@ -1,7 +1,7 @@
-"""Runs all benchmarks, one after the other: tables on the screen, a record of each in benchmarks/results.
+"""Run all benchmarks, one after the other: print tables, and write a record of each to benchmarks/results.
 
-At the end all targets are shown together, with what was measured and whether it was met. A benchmark that fails does
-not keep the others from running; the exit code is 1 then. A target that is missed is no failure: it is shown.
+At the end all targets are printed together, with the measured values and whether they are met. If a benchmark fails,
+the others still run, and the exit code is 1. A missed target is not a failure: it is only printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BENCHMARKS = (startup, log_cost, lightning_step, reduction_cost, row_cost, acce
 
 
 def main() -> int:
-    """Run all benchmarks; 1 if one of them failed."""
+    """Run all benchmarks; return 1 if one of them failed."""
     options = common.given(__doc__)
     results: list[common.Result] = []
     failed: list[str] = []

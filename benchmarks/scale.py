@@ -1,30 +1,31 @@
-"""Jobs of many ranks on one machine: what they ask of the job's store, and whether all rows are brought together.
+"""Jobs of many ranks on one machine: their use of the job's store, and whether all rows are reduced.
 
     python -m benchmarks.scale --ranks 64 128 256 512
 
-A process imports torch and wandb and forks the ranks, which costs each little memory. They find a real TCPStore, which
-has a process of its own, as under torchrun, and form real groups of gloo. Each opens a session, logs rows and finishes
-it; rank 0 writes an offline run. Nodes are pretended: all addresses are those of this machine.
+A process imports torch and wandb and forks the ranks, so that each takes little memory. They use a real TCPStore in a
+separate process, as under torchrun, and form real groups of gloo. Each opens a session, logs rows and finishes it; rank
+0 writes an offline run. Nodes are simulated: all addresses are those of this machine.
 
-torch looks up the name of the peer of each connection to the store, on both sides, and the store serves nobody
-meanwhile. A name server that is slow, or loses one of hundreds of questions, would be measured instead of what is
-looked for. So the job gets a network of its own, with a loopback alone, where root runs this on Linux (`isolated`).
+torch looks up the name of the peer of each connection to the store, on both sides, and the store is blocked meanwhile.
+A slow name server, or one that loses one of hundreds of requests, would dominate the measurement. So the job gets a
+separate network that has only a loopback, if root runs this on Linux (`isolated`).
 
-It prints JSON, with times in seconds, and ends with exit code 1 if `failures` are in it: a rank that fails or does not
-end, a row that was not brought together from all ranks or is flagged, a `flush` that returned false; and, with several
-sizes, a store whose processor time for each rank grows by more than half from the smallest to the largest. Of each job:
+The output is JSON, with times in seconds. The exit code is 1 if it contains `failures`: a rank that fails or does not
+end, a row that was not reduced over all ranks or is marked as degraded, a `flush` that returned false; and, with
+several sizes, a store whose processor time for each rank grows by more than half from the smallest to the largest. Of
+each job:
 
-- rows: how many steps were logged, how many came to the numbers of all ranks, how many rows were written in all, as
-  some are corrected, and how many last rows of a step were flagged as lacking ranks.
-- flushed: ranks on which each `flush` returned that all is delivered.
-- keys: keys asked of the store, by all ranks together, by the median rank, by the one that asked most, and by kind of
-  call. Those that gloo asks for by itself, to form groups, are computed: two for each member of a group, and one.
+- rows: number of logged steps, of steps with the values of all ranks, of all written rows, as some are corrected, and
+  of steps whose last row is marked as degraded.
+- flushed: number of ranks on which each `flush` returned that everything is delivered.
+- keys: keys requested from the store, by all ranks together, by the median rank, by the rank with most requests, and by
+  kind of call. Keys that gloo requests to form groups are computed: two for each member of a group, and one.
 - store_cpu: processor time of the store's process.
-- times: until the first, the median and the last rank had done it, from the start of the first one. Ranks are forked
-  one after the other, so the last one starts late.
-- cpu, private_mb: processor time and memory of the median rank, in MiB; what all ranks share is not counted.
+- times: from the start of the first rank until the first, the median and the last rank has reached a stage. Ranks are
+  forked one after the other, so the last one starts late.
+- cpu, private_mb: processor time and memory of the median rank, in MiB; memory that all ranks share is not counted.
 
-Many ranks share the processors of one machine, so times say little; keys and the store's processor time say more.
+Many ranks share the processors of one machine, so keys and the store's processor time are more meaningful than times.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _NEW_NETWORK, _SET_FLAGS, _UP = 0x40000000, 0x8914, 0x1  # CLONE_NEWNET, SIOCSIF
 
 
 def main() -> None:
-    """Measure the jobs, and print what was found."""
+    """Measure the jobs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16])
     parser.add_argument("--per-node", type=int, default=8)
@@ -75,7 +76,7 @@ def main() -> None:
     given = parser.parse_args()
     layout.FAN_OUT = given.fan_out
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the store has two connections or three of each rank
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the store has two or three connections of each rank
     is_isolated = _leave_network()
     gc.collect()
     gc.freeze()
@@ -92,7 +93,7 @@ def main() -> None:
 
 
 def _leave_network() -> bool:
-    """Give this process, and those that it forks, a network with a loopback alone; whether that was possible."""
+    """Give this process and its forks a network that has only a loopback; return whether that was possible."""
     if sys.platform != "linux" or ctypes.CDLL(None).unshare(_NEW_NETWORK):
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -101,7 +102,7 @@ def _leave_network() -> bool:
 
 
 def _play(job: Job) -> dict[str, Any]:
-    """What is found of a job, from its start to its end."""
+    """Run a job; return its results."""
     directory = tempfile.mkdtemp(prefix="dist_wandb-scale-")
     store, port = _start_store(directory)
     ranks: list[int] = []
@@ -122,7 +123,7 @@ def _play(job: Job) -> dict[str, Any]:
 
 
 def _start_store(directory: str) -> tuple[int, int]:
-    """A process that keeps a store; its id and the port."""
+    """Start a process with a store; return its id and the port."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -136,7 +137,7 @@ def _start_store(directory: str) -> tuple[int, int]:
 
 
 def _codes_of(ranks: list[int], limit: float) -> list[int]:
-    """Exit codes of processes; those that take too long are killed."""
+    """Return the exit codes of processes. Processes that time out are killed."""
     codes: list[int] = []
     waiting = set(ranks)
     deadline = time.monotonic() + limit
@@ -155,11 +156,11 @@ def _codes_of(ranks: list[int], limit: float) -> list[int]:
 
 
 def _processor_time(pid: int) -> float:
-    """Seconds of user and system time of a process: the kernel's clock of it, as `clock_getcpuclockid` names it."""
+    """Return seconds of user and system time of a process, by the kernel's clock (`clock_getcpuclockid`)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
-# What the ranks found
+# The results of the ranks
 
 
 def _summary(directory: str, job: Job) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def _summary(directory: str, job: Job) -> dict[str, Any]:
     for rank in range(job.ranks):
         with suppress(OSError, ValueError):
             found.append(json.loads(Path(directory, f"rank-{rank}.json").read_text(encoding="utf-8")))
-    silent = set(range(job.ranks)) - {each["rank"] for each in found}  # they were killed, or have crashed
+    silent = set(range(job.ranks)) - {each["rank"] for each in found}  # they were killed or have crashed
     errors += [f"rank {rank}: {_end_of_errors(directory, rank)}" for rank in sorted(silent)]
     errors += [f"rank {each['rank']}: {each['error']}" for each in found if "error" in each]
     keys = [sum(each["keys"].values()) for each in found] or [0]
@@ -197,14 +198,14 @@ def _summary(directory: str, job: Job) -> dict[str, Any]:
 
 
 def _end_of_errors(directory: str, rank: int) -> str:
-    """The end of what a rank has written on its standard error."""
+    """Return the end of a rank's standard error."""
     with suppress(OSError):
         return Path(directory, f"rank-{rank}.err").read_text(encoding="utf-8", errors="replace")[-1000:]
     return ""
 
 
 def _times_of(ranks: list[dict[str, float]]) -> dict[str, list[float]]:
-    """When the first, the median and the last rank had reached a stage, by stage."""
+    """Return by stage when the first, the median and the last rank had reached it."""
     began = min((times["started"] for times in ranks), default=0.0)
     found = {}
     for stage in _STAGES:
@@ -215,7 +216,7 @@ def _times_of(ranks: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def _failures(found: dict[str, Any], job: Job) -> list[str]:
-    """What a job has not done as it should."""
+    """Return the failures of a job."""
     failures = [] if found["exit_codes"] == {0: job.ranks} else [f"exit codes {found['exit_codes']}"]
     failures += found["errors"]
     if found["flushed"] != job.ranks:
@@ -227,7 +228,7 @@ def _failures(found: dict[str, Any], job: Job) -> list[str]:
 
 
 def _growth(jobs: list[dict[str, Any]]) -> list[str]:
-    """Whether the store's work grows faster than the number of ranks."""
+    """Return a failure if the store's work grows faster than the number of ranks."""
     ordered = sorted(jobs, key=lambda found: int(found["ranks"]))
     smallest, largest = (each["store_cpu"] / each["ranks"] for each in (ordered[0], ordered[-1]))
     if largest <= _MOST_GROWTH * smallest:

@@ -1,4 +1,4 @@
-"""One rank of the jobs that `benchmarks.scale` measures, as a fork of a process that has imported torch and wandb."""
+"""One rank of the jobs of `benchmarks.scale`, as a fork of a process that has imported torch and wandb."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from dist_wandb.session import opener
 from dist_wandb.store.job_store import JobStore
 
 _LOADED = (torch, wandb, opener, tree)  # before the ranks are forked
-_GLOO_KEYS = 2  # that gloo asks for of each member of a group
+_GLOO_KEYS = 2  # that gloo requests for each member of a group
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured.
+    """A job to measure.
 
     Args:
-        ranks: How many there are.
-        per_node: How many pretend to be on one node.
-        rows: How many each rank logs.
-        names: How many numbers are in each row.
-        pause: How long a rank waits between two rows, in seconds.
-        limit: How long anything may take, in seconds.
+        ranks: Number of ranks.
+        per_node: Number of ranks on each simulated node.
+        rows: Number of rows that each rank logs.
+        names: Number of values in each row.
+        pause: Seconds between two rows of a rank.
+        limit: Timeout in seconds.
     """
 
     ranks: int
@@ -55,9 +55,9 @@ class Job:
 
 
 def play(rank: int, job: Job, port: int, directory: str) -> NoReturn:
-    """Open a session, log, finish, and leave what was found.
+    """Open a session, log, finish, and write the results.
 
-    The process ends as a script does, but for Python's own end: that would write to memory that all ranks share.
+    The process ends like a script, without Python's finalisation, which would write to memory that all ranks share.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in list(os.environ):
@@ -100,7 +100,7 @@ def play(rank: int, job: Job, port: int, directory: str) -> NoReturn:
 
 
 def redirect_errors(path: Path) -> None:
-    """Have what this process writes on its standard error go to a file."""
+    """Redirect the standard error of this process to a file."""
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
 
 
@@ -144,7 +144,7 @@ def _log_rows(rank: int, job: Job, directory: str, found: dict[str, Any]) -> Non
 
 
 def _private_memory() -> float | None:
-    """MiB that this process shares with no other; `None` where the system does not say."""
+    """Return the private memory of this process in MiB; `None` if the system does not report it."""
     with suppress(OSError):
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
@@ -165,7 +165,7 @@ class _Warnings(logging.Handler):
 
 
 class _counted_keys:  # noqa: N801  # used as a function
-    """Count the keys that this process asks the store for."""
+    """Count the keys that this process requests from the store."""
 
     def __enter__(self) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -192,4 +192,4 @@ class _counted_keys:  # noqa: N801  # used as a function
         return counts
 
     def __exit__(self, *_: object) -> None:
-        """The process ends."""
+        """Do nothing: the process ends."""

@@ -1,18 +1,19 @@
-"""One job of many ranks, simulated in one thread: what each asks of the job's store, and what a row costs.
+"""Simulate a job of many ranks in one thread: the use of the job's store by each rank, and the cost of a row.
 
     python -m benchmarks.simulate --ranks 512 [--kill 8 9 10 | --late 8 9 10]
-    python -m benchmarks.simulate --all  # what docs/scaling.md shows; a quarter of an hour of processor time, 18 GiB
+    python -m benchmarks.simulate --all  # the data of docs/scaling.md; a quarter of an hour of processor time, 18 GiB
 
-The product's own code runs, on a clock of its own, over a store and process groups in memory
-(tests/support/simulation). A message takes 0.1 ms, a call of the store 0.2 ms; nothing else takes time on that clock.
-Ranks come within 3 s, eight to a node, open sessions, log rows of 20 numbers and finish; the ranks of ``--kill`` are
-killed after ten rows, a second before the others log the next one. Those of ``--late`` come after the others' patience
-(`join_timeout`, 5 s here) and log the last row with them.
+The code of the package runs on a simulated clock over a store and process groups in memory (tests/support/simulation).
+A message takes 0.1 ms, a call of the store 0.2 ms; nothing else takes time on that clock. Ranks start within 3 s, eight
+per node, open sessions, log rows of 20 numbers and finish; the ranks of ``--kill`` are killed after ten rows, a second
+before the others log the next one. Those of ``--late`` start after `join_timeout` (5 s here) of the others, and log the
+last row with them.
 
-It prints JSON: keys and bytes asked of the store, by rank; messages and bytes that a rank sends for a row, and levels
-of the tree; seconds on the job's clock until the last rank had opened, from the deaths until the last rank had flushed
-the next row, and for `finish`; how many ranks took part in that row; and the processor time of a row for each rank,
-that of the simulation included. With ``--all`` it writes what it finds to benchmarks/measured/simulated.json.
+The output is JSON: keys and bytes requested from the store, by rank; messages and bytes that a rank sends for a row,
+and levels of the tree; seconds on the simulated clock until the last rank had opened its session, from the deaths until
+the last rank had flushed the next row, and for `finish`; the number of contributors of that row; and the processor time
+of a row for each rank, including that of the simulation. ``--all`` writes the results to
+benchmarks/measured/simulated.json.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ROWS = 10
 _NAMES = 20
 _PATIENCE = 5.0  # seconds that ranks wait for late ones
 _LATE = 8.0  # seconds after the others
-_LAST_ROW = 20.0  # seconds after the first rank began, where ranks come late
+_LAST_ROW = 20.0  # seconds after the start of the first rank, if ranks are late
 _SIZES = (2, 8, 64, 512, 1024, 4096, 16384)
 _MOST_WITH_EVENTS = 1024  # ranks
 
@@ -59,12 +60,12 @@ MEASURED = common.ROOT / "benchmarks" / "measured" / "simulated.json"
 
 
 class Job:
-    """A job in a world.
+    """A simulated job.
 
     Args:
-        ranks: How many there are.
-        killed: Those that are killed after ten rows.
-        late: Those that come late.
+        ranks: Number of ranks.
+        killed: Ranks that are killed after ten rows.
+        late: Ranks that start late.
     """
 
     def __init__(self, ranks: int, killed: Sequence[int] = (), late: Sequence[int] = ()) -> None:
@@ -78,12 +79,12 @@ class Job:
         self.marks: dict[str, tuple[int, int]] = {}
 
     def find(self, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> JobStore:
-        """In place of `JobStore.find`."""
+        """Replace `JobStore.find`."""
         counts: Any = Store(self.values, self.counts[topology.global_rank])
         return JobStore(counts, namespace + "/all" * lasting, topology, timeout)
 
     def use(self, rank: int) -> None:
-        """What a rank does."""
+        """Run one rank."""
         per_node = min(_PER_NODE, self.ranks)
         topology = Topology(rank, rank % per_node, rank // per_node, self.ranks, per_node, self.ranks // per_node)
         session = opener.open_session(
@@ -116,7 +117,7 @@ class Job:
         self.times[what].append(self.world.now)
 
     def play(self) -> dict[str, Any]:
-        """Play it; what was found."""
+        """Run the job; return the results."""
         world, times = self.world, self.times
         left, early = self.ranks - len(self.killed), self.ranks - len(self.late)
         for rank in range(self.ranks):
@@ -152,24 +153,24 @@ class Job:
 
 
 def _members(session: Session) -> int:
-    """How many ranks a session's exchange has together; there is no public word for it."""
+    """Return the number of members of a session's exchange, which has no public attribute."""
     exchange: Any = session._exchange  # noqa: SLF001
     generation = exchange._worker.participation.generation  # noqa: SLF001
     return len(generation.members) if generation is not None else 1
 
 
 def simulate(ranks: int, killed: Sequence[int] = (), late: Sequence[int] = ()) -> dict[str, Any]:
-    """Play one job; what was found.
+    """Run one job; return the results.
 
     Args:
-        ranks: How many there are.
-        killed: Those that are killed after ten rows.
-        late: Those that come late.
+        ranks: Number of ranks.
+        killed: Ranks that are killed after ten rows.
+        late: Ranks that start late.
     """
     job = Job(ranks, killed, late)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JobStore, "find", staticmethod(job.find))
-        for name in ("add", "remove"):  # each rank has a process of its own
+        for name in ("add", "remove"):  # a real rank has its own process
             patch.setattr(registry, name, lambda _: None)
         with simulated(job.world):
             return job.play()
@@ -181,7 +182,7 @@ def _spread(numbers: Sequence[float]) -> dict[str, float]:
 
 
 def _play_all() -> None:
-    """Play what docs/scaling.md shows, each in a process of its own, and write what was found."""
+    """Run the jobs of docs/scaling.md, each in a separate process, and write the results."""
     found = []
     for ranks in _SIZES:
         node = [str(rank) for rank in range(_PER_NODE, 2 * _PER_NODE)]
@@ -195,12 +196,12 @@ def _play_all() -> None:
 
 
 def main() -> None:
-    """Simulate one job, and print what was found."""
+    """Simulate one job, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--kill", type=int, nargs="*", default=[], help="ranks that are killed after ten rows")
-    parser.add_argument("--late", type=int, nargs="*", default=[], help="ranks that come late")
-    parser.add_argument("--all", action="store_true", help="play all that docs/scaling.md shows")
+    parser.add_argument("--late", type=int, nargs="*", default=[], help="ranks that start late")
+    parser.add_argument("--all", action="store_true", help="run all jobs of docs/scaling.md")
     given = parser.parse_args()
     if given.all:
         _play_all()

@@ -1,9 +1,9 @@
-"""How long a start takes: `import dist_wandb`, and the logger's opening of its run, against the stock WandbLogger's.
+"""Startup time: `import dist_wandb`, and opening the logger's run, compared with the stock WandbLogger.
 
-The import is measured in interpreters of its own, beside interpreters that do nothing. The runs are opened in
+The import is measured in new interpreters, compared with interpreters that do nothing. The runs are opened in
 two-process ddp jobs: each job reports, per rank, the wall-clock time of the first use of `logger.experiment` in
-Lightning's setup hook; the slower rank counts, as a barrier follows. Jobs alternate, so that both loggers see the same
-machine.
+Lightning's setup hook; the slower rank counts because a barrier follows. Jobs alternate, so that both loggers run under
+the same conditions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from benchmarks import common
 
 _IMPORT = "import in a new interpreter, seconds"
 _CODE = {"nothing": "pass", "dist_wandb": "import dist_wandb"}
-_LONGEST_IMPORT = 0.060  # seconds more than nothing
+_LONGEST_IMPORT = 0.060  # seconds more than an interpreter that does nothing
 _TITLE = "opening a run, 2-process ddp, seconds"
 _LOGGERS = ("stock", "dist_wandb")
 
 
 def measure(options: common.Options) -> common.Result:
-    """Start jobs with either logger in turn."""
+    """Start jobs with each logger, alternating."""
     seconds: dict[str, list[float]] = {logger: [] for logger in _LOGGERS}
     for logger in common.alternating(_LOGGERS, options.repeats):
         reports = common.run_ranks(__file__, {"logger": logger}, by_torchrun=False)
@@ -34,20 +34,20 @@ def measure(options: common.Options) -> common.Result:
     for what in common.alternating(list(_CODE), options.of(7, 1)):
         imports[what].append(_interpreter(_CODE[what]))
     result.add(_IMPORT, imports)
-    more = min(imports["dist_wandb"]) - min(imports["nothing"])  # what else the machine does only ever adds
+    more = min(imports["dist_wandb"]) - min(imports["nothing"])  # other load on the machine only increases the time
     result.targets.append(common.Target("import dist_wandb, seconds more than nothing", _LONGEST_IMPORT, more))
     return result
 
 
 def _interpreter(code: str) -> float:
-    """Seconds that a new interpreter takes for `code`."""
+    """Return the seconds that a new interpreter takes for `code`."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     return time.perf_counter() - begin
 
 
 def job(arguments: dict[str, Any]) -> None:
-    """One rank of a job that trains for one step."""
+    """Run one rank of a job that trains for one step."""
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import WandbLogger
@@ -68,7 +68,7 @@ def job(arguments: dict[str, Any]) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     class Timed(DistWandbLogger if arguments["logger"] == "dist_wandb" else WandbLogger):  # type: ignore[misc]
-        """Notes how long the first use of its `experiment` takes."""
+        """Records the time of the first use of `experiment`."""
 
         seconds: float | None = None
 

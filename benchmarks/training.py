@@ -1,4 +1,4 @@
-"""What the benchmarks of training loops share: a small network, its data, and a comparison of step times."""
+"""Common code of the benchmarks of training loops: a small network, its data, and a comparison of step times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WARM_UP = 20  # steps that are not measured
 
 
 def network() -> torch.nn.Module:
-    """A perceptron that takes 5 to 10 ms a step on one core of 2024."""
+    """Return a perceptron that takes 5 to 10 ms per step on one core of 2024."""
     return torch.nn.Sequential(
         torch.nn.Linear(_FEATURES, _WIDTH),
         torch.nn.ReLU(),
@@ -26,7 +26,7 @@ def network() -> torch.nn.Module:
 
 
 def batches(count: int) -> DataLoader[tuple[torch.Tensor, ...]]:
-    """`count` batches that are made beforehand, so that no step waits for its data."""
+    """Return `count` batches, made in advance so that no step waits for its data."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(count, _BATCH, _FEATURES, generator=generator)
     targets = torch.randint(_CLASSES, (count, _BATCH), generator=generator)
@@ -34,34 +34,34 @@ def batches(count: int) -> DataLoader[tuple[torch.Tensor, ...]]:
 
 
 def loss_of(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """The loss of one batch."""
+    """Return the loss of one batch."""
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def metrics_of(loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    """As many different metrics as are logged per step."""
+    """Return as many different metrics as are logged per step."""
     return {f"metric_{index}": loss.detach() + index for index in range(METRICS)}
 
 
-def said(intervals: common.Intervals, finish_seconds: float) -> dict[str, float]:
-    """What a rank has to report.
+def outcome(intervals: common.Intervals, finish_seconds: float) -> dict[str, float]:
+    """Return the report of a rank.
 
     Args:
-        intervals: Ticks at the beginning of each step.
-        finish_seconds: From the end of the last step until the run was finished, as far as its `finish` waits.
+        intervals: Ticks at the start of each step.
+        finish_seconds: Seconds from the end of the last step until `finish` has returned.
     """
     times = intervals.milliseconds(_WARM_UP)
     return {"median": statistics.median(times), "mean": statistics.mean(times), "finish": finish_seconds}
 
 
 def compare(name: str, file: str, ways: tuple[str, ...], options: common.Options, **launch: Any) -> common.Result:
-    """Run jobs of two ranks that train in several ways, in turns.
+    """Run jobs of two ranks that train in several ways, alternating.
 
     Args:
         name: Name of the benchmark.
-        file: The benchmark's ``__file__``. Its `job` is given `way` and `steps`, and reports what `said` makes.
-        ways: Names of the ways; the first is without a logger, the second the stock one, without reduction.
-        options: How much is measured.
+        file: The benchmark's ``__file__``. Its `job` receives `way` and `steps`, and reports the result of `outcome`.
+        ways: Names of the ways; the first has no logger, the second the stock logger, without reduction.
+        options: The amount of measurements.
         **launch: Further arguments of `run_ranks`.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Draws what each run mode does with two nodes of two ranks: ``docs/images/mode_*.svg``, from the plan itself.
+"""Draw diagrams of each run mode for two nodes with two ranks (``docs/images/mode_*.svg``) from the run plans.
 
-Run `python scripts/diagrams.py` after a change of it; `tests/unit/test_docs.py` compares.
+Run `python scripts/diagrams.py` after a change of the plans; `tests/unit/test_docs.py` compares the diagrams.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ INK, BLUE, ORANGE, PALE, NODE = "#1f2733", "#2a6fdb", "#c8640f", "#e8f0fd", "#f3
 
 
 def drawn() -> dict[str, str]:
-    """The pictures by the name of their file."""
+    """Return the diagrams by file name."""
     return {f"mode_{mode}_{scope}.svg": _picture(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES}
 
 
 def main() -> None:
-    """Write all pictures."""
+    """Write all diagrams."""
     for name, picture in drawn().items():
         (IMAGES / name).write_text(picture, encoding="utf-8")
 
@@ -56,7 +56,7 @@ def _topologies() -> list[Topology]:
 
 
 def _middle(rank: int) -> int:
-    """Where a rank is, from left to right."""
+    """Return the horizontal position of a rank."""
     of_node = WIDTH // NODES
     return of_node * (rank // RANKS_OF_NODE) + of_node * (2 * (rank % RANKS_OF_NODE) + 1) // (2 * RANKS_OF_NODE)
 
@@ -100,7 +100,7 @@ def _runs(plans: list[RunPlan]) -> Iterator[str]:
 
 
 def _exchange(plans: list[RunPlan], mode: str) -> Iterator[str]:
-    """Whose numbers go to which primary, to be brought together; in `new` each rank keeps its own."""
+    """Draw which ranks send their values to which primary for the reduction; in `new` each rank keeps its own."""
     if mode == "new":
         return
     primary = 0

@@ -1,9 +1,9 @@
-"""Check what would be released: build it, look into it, install it, test it, without the source tree.
+"""Check a release: build, inspect, install and test it without the source tree.
 
     python scripts/release_check.py [--fast]
 
-Each step prints what it found and how long it took; the first that fails ends the program with exit code 1. What is
-built, and the SBOM of an environment that has it, are left in `dist`. Tools come from the dependency group "release".
+Each step prints its result and duration; the first failure ends the program with exit code 1. The built files, and the
+SBOM of an environment with the wheel, remain in `dist`. Tools come from the dependency group "release".
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 TOOLS = Path(sys.executable).parent
-MOST_SECONDS = 1800  # that any command may take
+MOST_SECONDS = 1800  # timeout of each command
 LEFT_TO_ACCELERATE = "DistWandbTracker"
 """Accelerate has no types, so those of the class that is derived from one of its own are not known."""
 
 
 class CheckError(Exception):
-    """What would be released is not as it has to be."""
+    """A check of the release has failed."""
 
 
 def run(
@@ -41,16 +41,16 @@ def run(
     """Run a command.
 
     Args:
-        *command: Its words.
-        cwd: Where.
-        env: Its environment; without what would lead Python to the source tree.
+        *command: The words of the command.
+        cwd: Working directory.
+        env: Environment; variables that would lead Python to the source tree are removed.
         codes: Exit codes of success.
 
     Returns:
-        What it printed on stdout.
+        The standard output.
 
     Raises:
-        CheckError: It failed, or took too long.
+        CheckError: The command failed or timed out.
     """
     environment = {name: value for name, value in (env or os.environ).items() if name != "PYTHONPATH"}
     words = [str(word) for word in command]
@@ -59,7 +59,7 @@ def run(
             words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise CheckError(f"{' '.join(words)}: not done after {MOST_SECONDS} s") from None
+        raise CheckError(f"{' '.join(words)}: timed out after {MOST_SECONDS} s") from None
     if done.returncode not in codes:
         raise CheckError(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout[-8000:]}{done.stderr[-4000:]}")
     return done.stdout
@@ -67,7 +67,7 @@ def run(
 
 @contextmanager
 def step(name: str) -> Iterator[list[str]]:
-    """Print a step's name, what was found, and how long it took."""
+    """Print the name of a step, its result, and its duration."""
     found: list[str] = []
     began = time.monotonic()
     print(f"{name} ...", flush=True)  # noqa: T201  # a command line prints
@@ -76,14 +76,14 @@ def step(name: str) -> Iterator[list[str]]:
 
 
 def build(into: Path) -> dict[str, str]:
-    """Build sdist, and wheel from it, dated as the last commit. Returns hashes by name of the file."""
+    """Build the sdist, and the wheel from it, with the date of the last commit. Return hashes by file name."""
     commit = run("git", "log", "-1", "--format=%ct").strip()
     run(TOOLS / "python", "-m", "build", "--outdir", into, env={**os.environ, "SOURCE_DATE_EPOCH": commit})
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(into.iterdir())}
 
 
 def look_into(wheel: Path, sdist: Path) -> list[str]:
-    """Look for what has to be in the files, and what must not."""
+    """Check that the files contain everything required, and nothing forbidden."""
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = archive.namelist()
     with tarfile.open(sdist) as archive:
@@ -104,7 +104,7 @@ def look_into(wheel: Path, sdist: Path) -> list[str]:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """Install the wheel and what tests need into a new environment. Returns its Python."""
+    """Install the wheel and the dependencies of the tests into a new environment. Return its Python."""
     run(sys.executable, "-m", "venv", environment)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip>=25.1,<27")
@@ -113,7 +113,7 @@ def install(wheel: Path, environment: Path) -> Path:
 
 
 def write_sbom(python: Path, path: Path) -> list[str]:
-    """Write what an environment with the wheel consists of, as CycloneDX has it."""
+    """Write the contents of an environment with the wheel, in CycloneDX format."""
     run(TOOLS / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON", "-o", path, python)
     components = {part["name"]: part for part in json.loads(path.read_text())["components"]}
     if "dist-wandb" not in components or "torch" not in components:
@@ -122,7 +122,7 @@ def write_sbom(python: Path, path: Path) -> list[str]:
 
 
 def unknown_types(python: Path) -> list[str]:
-    """Have pyright look for public names without a known type, as users of the wheel see them."""
+    """Return public names of the wheel without a known type, according to pyright."""
     env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     command = (TOOLS / "pyright", "--verifytypes", "dist_wandb", "--ignoreexternal", "--outputjson")
     printed = run(*command, cwd=python.parent, env=env, codes=(0, 1))
@@ -136,7 +136,7 @@ def unknown_types(python: Path) -> list[str]:
 
 
 def is_known(symbol: Mapping[str, object]) -> bool:
-    """Whether the type of a name is known, but for what Accelerate leaves unknown."""
+    """Return whether the type of a name is known, apart from types that Accelerate leaves unknown."""
     messages = [one["message"] for one in symbol["diagnostics"]]  # type: ignore[attr-defined]  # of pyright's JSON
     if symbol["isTypeAmbiguous"]:
         return False
@@ -147,7 +147,7 @@ def is_known(symbol: Mapping[str, object]) -> bool:
 
 
 def test(python: Path, sdist: Path, into: Path) -> list[str]:
-    """Run the unit and contract tests of the sdist, without its `src`, against what is installed."""
+    """Run the unit and contract tests of the sdist, without its `src`, against the installed package."""
     with tarfile.open(sdist) as archive:
         archive.extractall(into, filter="data")
     (tree,) = into.iterdir()
@@ -174,7 +174,7 @@ def test(python: Path, sdist: Path, into: Path) -> list[str]:
 
 
 def check(is_fast: bool, scratch: Path) -> None:
-    """Check all there is to check; `is_fast` leaves the tests out."""
+    """Run all checks; `is_fast` leaves out the tests."""
     shutil.rmtree(DIST, ignore_errors=True)
     with step("Build, twice") as found:
         first, second = build(DIST), build(scratch / "again")
@@ -197,7 +197,7 @@ def check(is_fast: bool, scratch: Path) -> None:
 
 
 def main() -> None:
-    """Check, and say what is wrong."""
+    """Run all checks, and print the first failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="leave the tests out")
     given = parser.parse_args()

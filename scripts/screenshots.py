@@ -1,6 +1,6 @@
-"""Takes the pictures of reports: ``docs/images/report_*.png``, with headless Chromium, of runs that the tests make.
+"""Take the screenshots of reports (``docs/images/report_*.png``) with headless Chromium, of runs made by the tests.
 
-Run `python scripts/screenshots.py` after a change of the report's looks. What is shown is made from fixed seeds.
+Run `python scripts/screenshots.py` after a change of the report's appearance. The runs are made from fixed seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dist_wandb.cli.commands import main as dist_wandb  # noqa: E402
 
 
 def main() -> None:
-    """Take all pictures."""
+    """Take all screenshots."""
     with tempfile.TemporaryDirectory() as directory, chromium() as page:
         top = Path(directory)
         reduced_run(top / "night-7", "night-7", slow=2, group=None)
@@ -38,14 +38,14 @@ def main() -> None:
 
 def _take(page: Page, runs: Path, name: str, size: tuple[int, int], *, beside: str | None = None) -> None:
     report = runs.parent / f"{name}.html"
-    os.chdir(runs.parent)  # the page shows the path as it is given
+    os.chdir(runs.parent)  # the page shows the given path
     if dist_wandb(["report", runs.name, "-o", report.name]):
         raise SystemExit(1)
     page.size(*size)
     page.open(report)
     page.run("document.documentElement.style.scrollbarWidth = 'none'")
     page.wait("document.querySelectorAll('.main-svg').length > 0")
-    if beside is not None:  # charts are drawn when they come near, and those above move it meanwhile
+    if beside is not None:  # charts are drawn when they come near, which moves later sections
         there = f"document.querySelector({beside!r})"
         page.wait(f"{there}.scrollIntoView(), {there}.querySelectorAll('.main-svg').length > 0")
     page.run("new Promise((done) => setTimeout(done, 1500))")

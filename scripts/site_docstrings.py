@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for the site: a block after ``::`` is code in Markdown, too."""
+"""An extension of griffe, which reads docstrings for the site: make blocks after ``::`` code in Markdown, too."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import griffe
 
 
 class LiteralBlocks(griffe.Extension):
-    """Takes one of the two colons away."""
+    """Removes one of the two colons."""
 
     def on_object(self, *, obj: griffe.Object, **_kwargs: Any) -> None:
-        """Rewrite the docstring of an object that was read."""
+        """Rewrite the docstring of an object."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)

@@ -1,9 +1,9 @@
-"""Hooks of mkdocs: what of the repository belongs to the site beside ``docs``.
+"""Hooks of mkdocs that add files outside of ``docs`` to the site.
 
-Documents link to each other as the files lie in the repository, so the links work there as well. What a page of
-``docs`` leads to outside of it, such as ``../examples/README.md``, becomes a page of the site: Markdown as it is, other
-files as a block of code. Links are rewritten accordingly. A link to a directory, or to nothing, is left for mkdocs to
-complain of. Pages ask for nothing elsewhere, so that they can be read without a network.
+Documents link to each other by their paths in the repository, so that the links also work there. If a page of ``docs``
+links to a file outside of it, such as ``../examples/README.md``, the file becomes a page of the site: Markdown as is,
+other files as a block of code. Links are rewritten accordingly. mkdocs reports links to directories and missing files.
+Pages load nothing from other servers, so that they can be read without a network.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LANGUAGES = {".json": "json", ".py": "python", ".toml": "toml", ".yaml": "yaml"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what pages lead to."""
+    """Add the files to which pages link."""
     for path in sorted(_led_to([*DOCS.glob("*.md"), *BESIDE])):
         files.append(File.generated(config, _place(path), content=_content(path)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Let links lead to places of the site, and leave comments out."""
+    """Rewrite links to paths of the site, and remove comments."""
     place = page.file.src_uri
     source = next((path for path in (DOCS / place, ROOT / place) if path.is_file()), None)
     text = _COMMENT.sub("", markdown)
@@ -46,14 +46,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
-    """Complain of what a page asks for elsewhere."""
+    """Log a warning for each address on another server that a page loads."""
     for found in _ELSEWHERE.findall(output):
-        _log.warning("%s asks for something elsewhere: %s", page.file.src_uri, found)
+        _log.warning("%s loads something from another server: %s", page.file.src_uri, found)
     return output
 
 
 def _led_to(documents: Iterable[Path]) -> set[Path]:
-    """The files outside of ``docs`` that documents link to, and those that these link to."""
+    """Return the files outside of ``docs`` to which documents link, directly or through such files."""
     found: set[Path] = set()
     waiting = list(documents)
     while waiting:
@@ -71,7 +71,7 @@ def _target(document: Path, link: str) -> Path:
 
 
 def _place(path: Path) -> str:
-    """Where a file of the repository is in the site's sources."""
+    """Return the path of a repository file in the sources of the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     place = path.relative_to(ROOT).as_posix()

@@ -1,9 +1,9 @@
-"""Methods and attributes of classes, statements of constructors, lines of modules, and whether they are in bounds.
+"""Check the numbers of methods and attributes of classes, statements of constructors, and lines of modules.
 
-Run `python scripts/sizes.py`; `make lint` does. It prints all sizes with ``--all``, else those that are out of bounds.
+Run `python scripts/sizes.py`; `make lint` does. With ``--all`` it prints all sizes, else those that exceed limits.
 
-Counted are the functions in a class body, overloads and their implementation once; the names that its methods assign to
-`self`, and the fields of a dataclass; the statements of `__init__` at any depth, without its docstring.
+Methods are the functions in a class body; overloads and their implementation count once. Attributes are the names that
+methods assign to `self`, and the fields of a dataclass. Statements of `__init__` count at any depth, without docstring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[1] / "src" / "dist_wandb"
 LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 
-# By class or module: what may be larger, up to which size, and why.
+# By class or module: the larger limits, and the reason.
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/collective.py:CollectiveExchange": ({"methods": 17}, "hands on: most of its methods are one line"),
     "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
@@ -34,18 +34,18 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How large one class or module is.
+    """The size of one class or module.
 
     Args:
-        name: As ``runs/run.py`` or ``runs/run.py:NullRun``.
-        counts: By what is counted: methods, attributes, constructor (statements), lines.
+        name: Name such as ``runs/run.py`` or ``runs/run.py:NullRun``.
+        counts: Sizes by kind: methods, attributes, constructor (statements), lines.
     """
 
     name: str
     counts: dict[str, int]
 
     def beyond(self) -> list[str]:
-        """What is over its limit, each as text."""
+        """Return the sizes that exceed their limits, as text."""
         allowed = LIMITS | EXCEPTIONS.get(self.name, ({}, ""))[0]
         return [
             f"{count} {kind}, {allowed[kind]} allowed" for kind, count in self.counts.items() if count > allowed[kind]
@@ -53,7 +53,7 @@ class Size:
 
 
 def sizes() -> Iterator[Size]:
-    """All modules and classes of the package."""
+    """Yield the sizes of all modules and classes of the package."""
     for path in sorted(SOURCES.rglob("*.py")):
         name, text = path.relative_to(SOURCES).as_posix(), path.read_text(encoding="utf-8")
         yield Size(name, {"lines": text.count("\n")})
@@ -63,7 +63,7 @@ def sizes() -> Iterator[Size]:
 
 
 def unneeded() -> list[str]:
-    """Exceptions of what is not there, or within the limits."""
+    """Return the exceptions for missing names, and for sizes within the limits."""
     found = {size.name: size.counts for size in sizes()}
     return [
         f"{name}: {kind}"
@@ -74,9 +74,9 @@ def unneeded() -> list[str]:
 
 
 def main() -> int:
-    """Print the sizes; 1 if any is out of bounds, or an exception is not needed."""
+    """Print the sizes; return 1 if one exceeds its limit, or an exception is not needed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="print all sizes, not only those out of bounds")
+    parser.add_argument("--all", action="store_true", help="print all sizes, not only those that exceed their limits")
     asked = parser.parse_args()
     is_wrong = False
     for size in sizes():

@@ -1,6 +1,6 @@
-"""Plays random jobs with faults, drawn from seeds, and says what was not as it should be.
+"""Run random jobs with faults, drawn from seeds, and report violations.
 
-``python tests/chaos --seeds 0-299 --jobs 4`` plays 300 jobs, ``python tests/chaos --seed 17`` one of them again.
+``python tests/chaos --seeds 0-299 --jobs 4`` runs 300 jobs, ``python tests/chaos --seed 17`` repeats one of them.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _LIMIT = 150.0  # seconds for a job, on a busy machine
 
 
 def main() -> int:
-    """Play the jobs; 1 if there is any violation."""
-    told = _told()
-    seeds = [told.seed] if told.seed is not None else _seeds(told.seeds)
+    """Run the jobs; return 1 if there is any violation."""
+    options = _options()
+    seeds = [options.seed] if options.seed is not None else _seeds(options.seeds)
     begin = time.monotonic()
     results = []
-    with ThreadPoolExecutor(told.jobs) as players:
-        for future in as_completed([players.submit(_result, seed, told) for seed in seeds]):
+    with ThreadPoolExecutor(options.jobs) as players:
+        for future in as_completed([players.submit(_result, seed, options) for seed in seeds]):
             results.append(future.result())
             _show(results[-1])
     _sum_up(results, time.monotonic() - begin)
-    if told.json:
-        told.json.write_text(json.dumps(sorted(results, key=lambda result: int(result["seed"])), indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(sorted(results, key=lambda result: int(result["seed"])), indent=1) + "\n")
     return 1 if any(result["violations"] for result in results) else 0
 
 
-def _told() -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/chaos", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seeds", help="a range, such as 0-299, or seeds with commas between them")
     which.add_argument("--seed", type=int, help="one seed")
-    parser.add_argument("--jobs", type=int, default=2, help="how many jobs run side by side (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="number of jobs that run in parallel (default: 2)")
     parser.add_argument("--limit", type=float, default=_LIMIT, help=f"seconds for a job (default: {_LIMIT:g})")
     parser.add_argument("--json", type=Path, help="a file for the results")
-    parser.add_argument("--keep", type=Path, help="a directory for all that jobs leave")
-    parser.add_argument("--describe", action="store_true", help="only say what would be played")
+    parser.add_argument("--keep", type=Path, help="a directory for the files of the jobs")
+    parser.add_argument("--describe", action="store_true", help="only print the jobs")
     return parser.parse_args()
 
 
@@ -62,16 +62,16 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _result(seed: int, told: argparse.Namespace) -> dict[str, Any]:
+def _result(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     spec = draw(seed)
     about = {"seed": seed, "job": spec.describe()}
-    if told.describe:
+    if options.describe:
         return {**about, "violations": [], "excused": {}, "cells": 0, "seconds": 0.0}
-    keep = told.keep / str(seed) if told.keep else None
+    keep = options.keep / str(seed) if options.keep else None
     try:
-        evidence = play(spec, told.limit, keep)
+        evidence = play(spec, options.limit, keep)
         verdict = judge(evidence)
-    except Exception:  # noqa: BLE001  # the others are to be played
+    except Exception:  # noqa: BLE001  # the other jobs must run
         broken = Violation("driver", traceback.format_exc())
         return {**about, "violations": [asdict(broken)], "excused": {}, "cells": 0, "seconds": 0.0}
     return {

@@ -1,4 +1,4 @@
-"""One rank of a random job of Accelerate."""
+"""One rank of a random Accelerate job."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def main(spec_file: str, directory: str) -> None:
         ledger.done(number)
         time.sleep(spec.pace)
     ledger.write("end")
-    if spec.faults:  # `end_training` is a collective, which a dead rank does not come to
+    if spec.faults:  # `end_training` is a collective, which a dead rank does not join
         tracker.finish()
     else:
         accelerator.end_training()
     if rank == 0:
-        time.sleep(0.5)  # it hosts the store
+        time.sleep(0.5)  # this rank hosts the store
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a job's description and its ledgers tell of who wrote what, and who did not come to an end."""
+"""The facts in a job's description and ledgers: the writers, and the ranks that did not end normally."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all rank
 _TERMINATED = 143
 
 
-# What a rank says whose numbers are not brought together with the others': it came too late, or came back too late.
+# Warnings of a rank whose values are not combined with those of the others: it was late, or returned too late.
 _ALONE = ("nothing that it logs is combined", "logged meanwhile is not combined")
 
 
@@ -25,13 +25,13 @@ class Writer:
     """A rank that has a run in a session.
 
     Args:
-        rank: Its index.
+        rank: Global rank.
         session: Number of the session.
-        run_id: Id of its run.
-        directory: Whose directory its files are in; `None` for nobody's.
-        primary: Whether it writes plain names.
-        label: Under what it writes its own numbers; `None` where it does not.
-        unit: Ranks whose numbers belong together.
+        run_id: Id of the run.
+        directory: Rank whose directory contains the files; `None` if it is not the directory of one rank.
+        primary: Whether the rank writes plain names.
+        label: Label under which it writes its own values; `None` if it does not write them.
+        unit: Ranks whose values are reduced together.
     """
 
     rank: int
@@ -45,29 +45,29 @@ class Writer:
 
 @dataclass(frozen=True)
 class Facts:
-    """What happened, as the ranks themselves told.
+    """The events of a job, according to its ranks.
 
     Args:
         spec: The job.
-        opened: By rank the sessions that it opened.
-        fatal: By rank the fault by which it ended early.
-        broken: Ranks that did not come to the end of their script.
-        said_lost: Ranks of which one said that what they logged may be lost.
-        left_alone: Ranks that said that nothing they log is brought together with the others' numbers.
-        given_up: Ranks of which others said that they went on without them.
+        opened: Sessions that each rank opened.
+        fatal: The fault that ended a rank early, by rank.
+        broken: Ranks that did not reach the end of their script.
+        reported_lost: Ranks whose logged values may be lost, according to a warning.
+        left_alone: Ranks whose values are no longer reduced with those of the others, according to their own warning.
+        given_up: Ranks without which others continued, according to their warnings.
     """
 
     spec: Spec
     opened: dict[int, list[int]]
     fatal: dict[int, str]
     broken: frozenset[int]
-    said_lost: frozenset[int]
+    reported_lost: frozenset[int]
     given_up: frozenset[int]
     left_alone: frozenset[int]
 
     @classmethod
     def of(cls, spec: Spec, entries: Sequence[Entry]) -> Facts:
-        """The facts in the entries of all ledgers."""
+        """Collect the facts from the entries of all ledgers."""
         ended = {entry["rank"] for entry in entries if entry["event"] == "end"}
         faults = {entry["rank"]: entry["kind"] for entry in entries if entry["event"] == "fault"}
         opened: dict[int, list[int]] = {rank: [] for rank in range(spec.world_size)}
@@ -90,35 +90,35 @@ class Facts:
             frozenset(
                 entry["rank"]
                 for entry in entries
-                if entry["event"] == "warning" and any(said in entry["text"] for said in _ALONE)
+                if entry["event"] == "warning" and any(part in entry["text"] for part in _ALONE)
             ),
         )
 
     @property
     def hard(self) -> frozenset[int]:
-        """Ranks that were not asked before they ended."""
+        """Ranks that were ended without a chance to react."""
         return frozenset(rank for rank, kind in self.fatal.items() if kind in HARD) | self.ended_by_launcher
 
     @property
     def ended_by_launcher(self) -> frozenset[int]:
-        """Ranks that a launcher may have ended, as another rank failed."""
+        """Ranks that a launcher may have ended because another rank failed."""
         if self.spec.launcher not in _SUPERVISING or not self.fatal:
             return frozenset()
         return self.broken - set(self.fatal)
 
     @property
     def has_faults(self) -> bool:
-        """Whether anything happened to a rank."""
+        """Whether any rank has a fault."""
         return bool(self.spec.faults)
 
     @property
     def has_reasons(self) -> bool:
-        """Whether there is anything to warn of."""
-        asked = self.spec.server not in ("offline", "healthy") or self.spec.guarded or self.spec.nofile
-        return bool(self.spec.faults or asked)
+        """Whether there is a reason for warnings."""
+        is_unusual = self.spec.server not in ("offline", "healthy") or self.spec.guarded or self.spec.nofile
+        return bool(self.spec.faults or is_unusual)
 
     def process_codes(self, rank: int) -> set[int]:
-        """With which codes the process of a rank may end, where nobody ends it but itself."""
+        """Return the possible exit codes of a rank's process, unless a launcher ends it."""
         kind = self.fatal.get(rank)
         if kind is None:
             return {0}
@@ -126,7 +126,7 @@ class Facts:
         return {{"kill": -9, "term": -15, "raise": 1}.get(kind, int(fault.value))}
 
     def run_codes(self, writer: Writer) -> set[int | None]:
-        """With which exit codes the run of a writer may end."""
+        """Return the possible exit codes of a writer's run."""
         reduction = self.spec.reduction("loss")
         concerned = {writer.rank} if self.spec.run_mode == "new" and self.spec.world_size > 1 else writer.unit
         failed = {rank: kind for rank, kind in self.fatal.items() if rank in concerned}
@@ -135,19 +135,19 @@ class Facts:
             (fault,) = self.spec.faults_of(rank, kind)
             codes.add({"term": _TERMINATED, "exit": int(fault.value)}.get(kind, 1))
             if kind == "exit" and self.spec.ending != "with":
-                codes.add(0)  # Python does not tell with which code a process ends
+                codes.add(0)  # Python does not expose the exit code of a process that is ending
             if rank in self.given_up:
-                codes.add(0)  # it came late, and may have failed after the run's end
+                codes.add(0)  # it was late, and may have failed after the run's end
         if concerned & self.ended_by_launcher:
             codes |= {_TERMINATED, 1, None}
         return codes | {0} if reduction is None or not codes else codes
 
     def is_alone(self, writer: Writer, reduction: str | None) -> bool:
-        """Whether a writer has its own numbers alone."""
+        """Return whether a writer has only its own values."""
         return reduction is None or len(writer.unit) == 1
 
     def writers(self) -> Iterator[Writer]:
-        """All ranks that have runs, by session."""
+        """Yield all ranks that have runs, by session."""
         for rank, sessions in self.opened.items():
             plan_of = self._topology(rank)
             for session in sessions:

@@ -1,4 +1,4 @@
-"""A random job of Lightning: the Trainer starts the ranks, each tells its ledger what it logs."""
+"""A random Lightning job: the Trainer starts the ranks, and each writes to its ledger what it logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dist_wandb import DistWandbLogger
 
 
 class Model(LightningModule):
-    """Logs one number in each step."""
+    """Logs one number per step."""
 
     def __init__(self, spec: Spec, directory: Path) -> None:
         super().__init__()

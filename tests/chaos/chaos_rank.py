@@ -1,4 +1,4 @@
-"""One rank of a random job: it logs what its description says, tells its ledger before it does, and has its faults."""
+"""One rank of a random job. It logs and fails as described, and writes to its ledger before it logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_MEETING = 60.0  # seconds
 
 
 class ChaosError(Exception):
-    """What a rank raises that is to fail."""
+    """Raised by a rank that should fail."""
 
 
 class Rank:
@@ -36,8 +36,8 @@ class Rank:
 
     Args:
         spec: The job.
-        rank: Its index.
-        directory: Where runs, ledgers and marks are.
+        rank: Global rank.
+        directory: Directory of runs, ledgers and marks.
     """
 
     def __init__(self, spec: Spec, rank: int, directory: Path) -> None:
@@ -50,7 +50,7 @@ class Rank:
         }
 
     def run(self) -> None:
-        """All sessions, one after the other."""
+        """Run all sessions, one after the other."""
         spec = self.spec
         absent = spec.guarded and self.rank != 0
         if spec.nofile:
@@ -123,24 +123,24 @@ class Rank:
         self.ledger.write("finished", session=session)
 
     def _take_stock(self, session: int) -> None:
-        """What this process holds after a session."""
+        """Record the open descriptors and threads of this process after a session."""
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
         self.ledger.write("held", session=session, descriptors=descriptors, threads=threading.active_count())
 
     def _meet(self) -> None:
-        """The rank that hosts the job's store stays until the others have ended, unless it is not to."""
+        """Let the rank that hosts the job's store wait until the others have ended, if it should."""
         spec = self.spec
         (self.directory / f"ended-{self.rank}").touch()
         if self.rank == 0 and (spec.meets or spec.has("never") or spec.guarded):
             others = [rank for rank in range(1, spec.world_size) if not spec.faults_of(rank, *FATAL)]
             marks = [self.directory / f"ended-{rank}" for rank in others]
-            with contextlib.suppress(AssertionError):  # the judge sees who has not ended
+            with contextlib.suppress(AssertionError):  # the judge detects ranks that have not ended
                 wait_until(lambda: all(mark.exists() for mark in marks), within=_LONGEST_MEETING)
 
     # --- what is logged -----------------------------------------------------------------------------------------------
 
     def _log(self, run: Any, session: int, names: dict[str, int], step: int | None = None) -> None:
-        """Log numbers, each at a place that tells it from all others of the name."""
+        """Log numbers, each with a cell that is unique among the numbers of its name."""
         row = {name: value_of(self.rank, cell) for name, cell in names.items()}
         step = step if self.spec.steps else None
         weight = 1.0 + (self.rank + max(names.values())) % 3 if self.spec.weighted else None
@@ -150,7 +150,7 @@ class Rank:
         self.ledger.done(number)
 
     def _next(self, session: int, name: str, step: int | None = None) -> int:
-        """The place of the next number of a name: its step, or how often it was logged."""
+        """Return the cell of the next number of a name: its step, or the number of earlier calls."""
         if step is not None and self.spec.steps:
             return step
         cell = self._cells[session, name]
@@ -189,7 +189,7 @@ class Rank:
                 self._log(run, session, {"burst": self._next(session, "burst", step)}, step)
 
     def _table(self, run: Any, session: int, row: int) -> None:
-        """Tables whose lengths tell who is in them."""
+        """Log tables whose lengths identify the ranks in them."""
         if row % 5 == 0:
             import dist_wandb
 
@@ -213,18 +213,18 @@ class Rank:
         self.ledger.done(number)
 
     def _handler(self, run: Any, session: int, row: int) -> None:
-        """Nothing in a row: see `_signals`."""
+        """Do nothing in a row: see `_signals`."""
 
     @contextlib.contextmanager
     def _signals(self, run: Any, session: int) -> Iterator[None]:
-        """Log in a signal handler, wherever the training thread just is."""
+        """Log in a signal handler, at any point of the training thread."""
         name = f"handler_{self.rank}"
 
         def handle(*_: object) -> None:
             if self._cells[session, name] < _SIGNALS:
                 cell = self._next(session, name)
                 self._log(run, session, {name: cell}, cell)
-                # Only now: on a busy machine a periodic timer interrupts its own handler without end.
+                # A periodic timer would interrupt its own handler without end on a busy machine.
                 signal.setitimer(signal.ITIMER_REAL, _TICK)
 
         signal.signal(signal.SIGALRM, handle)
@@ -232,11 +232,11 @@ class Rank:
         try:
             yield
         finally:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that still waits would start the timer again
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a pending signal would start the timer again
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _threads(self, run: Any, session: int, row: int) -> None:
-        """Nothing in a row: see `_thread`."""
+        """Do nothing in a row: see `_thread`."""
 
     @contextlib.contextmanager
     def _thread(self, run: Any, session: int) -> Iterator[None]:
@@ -265,7 +265,7 @@ class Rank:
         os.waitpid(child, 0)
 
     def _beside(self, run: Any, session: int, row: int) -> None:
-        """As a helper that knows wandb alone; after a row of the session, which has a step or has not."""
+        """Log as a helper that only uses wandb, after a row of the session with or without a step."""
         import wandb
 
         if "lockstep" not in self._streams:
@@ -304,29 +304,29 @@ class Rank:
 
 
 def see_others_begin(spec: Spec, rank: int, directory: Path) -> None:
-    """Let the rank that hosts the job's store fail only once others have opened their session: they need it there."""
+    """Wait until the others have opened their session if this rank hosts the job's store, which they need for it."""
     others = [other for other in range(1, spec.world_size) if not spec.faults_of(other, "late", "never")]
     if rank == 0 and not spec.guarded:
-        with contextlib.suppress(AssertionError):  # one of them has failed before
+        with contextlib.suppress(AssertionError):  # one of them has already failed
             wait_until(lambda: all((directory / f"opened-{other}").exists() for other in others), within=20)
 
 
 def stop(pid: int, seconds: float) -> None:
-    """Stop a process for some seconds."""
+    """Stop a process for a number of seconds."""
     later = f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"
     subprocess.Popen(["/bin/sh", "-c", later], start_new_session=True)
     if pid == os.getpid():
-        time.sleep(0.2)  # it is stopped in here
+        time.sleep(0.2)  # it is stopped during this sleep
 
 
 def cores_of(pid: int) -> list[int]:
-    """wandb's own processes of a process."""
+    """Return the ids of wandb's own processes that a process has started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in children if b"wandb-core" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def work(rank: int, spec_file: str, directory: str, world: int | None = None) -> None:
-    """Be a rank: of `world` ones, if no launcher has said how many there are."""
+    """Run one rank; `world` is the number of ranks if no launcher has set it."""
     spec = from_json(Path(spec_file).read_text())
     part = Rank(spec, rank, Path(directory))
     watch_messages(part.ledger)
@@ -340,7 +340,7 @@ def work(rank: int, spec_file: str, directory: str, world: int | None = None) ->
 
 
 def main(spec_file: str, directory: str) -> None:
-    """Be a rank, or start all of them."""
+    """Run one rank, or start all of them."""
     spec = from_json(Path(spec_file).read_text())
     if spec.launcher == "spawn":
         import torch.multiprocessing as mp

@@ -1,4 +1,4 @@
-"""Draws a job with faults from a seed: all that is random about it. Ranks and judge read the same description."""
+"""Draw a job with faults from a seed. Ranks and judge read the same description, and nothing else is random."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 LAUNCHERS = ("processes", "torchrun", "spawn", "lightning", "accelerate")
 STREAMS = (
     "lockstep",  # all ranks log the same name in each row
-    "guarded",  # one rank alone logs it
+    "guarded",  # only one rank logs it
     "mixed",  # each rank logs some of five names
     "uneven",  # the higher the rank, the fewer rows
-    "shuffled",  # each rank goes through the steps in an order of its own
+    "shuffled",  # each rank has its own order of steps
     "dynamic",  # another name in each row
     "burst",  # many rows at once in the middle
     "table",  # tables of all ranks
@@ -22,7 +22,7 @@ STREAMS = (
     "handler",  # a signal handler logs
     "threads",  # another thread logs
     "forked",  # a forked child logs
-    "beside",  # wandb.log beside the session
+    "beside",  # wandb.log next to the session
 )
 SERVERS = ("offline", "healthy", "errors", "drops", "dies", "dead")
 ENDINGS = ("with", "finish", "missing")
@@ -30,7 +30,7 @@ ENDINGS = ("with", "finish", "missing")
 FATAL = ("kill", "os_exit", "term", "raise", "exit")
 """Faults by which a rank ends early."""
 HARD = ("kill", "os_exit")
-"""Those of which the rank itself learns nothing."""
+"""Fatal faults to which the rank cannot react."""
 ABSENT = ("never",)
 OTHER = ("stop", "late", "core_kill", "core_stop", "tmp_gone")
 
@@ -40,13 +40,13 @@ _LAYOUTS = ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 1), (2, 2), (1, 2), (2
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong with one rank.
+    """A fault of one rank.
 
     Args:
         kind: One of `FATAL`, `ABSENT` and `OTHER`.
-        rank: Whom it hits.
-        row: Before which row of the last session it happens.
-        value: An exit code, or seconds.
+        rank: Global rank.
+        row: Row of the last session before which the fault happens.
+        value: An exit code, or a number of seconds.
     """
 
     kind: str
@@ -60,29 +60,29 @@ class Spec:
     """A job.
 
     Args:
-        seed: What it was drawn from.
+        seed: The seed from which the job was drawn.
         launcher: One of `LAUNCHERS`.
-        strategy: Lightning's.
+        strategy: Strategy of Lightning; empty for other launchers.
         nodes: Number of ranks of each node.
-        run_mode: As `dist_wandb.init` takes it; likewise the following ones.
-        rank_scope: Likewise.
-        reduce: Likewise.
-        spread: Likewise.
-        per_rank: Likewise.
+        run_mode: Argument of `dist_wandb.init`, like the next four.
+        rank_scope: See `run_mode`.
+        reduce: See `run_mode`.
+        spread: See `run_mode`.
+        per_rank: See `run_mode`.
         weighted: Whether numbers have weights.
         steps: Whether rows are logged with a step.
-        rows: How many rows each session has.
+        rows: Number of rows of each session.
         pace: Seconds between two rows.
-        streams: What is logged in each row, of `STREAMS`.
-        sessions: How many sessions there are, one after the other.
-        nested: Whether a second session is open while the first is.
-        guarded: Whether rank 0 alone opens a session.
+        streams: The values logged in each row, of `STREAMS`.
+        sessions: Number of sessions, one after the other.
+        nested: Whether a second session is opened within the first.
+        guarded: Whether only rank 0 opens a session.
         ending: How a session ends, of `ENDINGS`.
-        meets: Whether the rank that hosts the job's store stays until the others have ended.
-        server: What W&B's server does, of `SERVERS`.
-        nofile: How many descriptors a rank may have; 0 for as many as the system lets it.
+        meets: Whether the rank that hosts the job's store waits until the others have ended.
+        server: Behaviour of W&B's server, of `SERVERS`.
+        nofile: Largest number of descriptors of a rank; 0 for the limit of the system.
         limits: `join_timeout`, `peer_timeout`, `finish_timeout` and `heartbeat`.
-        faults: What goes wrong with ranks.
+        faults: Faults of ranks.
     """
 
     seed: int
@@ -116,24 +116,24 @@ class Spec:
 
     @property
     def session_count(self) -> int:
-        """Number of sessions, nested ones included."""
+        """Number of sessions, including the nested one."""
         return self.sessions + self.nested
 
     def faults_of(self, rank: int, *kinds: str) -> list[Fault]:
-        """The faults of a rank, of these kinds if there are any."""
+        """Return the faults of a rank; only those of the given kinds, if any are given."""
         return [fault for fault in self.faults if fault.rank == rank and (not kinds or fault.kind in kinds)]
 
     def has(self, *kinds: str) -> bool:
-        """Whether any rank has a fault of these kinds."""
+        """Return whether any rank has a fault of these kinds."""
         return any(fault.kind in kinds for fault in self.faults)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Node rank and local rank of a rank."""
+        """Return node rank and local rank of a rank."""
         places = [(node, local) for node, size in enumerate(self.nodes) for local in range(size)]
         return places[rank]
 
     def reduction(self, name: str) -> str | None:
-        """How the numbers of a name are brought together; `None` if they are not."""
+        """Return the reduction of a name; `None` if its numbers are not reduced."""
         if name.startswith("table"):
             return None if self._reduce is None else "sum"
         if name.startswith("metric"):
@@ -155,11 +155,11 @@ class Spec:
         return {name: getattr(self, name) for name in names} | {"limits": self.limits}
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the description of the job as JSON."""
         return json.dumps(asdict(self))
 
     def describe(self) -> str:
-        """A line that tells it from others."""
+        """Return one line that identifies the job."""
         faults = [f"{fault.kind}@{fault.rank}:{fault.row}({fault.value:g})" for fault in self.faults]
         words = [
             f"{self.launcher}{'/' + self.strategy if self.strategy else ''} {'+'.join(map(str, self.nodes))}",
@@ -172,19 +172,19 @@ class Spec:
 
 
 def from_json(text: str) -> Spec:
-    """What `Spec.to_json` gave."""
-    told = json.loads(text)
-    told["faults"] = tuple(Fault(**fault) for fault in told["faults"])
-    return Spec(**{**told, "nodes": tuple(told["nodes"]), "streams": tuple(told["streams"])})
+    """Parse the result of `Spec.to_json`."""
+    values = json.loads(text)
+    values["faults"] = tuple(Fault(**fault) for fault in values["faults"])
+    return Spec(**{**values, "nodes": tuple(values["nodes"]), "streams": tuple(values["streams"])})
 
 
 def value_of(rank: int, cell: int) -> float:
-    """The number that a rank logs: it tells the place, and of every mean and sum which ranks are in it."""
+    """Return the number that a rank logs. It identifies the cell, and every mean or sum identifies the ranks in it."""
     return 100.0 * (cell + 1) + 2.0**rank
 
 
 def draw(seed: int) -> Spec:
-    """The job of a seed."""
+    """Draw the job of a seed."""
     rng = random.Random(seed)
     launcher = rng.choices(LAUNCHERS, weights=(64, 14, 8, 6, 8))[0]
     nodes = _nodes(rng, launcher)
@@ -201,7 +201,7 @@ def draw(seed: int) -> Spec:
     reduce = _reduce(rng)
     if "tmp_gone" in {fault.kind for fault in faults}:
         server, streams = "offline", ("lockstep", "table")
-    if reduce is None and "table" in streams:  # refused in `auto`: rows would be lost
+    if reduce is None and "table" in streams:  # rejected in mode `auto` because rows would be lost
         reduce = "mean"
     if sessions > 1 or nested:
         streams = tuple(stream for stream in streams if stream not in ("beside", "forked", "handler")) or ("lockstep",)
@@ -241,7 +241,7 @@ def _nodes(rng: random.Random, launcher: str) -> tuple[int, ...]:
 
 
 def _faults(rng: random.Random, launcher: str, nodes: tuple[int, ...]) -> list[Fault]:
-    """One fault in most jobs, two in some, none in every third."""
+    """Draw one fault in half of the jobs, two in some, none in every third."""
     kinds = (*FATAL, *ABSENT, *OTHER, "kill", "stop") if launcher in LAUNCHERS[:3] else ("kill", "raise", "stop")
     size, number = sum(nodes), rng.choices((0, 1, 2), weights=(35, 50, 15))[0]
     drawn = [Fault(rng.choice(kinds), rng.randrange(size), 0, 0.0) for _ in range(number)]
@@ -249,14 +249,14 @@ def _faults(rng: random.Random, launcher: str, nodes: tuple[int, ...]) -> list[F
 
 
 def _possible(fault: Fault, launcher: str, nodes: tuple[int, ...]) -> Fault:
-    """Where all ranks are needed at the start, nobody may stay away: `init` raises there, as it should."""
+    """Replace faults in which a rank is absent if all ranks are needed at the start, because `init` would raise."""
     if fault.kind in ("never", "late") and (fault.rank == 0 or not _tells_layout(launcher, nodes)):
         return replace(fault, kind="stop")
     return fault
 
 
 def _tells_layout(launcher: str, nodes: tuple[int, ...]) -> bool:
-    """Whether the launcher's variables tell how ranks lie on nodes; else all of them say so at the start."""
+    """Return whether the launcher's variables contain the layout of ranks on nodes; else all ranks publish it."""
     return launcher == "torchrun" or (launcher == "processes" and len(nodes) == 1)
 
 
@@ -273,7 +273,7 @@ def _value(rng: random.Random, kind: str) -> float:
 
 
 def _limits(faults: Sequence[Fault], server: str) -> dict[str, float]:
-    """Short ones where somebody is waited for in vain; else such that a busy machine does not reach them."""
+    """Return short limits if waits time out because of faults; else limits that a busy machine does not reach."""
     if not faults:
         finish = 8.0 if server in ("dies", "dead") else 40.0
         return {"join_timeout": 40.0, "peer_timeout": 30.0, "finish_timeout": finish, "heartbeat": 0.5}

@@ -1,4 +1,4 @@
-"""Plays a drawn job, and gathers what is left of it: what ranks and launcher said, runs, processes, files."""
+"""Run a drawn job and collect the evidence: ledgers of ranks, outputs, runs, processes and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dist_wandb.wandb_files.inspection import inspect
 
 _HERE = Path(__file__).parent
 _SUPPORT = _HERE.parent / "support"
-_SETTLING = 20.0  # seconds in which wandb's own processes may write on
+_SETTLING = 20.0  # seconds in which wandb's own processes may still write
 _LAST_WORDS = 3.0  # seconds for the stacks of processes that hang
 _READERS = 2
 
@@ -39,10 +39,10 @@ class RunFile:
 
     Args:
         run_id: Id of the run.
-        writer: Rank in whose directory it is; `None` where that tells nothing.
+        writer: Rank whose directory contains it; `None` if the directory does not name a rank.
         rows: History rows.
-        exit_code: Of the run; `None` where the file has no end.
-        problem: What could not be read.
+        exit_code: Exit code of the run; `None` if the file has no end.
+        problem: Parts that could not be read.
     """
 
     run_id: str
@@ -54,19 +54,19 @@ class RunFile:
 
 @dataclass
 class Evidence:
-    """What is left of a job.
+    """The evidence of a job.
 
     Args:
         spec: The job.
-        entries: Of all ledgers, in the order of time.
-        codes: Exit codes of the commands that were started; `None` of one that had to be killed.
-        output: All that was printed.
-        files: Runs on disk, in the order in which they were begun.
-        arrived: By id the rows of runs at the server.
-        unknown: What the server was asked for and does not know.
+        entries: Entries of all ledgers, ordered by time.
+        codes: Exit codes of the started commands; `None` for one that had to be killed.
+        output: All output.
+        files: Runs on disk, in the order of their starts.
+        arrived: Rows of the runs at the server, by run id.
+        unknown: Requests that the server does not know.
         alive: Processes that outlived the job.
-        left: What is left in the directory for temporary files.
-        seconds: How long all of it took.
+        left: Remaining files in the directory for temporary files.
+        seconds: Duration of the job.
     """
 
     spec: Spec
@@ -86,8 +86,8 @@ def play(spec: Spec, limit: float, keep: Path | None = None) -> Evidence:
 
     Args:
         spec: The job.
-        limit: How long it may take, in seconds; then its processes are killed.
-        keep: Where its directory is to stay.
+        limit: Seconds after which its processes are killed.
+        keep: Directory for a copy of the job's directory; `None` for no copy.
     """
     begin = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -130,7 +130,7 @@ def _played(spec: Spec, directory: Path, limit: float) -> Evidence:
 
 
 def _no_files(folder: str, names: list[str]) -> list[str]:
-    """The sockets and pipes among what is in a folder."""
+    """Return the names of sockets and pipes in a directory."""
     paths = [Path(folder, name) for name in names]
     return [path.name for path in paths if not (path.is_file() or path.is_dir() or path.is_symlink())]
 
@@ -188,7 +188,7 @@ def _with(variables: dict[str, Any], script: Path, arguments: tuple[Path, ...]) 
 
 
 def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> list[int | None]:
-    """The exit codes of the commands; those that hang are made to show their stacks, and killed."""
+    """Return the exit codes of the commands. Commands that hang print their stacks, and are killed."""
     deadline = time.monotonic() + limit
     while any(process.poll() is None for process in job.processes) and time.monotonic() < deadline:
         if server and spec.server == "dies" and any(run.rows for run in server.runs.values()):
@@ -206,7 +206,7 @@ def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> lis
 
 
 def _outliving(job: Job) -> list[str]:
-    """Processes that are alive when they should have ended."""
+    """Return the processes that are alive although they should have ended."""
     deadline = time.monotonic() + _SETTLING
     while (living := job.living()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -229,7 +229,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _files(directory: Path) -> list[RunFile]:
-    # Two may be begun in one second: the one that goes on when wandb's own process is gone is written to last.
+    # Two may start in the same second: the one that replaces a lost process of wandb is written last.
     paths = sorted(
         find_runs(directory), key=lambda path: (path.parent.name.split("run-", 1)[1], path.stat().st_mtime_ns)
     )

@@ -1,7 +1,7 @@
-"""Compares what is left of a job with what its ranks said they logged: what is not as promised is a violation.
+"""Compare the evidence of a job with what its ranks logged according to their ledgers, and report broken promises.
 
-What is lost with a rank that dies is no violation where a row says so (`dist_wandb/degraded`), or a rank that lives.
-The judge counts those excuses, so that a package that loses and says so in every job does not look well.
+Values that are lost with a dead rank are not a violation if a row reports it (`dist_wandb/degraded`), or a living rank.
+The judge counts these excuses, so that a package that loses values in every job and reports it does not look good.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from driving import Evidence, Row, RunFile
 DEGRADED = "dist_wandb/degraded"
 LIGHTNING_X, X = "trainer/global_step", "global_step"
 SAME_EVENT = 2
-"""How often a rank may say the same, but for numbers and names, for each thing that happened in a session."""
-MORE_DESCRIPTORS, MORE_THREADS = 8, 2  # what later sessions of a process may hold beyond the second one
+"""How often a rank may emit the same warning, except for numbers and names, for each event of a session."""
+MORE_DESCRIPTORS, MORE_THREADS = (
+    8,
+    2,
+)  # that later sessions of a process may hold in addition to those of the second one
 
-_REGULAR = ("loss", "burst", "thread", "metric", "beside")  # names that all ranks log as often
-# What is said without any fault: how to upload, and what ranks that go through steps in orders of their own cause.
+_REGULAR = ("loss", "burst", "thread", "metric", "beside")  # names that all ranks log equally often
+# Messages without any fault: how to upload, and those caused by ranks with their own order of steps.
 _QUIET = re.compile(r"wandb sync|rank \d+'s own|A corrected row follows")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Something that must not be.
+    """A broken promise.
 
     Args:
-        kind: In a word or two.
-        text: What exactly.
+        kind: Its kind in a word or two.
+        text: Description.
     """
 
     kind: str
@@ -45,7 +48,7 @@ class Violation:
 
 @dataclass
 class Verdict:
-    """What the judge says of a job."""
+    """The judgement of a job."""
 
     violations: list[Violation] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
@@ -63,7 +66,7 @@ class _Contribution:
 
 @dataclass(frozen=True)
 class _Found:
-    """A number on disk: at which place of the name, of which ranks, and what its row says is missing."""
+    """A number on disk: its contributors, how many ranks are missing according to the row, position and file."""
 
     ranks: frozenset[int]
     missing: int
@@ -72,28 +75,28 @@ class _Found:
 
 
 class _Known:
-    """Numbers, and what they tell; looked up with a little tolerance, as some of them were single precision.
+    """Cells and contributors by number. Lookups have a small tolerance because some numbers had single precision.
 
     Args:
-        told: By number the place and the ranks.
+        meanings: Cell and contributors by number.
     """
 
-    def __init__(self, told: dict[float, tuple[int, frozenset[int]]]) -> None:
-        self._told = told
-        self._sorted = sorted(told)
+    def __init__(self, meanings: dict[float, tuple[int, frozenset[int]]]) -> None:
+        self._meanings = meanings
+        self._sorted = sorted(meanings)
 
     def of(self, number: float) -> tuple[int, frozenset[int]] | None:
-        """What the nearest number tells, if it is near enough."""
+        """Return the meaning of the nearest number, if it is near enough."""
         index = bisect.bisect(self._sorted, number)
         nearest = min(self._sorted[max(0, index - 1) : index + 1], key=lambda each: abs(each - number), default=None)
-        return self._told[nearest] if nearest is not None and math.isclose(nearest, number, rel_tol=1e-6) else None
+        return self._meanings[nearest] if nearest is not None and math.isclose(nearest, number, rel_tol=1e-6) else None
 
 
-_Cells = dict[int, dict[int, _Contribution]]  # by place and rank
+_Cells = dict[int, dict[int, _Contribution]]  # by cell and rank
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """All that is wrong with a job."""
+    """Return all violations of a job."""
     facts, verdict = Facts.of(evidence.spec, evidence.entries), Verdict()
     checks: Iterable[Iterator[Violation]] = (
         _of_ends(evidence, facts),
@@ -131,9 +134,7 @@ def _of_leftovers(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
         yield Violation("process left", name)
     forgiven = facts.broken or evidence.spec.has("tmp_gone", "core_kill")
     theirs = ("torchelastic_", "torchinductor_", *(["tmp"] if evidence.spec.launcher == "lightning" else []))
-    ours = [
-        name for name in evidence.left if not name.startswith(theirs)
-    ]  # torch and Lightning leave these by themselves
+    ours = [name for name in evidence.left if not name.startswith(theirs)]  # torch and Lightning leave these
     if ours and not forgiven:
         yield Violation("file left", f"{len(ours)} in TMPDIR: {ours[:5]}")
 
@@ -168,17 +169,16 @@ def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
         if number > SAME_EVENT * events * spec.session_count:
             yield Violation("flood", f"rank {rank} said {number} times: {kind[:300]}")
     for trace in _tracebacks(evidence.output):
-        is_told_off = (
-            "after the session was finished" in trace and facts.fatal
-        )  # by SIGTERM, whose thread ends it first
-        if "dist_wandb" in trace and "ChaosError" not in trace and "SystemExit" not in trace and not is_told_off:
+        # After SIGTERM, its thread ends the session first.
+        is_late = "after the session was finished" in trace and facts.fatal
+        if "dist_wandb" in trace and "ChaosError" not in trace and "SystemExit" not in trace and not is_late:
             yield Violation("traceback", trace[-600:])
     if "recvValue failed" in evidence.output and "dist_wandb:" not in evidence.output:
         yield Violation("torch's stack", "with no line that explains it")
 
 
 def kind_of(text: str) -> str:
-    """What a message says, whatever its numbers and names."""
+    """Return a message without its numbers and names."""
     text = re.sub(r"'[^']*'|\"[^\"]*\"|/\S+", "~", text)
     text = re.sub(r"(~|\d[\d.,]*)((, | and |-)(~|\d[\d.,]*))*", "~", text)
     return re.sub(r"\b\w*_~|~_\w*", "~", text)
@@ -208,12 +208,12 @@ def _of_runs(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
 
 
 def files_of(evidence: Evidence, run_id: str, directory: int | None) -> list[RunFile]:
-    """The files of one writer, in the order in which they were begun."""
+    """Return the files of one writer, in the order of their starts."""
     return [file for file in evidence.files if file.run_id == run_id and file.writer == directory]
 
 
 def _of_arrival(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
-    """What is on disk is at the server, if that was well in the end, and everybody came to an end."""
+    """Check that all rows on disk are at the server, if the server recovered, and all ranks ended normally."""
     spec = evidence.spec
     if spec.server not in ("healthy", "errors", "drops") or facts.broken or spec.has("core_kill"):
         return
@@ -244,7 +244,7 @@ def _of_rows(evidence: Evidence, facts: Facts, verdict: Verdict) -> Iterator[Vio
         files = files_of(evidence, writer.run_id, writer.directory)
         for name, cells in contributions[writer.session].items():
             if name.startswith("table") and evidence.spec.run_mode == "new" and writer.rank != min(writer.unit):
-                continue  # what is gathered is in the first rank's run alone
+                continue  # gathered values are only in the run of the first rank
             own = {cell: {writer.rank: ranks[writer.rank]} for cell, ranks in cells.items() if writer.rank in ranks}
             reduction = evidence.spec.reduction(name)
             if writer.primary:
@@ -258,14 +258,14 @@ def _of_rows(evidence: Evidence, facts: Facts, verdict: Verdict) -> Iterator[Vio
 
 
 def _of_unit(cells: _Cells, unit: frozenset[int], reduction: str | None) -> _Cells:
-    """Contributions that belong together; of `"first"` those of the first rank alone."""
+    """Return the contributions that are reduced together; only those of the first rank for `"first"`."""
     members = {min(unit)} if reduction == "first" else unit
     chosen = {cell: {rank: given for rank, given in ranks.items() if rank in members} for cell, ranks in cells.items()}
     return {cell: ranks for cell, ranks in chosen.items() if ranks}
 
 
 def _contributions(evidence: Evidence) -> dict[int, dict[str, _Cells]]:
-    """What ranks said they logged, by session, name, place and rank."""
+    """Return the contributions according to the ledgers, by session, name, cell and rank."""
     done = {(entry["pid"], entry["number"]) for entry in evidence.entries if entry["event"] == "done"}
     found: dict[int, dict[str, _Cells]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     for entry in evidence.entries:
@@ -281,11 +281,11 @@ def _contributions(evidence: Evidence) -> dict[int, dict[str, _Cells]]:
 
 @dataclass(frozen=True)
 class _Check:
-    """One name in one writer's run.
+    """The check of one name in one writer's run.
 
     Args:
-        name: As ranks logged it.
-        column: As it is in the rows.
+        name: Name that the ranks logged.
+        column: Name in the rows.
     """
 
     evidence: Evidence
@@ -313,13 +313,13 @@ class _Check:
                 now = _Found(ranks, int(row.get(DEGRADED, 0)), x, number_of_file)
                 yield from self._of_places(cell, now, found.get(cell))
                 yield from self._of_spread(row, cell, ranks)
-                found[cell] = now  # what is written later corrects it
+                found[cell] = now  # a later row corrects it
         for cell, ranks_of_cell in self.cells.items():
             self.verdict.cells += 1
             yield from self._of_cell(cell, ranks_of_cell, found.get(cell))
 
     def _of_places(self, cell: int, now: _Found, before: _Found | None) -> Iterator[Violation]:
-        """A number stands at its step, and not in two files."""
+        """Check that a number is at its step, and not in two files."""
         steps = {self.cells[cell][rank].step for rank in now.ranks} - {None}
         if steps and steps != {now.x} and self.evidence.spec.launcher != "lightning":
             yield self._violation("wrong place", f"place {cell} at {now.x}, not {sorted(steps, key=str)}")
@@ -336,7 +336,7 @@ class _Check:
         return LIGHTNING_X if self.evidence.spec.launcher == "lightning" else X
 
     def _known(self) -> _Known:
-        """Which place and ranks a number tells: of several possibilities the one with most ranks."""
+        """Return cell and contributors by number: of several possibilities the one with the most contributors."""
         known: dict[float, tuple[int, frozenset[int]]] = {}
         largest = max((len(ranks) for ranks in self.cells.values()), default=0)
         for size in range(largest, 0, -1):
@@ -352,7 +352,7 @@ class _Check:
             yield from self._of_lost(cell, certain)
             return
         lacking = certain - found.ranks
-        if self.reduction in ("min", "max"):  # these do not show who is in them
+        if self.reduction in ("min", "max"):  # these do not identify their contributors
             lacking = set() if found.missing else lacking
         if found.missing and not self.facts.has_faults:
             yield self._violation("flag without a fault", f"place {cell} lacks {found.missing}, it says")
@@ -360,7 +360,7 @@ class _Check:
             self.verdict.excused["flagged"] += 1
         elif lacking and self.writer in self.facts.left_alone:
             self.verdict.excused["said to be alone"] += 1
-        elif lacking and lacking <= self.facts.said_lost:
+        elif lacking and lacking <= self.facts.reported_lost:
             self.verdict.excused["said to be lost"] += 1
         elif lacking and lacking <= self.facts.broken and (self._is_irregular or self._is_early(lacking)):
             self.verdict.excused["died with it"] += 1
@@ -375,7 +375,7 @@ class _Check:
             self.verdict.excused["writer failed"] += 1
         elif not survivors and self.writer not in certain:
             self.verdict.excused["died with it"] += bool(certain)
-        elif survivors <= self.facts.said_lost and self.writer not in certain:
+        elif survivors <= self.facts.reported_lost and self.writer not in certain:
             self.verdict.excused["said to be lost"] += 1
         elif self.writer in self.facts.left_alone and self.writer not in certain:
             self.verdict.excused["said to be alone"] += 1
@@ -387,8 +387,8 @@ class _Check:
             yield self._violation("lost", f"place {cell}, of rank {sorted(certain)}")
 
     def _of_spread(self, row: Row, cell: int, ranks: frozenset[int]) -> Iterator[Violation]:
-        is_told = self.reduction not in ("own", "first", "min", "max") and f"{self.column}/argmax_rank" in row
-        if not is_told or ranks != frozenset(self.cells[cell]):
+        has_spread = self.reduction not in ("own", "first", "min", "max") and f"{self.column}/argmax_rank" in row
+        if not has_spread or ranks != frozenset(self.cells[cell]):
             return
         given = self.cells[cell]
         at = max(ranks, key=lambda rank: given[rank].value)
@@ -404,11 +404,11 @@ class _Check:
 
     @property
     def _is_irregular(self) -> bool:
-        """Whether nobody can know that a rank should be there."""
+        """Whether it is unknown which ranks should contribute."""
         return self.name.partition("_")[0] not in _REGULAR
 
     def _is_early(self, lacking: set[int]) -> bool:
-        """Whether the ranks had hardly begun with the name: then nobody misses them yet."""
+        """Return whether the name was so new that its missing ranks are not yet expected."""
         first = min(self.cells)
         return all(rank in self.cells[first] for rank in lacking) and len(self.cells) <= 2
 
@@ -420,7 +420,7 @@ def _deviation(given: list[_Contribution]) -> float:
 
 
 def reduced(reduction: str, given: list[_Contribution]) -> float:
-    """What several ranks' numbers make."""
+    """Reduce the numbers of several ranks."""
     values = [each.value for each in given]
     if reduction in ("own", "first"):
         return values[0]
@@ -432,5 +432,5 @@ def reduced(reduction: str, given: list[_Contribution]) -> float:
 
 
 def kinds(violations: Iterable[Violation]) -> Counter[str]:
-    """How many violations there are of each kind."""
+    """Return the number of violations of each kind."""
     return Counter(violation.kind for violation in violations)

@@ -1,4 +1,4 @@
-"""What ranks logged, told by themselves: line by line, a file for each process, so that a kill loses nothing."""
+"""Ledgers of the values that ranks log: one file for each process, line by line, so that a kill loses nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Entry = dict[str, Any]
 
 
 class Ledger:
-    """Writes the entries of a rank; also from signal handlers, threads and forks.
+    """Writes the entries of a rank, even from signal handlers, threads and forks.
 
     Args:
-        directory: Where the files are.
-        rank: Whose they are.
+        directory: Directory of the files.
+        rank: Global rank.
     """
 
     def __init__(self, directory: Path, rank: int) -> None:
@@ -29,7 +29,7 @@ class Ledger:
         self._numbers = itertools.count()
 
     def write(self, event: str, **facts: Any) -> None:
-        """Write an entry at once."""
+        """Write an entry immediately."""
         if self._owner != os.getpid():
             path = self._directory / f"ledger-{self.rank}-{os.getpid()}.jsonl"
             self._file, self._owner = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), os.getpid()
@@ -44,36 +44,36 @@ class Ledger:
         weight: float | None = None,
         step: int | None = None,
     ) -> int:
-        """Say what is about to be logged: by name the place and the number. Gives a number for `done`."""
+        """Record cell and number by name before they are logged. Return a number for `done`."""
         number = next(self._numbers)
         self.write("log", number=number, session=session, cells=dict(cells), weight=weight, step=step)
         return number
 
     def done(self, number: int) -> None:
-        """What was intended has been taken."""
+        """Record that `log` has returned."""
         self.write("done", number=number)
 
 
 class LedgerHandler(logging.Handler):
-    """Writes what is logged by `logging` into a ledger."""
+    """Writes messages of `logging` into a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(logging.WARNING)
         self._ledger = ledger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one message."""
+        """Write one message."""
         self._ledger.write("warning", text=record.getMessage(), trace=record.exc_info is not None)
 
 
 def watch_messages(ledger: Ledger) -> None:
-    """From now on have the package's messages in the ledger; they are shown as ever."""
+    """Write the package's messages into the ledger from now on; they are printed as before."""
     logger = logging.getLogger("dist_wandb")
     logger.addHandler(LedgerHandler(ledger))
     logger.addHandler(logging.StreamHandler())
 
 
 def read(directory: Path) -> list[Entry]:
-    """The entries of all ranks. A last line that a kill has cut off is left out."""
+    """Return the entries of all ranks, without a last line that a kill has truncated."""
     lines = [line for path in directory.glob("ledger-*.jsonl") for line in path.read_text().splitlines(keepends=True)]
     return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""The judge of random jobs finds what is planted: what it does not notice, no seed would show."""
+"""The judge of random jobs detects planted violations. Otherwise no seed would show them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[Evidence], None]
 
 
 def job(**changes: Any) -> Spec:
-    """Two plain processes that log `loss` in lockstep, nothing goes wrong."""
+    """Return a job of two plain processes that log `loss` in lockstep, without a fault."""
     plain: dict[str, Any] = {
         "launcher": "processes",
         "nodes": (2,),
@@ -42,7 +42,7 @@ def job(**changes: Any) -> Spec:
 
 
 def entries_of(spec: Spec, rank: int, until: int = ROWS) -> list[Entry]:
-    """What a rank tells that logs its rows and ends; without the end if there are fewer rows."""
+    """Return the entries of a rank that logs its rows and ends; without the end if there are fewer rows."""
     about = {"rank": rank, "pid": 100 + rank}
     told: list[Entry] = [{"event": "opened", "session": 0}]
     for step in range(until):
@@ -60,14 +60,14 @@ def row(step: int, ranks: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, An
 
 
 def sound(spec: Spec | None = None) -> Evidence:
-    """What a job leaves in which all is well."""
+    """Return the evidence of a job without violations."""
     spec = spec or job()
     entries = [entry for rank in (0, 1) for entry in entries_of(spec, rank)]
     return Evidence(spec, entries, [0, 0], files=[RunFile("s0", None, [row(step) for step in range(ROWS)])])
 
 
 def killed(row_flag: dict[str, Any] | None = None) -> Evidence:
-    """Rank 1 is killed after its third row; the others say so, and flag what lacks it."""
+    """Return the evidence of a job whose rank 1 is killed after its third row; the others report it and mark rows."""
     flag = {"dist_wandb/degraded": 1} if row_flag is None else row_flag
     spec = job(faults=(Fault("kill", 1, 3, 0.0),))
     entries = [*entries_of(spec, 0), *entries_of(spec, 1, 3), {**say(1, ""), "event": "fault", "kind": "kill"}]
@@ -83,12 +83,12 @@ def found(evidence: Evidence) -> set[str]:
     return set(kinds(judge(evidence).violations))
 
 
-def test_where_all_is_well_nothing_is_found() -> None:
+def test_a_job_without_violations_has_none() -> None:
     verdict = judge(sound())
     assert (verdict.violations, verdict.cells, verdict.excused) == ([], ROWS, {})
 
 
-def test_what_a_killed_rank_takes_with_it_is_excused_where_the_rows_say_so() -> None:
+def test_losses_of_a_killed_rank_are_excused_if_the_rows_are_marked() -> None:
     verdict = judge(killed())
     assert verdict.violations == []
     assert verdict.excused["flagged"] == 1
@@ -185,7 +185,7 @@ PLANTED: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("plant", "kind"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_what_is_planted_is_found(plant: Change, kind: str) -> None:
+def test_planted_violations_are_found(plant: Change, kind: str) -> None:
     evidence = sound()
     plant(evidence)
     assert kind in found(evidence)
@@ -198,7 +198,7 @@ def test_a_fault_excuses_nothing_that_it_does_not_cause(plant: Change) -> None:
     assert found(evidence)
 
 
-def test_a_row_without_a_rank_that_was_killed_must_say_so() -> None:
+def test_a_row_without_a_killed_rank_must_be_marked() -> None:
     assert found(killed({})) == {"silently wrong"}
 
 
@@ -208,7 +208,7 @@ def test_a_run_must_not_hide_that_a_rank_was_killed() -> None:
     assert found(evidence) == {"exit code"}
 
 
-def test_what_a_living_rank_said_to_be_lost_is_excused() -> None:
+def test_losses_reported_by_a_living_rank_are_excused() -> None:
     evidence = killed({})
     evidence.entries.append(say(1, "dist_wandb: what rank 1 logged after step 1 may be lost: nobody can be reached."))
     verdict = judge(evidence)
@@ -223,7 +223,7 @@ def test_the_same_message_for_each_name_is_a_flood() -> None:
     assert len({kind_of(text) for text in texts}) == 1
 
 
-def test_the_spread_is_compared_as_well() -> None:
+def test_the_spread_is_compared() -> None:
     right = {"loss/min": 101.0, "loss/max": 102.0, "loss/std": 0.5, "loss/argmax_rank": 1}
     evidence = sound(job(spread=True))
     evidence.files[0].rows[0].update(right)
@@ -259,6 +259,6 @@ def test_rows_of_ranks_under_their_labels_are_compared() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_description_can_be_handed_over(seed: int) -> None:
+def test_a_description_survives_json(seed: int) -> None:
     spec = draw(seed)
     assert from_json(spec.to_json()) == spec == draw(seed)

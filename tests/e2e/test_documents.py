@@ -1,4 +1,4 @@
-"""The Python in the documents runs: the blocks of a page one after the other, as one script, offline."""
+"""The Python code in the documents runs: all blocks of a page in order, as one script, offline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PAGES = [path for path in documents(ROOT) if path != START and script(path.read_
 
 
 def run_page(page: Path, directory: Path) -> None:
-    """Run it; a traceback has the lines of the document."""
-    path = directory / f"page_{page.stem}.py"  # such as numbers.py would be imported
+    """Run the code of a page. Tracebacks have the line numbers of the document."""
+    path = directory / f"page_{page.stem}.py"  # pages such as numbers.py would be imported
     path.write_text(script(page.read_text(encoding="utf-8")), encoding="utf-8")
     environment = clean_environment(CUDA_VISIBLE_DEVICES="")  # scripts name devices that the machine may not have
     run_job([sys.executable, path], cwd=directory, environment=environment).check()

@@ -1,4 +1,4 @@
-"""Tables and images of all ranks through every integration: what is on disk afterwards, as W&B's own readers see it."""
+"""Tables and images of all ranks in every integration: the files on disk, as W&B's own readers see them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the job wrote its runs."""
+    """The directory of the job's runs."""
     into = tmp_path_factory.mktemp("gathers")
     environment = clean_environment(PYTHONPATH=str(SUPPORT))
     run_job(*torchrun(SCRIPT, into), cwd=into, environment=environment, timeout=240).check()
@@ -29,7 +29,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table_in(run: StoredRun, name: str) -> dict[str, Any]:
-    """A table as W&B has it in a file of its own."""
+    """Return a table that W&B has written to a separate file."""
     (path,) = (run.path.parent / "files" / "media" / "table").glob(f"{name}_*.table.json")
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return table
@@ -42,7 +42,7 @@ def check_table(run: StoredRun) -> None:
     assert zero[:3] == [0, "é 0-0", 0.5]
     assert [row[:2] for row in ones] == [[1, "é 1-0"], [1, "é 1-1"]]
     assert all(math.isnan(row[2]) for row in ones)
-    assert [row[3] for row in table["data"]] == ["Image"] * 3, "as W&B writes images of tables offline"
+    assert [row[3] for row in table["data"]] == ["Image"] * 3, "W&B writes images of tables like this offline"
 
 
 def check_images(run: StoredRun, captions: list[str], x: str, colors: list[int]) -> None:

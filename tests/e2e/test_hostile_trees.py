@@ -1,6 +1,6 @@
-"""Hostile directories beside a sound run: nothing is changed, told or run, and the sound run is treated as ever.
+"""Hostile directories next to a sound run: nothing is changed, disclosed or executed, and the sound run is unaffected.
 
-`hostile.TREES` says of each tree what becomes of it.
+`hostile.TREES` contains the expected result for each tree.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dist_wandb.wandb_files.reading import read_history, read_run
 MEASURED = Path(__file__).parent / "scripts" / "measured.py"
 RESUMED_AMONG = MEASURED.with_name("resumed_among.py")
 SOURCES = str(Path(__file__).parents[2] / "src")
-LONGEST = 800  # seconds of the wall, for many commands on a busy machine
-pytestmark = [pytest.mark.timeout(LONGEST + 60), pytest.mark.cold]  # what commands take is measured
-PROCESSOR_SECONDS = 10  # for one tree; of the wall's, which other tests share, there are more
+LONGEST = 800  # seconds of wall time, for many commands on a busy machine
+pytestmark = [pytest.mark.timeout(LONGEST + 60), pytest.mark.cold]  # the resources of commands are measured
+PROCESSOR_SECONDS = 10  # for one tree; wall time, which other tests share, may be longer
 MEGABYTES = 500  # of any one process
-HANGS = 120  # seconds of the wall, for one command
+HANGS = 120  # seconds of wall time, for one command
 RETRIES = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.says]
 OTHERS = [one for one in TREES.values() if one not in ACCEPTED]
@@ -41,7 +41,7 @@ GROUPS = {"accepted": ACCEPTED, **{f"others-{part}": OTHERS[part::2] for part in
 
 @dataclass(frozen=True)
 class Command:
-    """One command, and what became of it."""
+    """The results of one command."""
 
     name: str
     code: int | None
@@ -51,9 +51,9 @@ class Command:
     err: str
 
     def check(self, trees: int = 1) -> None:
-        """Fail if it hung, crashed, took too much, or wrote to the terminal what is no text."""
+        """Fail if the command hung, crashed, took too many resources, or printed characters that are not text."""
         assert self.code is not None, (
-            f"{self.name} was ended: {self.megabytes:.0f} MB, or too long\n{self.out}\n{self.err}"
+            f"{self.name} was killed: it took {self.megabytes:.0f} MB, or too long\n{self.out}\n{self.err}"
         )
         assert "Traceback" not in self.err, f"{self.name}:\n{self.err}"
         for text in (self.out, self.err):
@@ -62,9 +62,9 @@ class Command:
         assert self.megabytes < MEGABYTES, f"{self.name} took {self.megabytes:.0f} MB"
         assert self.cpu < PROCESSOR_SECONDS + 2 * trees, f"{self.name} took {self.cpu:.1f} s of processor time"
 
-    def said_of(self, run_id: str) -> list[str]:
-        """What is said to be wrong with a run: the marked lines below its heading, and those that name it."""
-        said, heading = [], ""
+    def problems_of(self, run_id: str) -> list[str]:
+        """Return the reported problems of a run: the marked lines below its heading, and those that name it."""
+        problems, heading = [], ""
         for line in (self.out + self.err).splitlines():
             if line.startswith("● "):
                 heading = line.split()[1]
@@ -72,8 +72,8 @@ class Command:
                 heading = ""
             is_marked = line.lstrip().startswith(("✗", "!"))
             if is_marked and (heading == run_id or run_id in re.split(r"[\s/:]", line)):
-                said.append(line.strip())
-        return said
+                problems.append(line.strip())
+        return problems
 
 
 Run = Callable[..., list[Command]]
@@ -87,14 +87,14 @@ def someone(tmp_path: Path) -> Iterator[Victim]:
 
 @pytest.fixture
 def trees_at(tmp_path: Path) -> Iterator[Path]:
-    """Where trees are planted. They are removed in the end, as Python cannot remove those that are deep."""
+    """The directory of the trees. It is removed at the end by rm, because Python cannot remove deep trees."""
     yield tmp_path / "trees"
     subprocess.run(["rm", "-rf", tmp_path / "trees"], check=True)  # noqa: S607  # of the system
 
 
 @pytest.fixture
 def run(someone: Victim, tmp_path: Path) -> Run:
-    """Run commands of dist-wandb one after the other, measured."""
+    """Run commands of dist-wandb one after the other, and measure them."""
 
     def commands(
         *argvs: Sequence[object], server: WandbServer | None = None, obeys_modes: bool = False
@@ -116,18 +116,18 @@ def run(someone: Victim, tmp_path: Path) -> Run:
             environment = server.environment(tmp_path, **{**environment, "WANDB_BASE_URL": server.url}, **RETRIES)
         command = [sys.executable, str(MEASURED), str(list_of_them)]
         finished = run_job(command, cwd=tmp_path, environment=environment, timeout=LONGEST).check()
-        told = json.loads(finished.output)
-        return [_command(" ".join(order["argv"][:2]), one) for order, one in zip(orders, told, strict=True)]
+        results = json.loads(finished.output)
+        return [_command(" ".join(order["argv"][:2]), one) for order, one in zip(orders, results, strict=True)]
 
     return commands
 
 
-def _command(name: str, told: dict[str, Any]) -> Command:
+def _command(name: str, result: dict[str, Any]) -> Command:
     out, err = (
-        Path(told[stream]).read_bytes().decode(errors="backslashreplace") if stream in told else ""
+        Path(result[stream]).read_bytes().decode(errors="backslashreplace") if stream in result else ""
         for stream in ("out", "err")
     )
-    return Command(name, told["code"], told["cpu"], told["megabytes"], out, err)
+    return Command(name, result["code"], result["cpu"], result["megabytes"], out, err)
 
 
 @pytest.mark.parametrize("trees", GROUPS.values(), ids=GROUPS)
@@ -149,8 +149,8 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     )
     for command in (shown, as_json, planned, reported, in_table, rows):
         command.check(len(trees))
-        someone.check_told(command.out, command.err)
-    someone.check_told(page.read_text(), "")
+        someone.check_secrets(command.out, command.err)
+    someone.check_secrets(page.read_text(), "")
     assert reported.code == shown.code, reported.err
     assert snapshot(top) == before
     assert not list(someone.own[0].iterdir())
@@ -164,42 +164,40 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     wrong += wrongly_uploaded(trees, done, server)
     assert not wrong, "\n".join(wrong)
     for request, _ in server.answered:
-        someone.check_told(request.content, str(request.message))
+        someone.check_secrets(request.content, str(request.message))
     assert server.unknown == []
 
 
-def wrongly_shown(trees: Sequence[Tree], shown: Command, told: Any) -> Iterator[str]:
+def wrongly_shown(trees: Sequence[Tree], shown: Command, as_json: Any) -> Iterator[str]:
     found = {
-        tree_of({"path": path}, trees) for item in told["runs"] for part in item["writers"] for path in part["files"]
+        tree_of({"path": path}, trees) for item in as_json["runs"] for part in item["writers"] for path in part["files"]
     }
-    refused = {tree_of(item, trees) for item in told["unreadable"]}
+    refused = {tree_of(item, trees) for item in as_json["unreadable"]}
     for tree in trees:
         what = "shown" if tree.name in found else "refused" if tree.name in refused else "passed over"
         if what != tree.shown:
-            yield f"{tree.name} is {what}, not {tree.shown}: {shown.said_of(tree.name)}"
-        if what == "refused" and len(shown.said_of(tree.name)) != 1:
-            yield f"{tree.name} is refused by {shown.said_of(tree.name)}"
+            yield f"{tree.name} is {what}, not {tree.shown}: {shown.problems_of(tree.name)}"
+        if what == "refused" and len(shown.problems_of(tree.name)) != 1:
+            yield f"{tree.name} is refused by {shown.problems_of(tree.name)}"
     if "● healthy  a sound run\n  finished · 3 rows" not in shown.out:
-        yield f"the sound run is not shown as ever:\n{shown.out}"
-    if shown.code != int(bool(told["unreadable"])):
+        yield f"the sound run is not shown as usual:\n{shown.out}"
+    if shown.code != int(bool(as_json["unreadable"])):
         yield f"show has the exit code {shown.code}"
 
 
 def tree_of(item: dict[str, Any], trees: Sequence[Tree]) -> str:
-    """The tree in which a run lies."""
-    words = {
-        *Path(item["path"]).parts,
-        *item.get("reason", "").split("/"),
-    }  # of what is too deep the path is that of all
+    """Return the name of the tree that contains a run."""
+    # If a tree is too deep, only the reason names it: the path is that of all trees.
+    words = {*Path(item["path"]).parts, *item.get("reason", "").split("/")}
     (name,) = {*(tree.name for tree in trees), "healthy"} & words
     return name
 
 
 def wrongly_planned(trees: Sequence[Tree], planned: Command) -> Iterator[str]:
     for tree in trees:
-        said = planned.said_of(tree.name)
-        if bool(said) != bool(tree.says) or not re.search(tree.says, " ".join(said)):
-            yield f"{tree.name} is to be {tree.uploaded} ({tree.says}): {said}"
+        problems = planned.problems_of(tree.name)
+        if bool(problems) != bool(tree.says) or not re.search(tree.says, " ".join(problems)):
+            yield f"{tree.name} should be {tree.uploaded} ({tree.says}): {problems}"
     if planned.code != int(any(tree.says for tree in trees)):
         yield f"sync --dry-run has the exit code {planned.code}"
 
@@ -208,19 +206,19 @@ def wrongly_uploaded(trees: Sequence[Tree], done: Command, server: WandbServer) 
     expected = {"healthy", *(tree.name for tree in trees if tree.uploaded == "uploaded")}
     arrived = {recorded.run_id for recorded in server.runs.values()}
     tried = {tree.name for tree in trees if tree.uploaded == "tried"}
-    yield from (f"{name} does not fail" for name in sorted(tried) if not done.said_of(name))
+    yield from (f"{name} does not fail" for name in sorted(tried) if not done.problems_of(name))
     if arrived - tried != expected:
         yield f"uploaded too much: {sorted(arrived - expected)}, too little: {sorted(expected - arrived)}\n{done.out}"
-    yield from (f"{name} is not said to be uploaded" for name in sorted(expected) if f"✓ {name}" not in done.out)
+    yield from (f"{name} is not reported as uploaded" for name in sorted(expected) if f"✓ {name}" not in done.out)
     if "healthy" in arrived and [row["loss"] for row in server.run("healthy").rows] != [1.0, 1 / 2, 1 / 3]:
-        yield "the sound run is not uploaded as ever"
+        yield "the sound run is not uploaded as usual"
     if server.artifacts:
         yield f"artifacts: {server.artifacts}"
     if done.code != int(any(tree.says or tree.name in tried for tree in trees)):
         yield f"sync has the exit code {done.code}"
 
 
-# What is about time and memory, one by one; the others are together above.
+# Trees that aim at time and memory are read one by one; the test above reads all others together.
 BOMBS = (
     *("sparse", "zeros", "logs-odd", "world-of", "sidecar-of", "record-", "row-of", "config-of", "deep", "many"),
     "id-of-10000",
@@ -235,8 +233,8 @@ def test_no_tree_takes_much_time_or_memory(someone: Victim, run: Run, trees_at: 
         command.check()
 
 
-def test_directories_that_cannot_be_entered_are_told(run: Run, trees_at: Path) -> None:
-    """As root, without the right to enter what modes forbid: no other user may be able to run the tests' Python."""
+def test_directories_that_cannot_be_entered_are_reported(run: Run, trees_at: Path) -> None:
+    """As root, the capability to ignore modes is dropped: other users may not be able to run the tests' Python."""
     hidden = hostile.healthy(trees_at, "hidden")
     hostile.healthy(trees_at)
     if os.getuid() == 0:
@@ -246,12 +244,14 @@ def test_directories_that_cannot_be_entered_are_told(run: Run, trees_at: Path) -
     hidden.parent.chmod(0o700)
     for command in (shown, planned):
         command.check()
-        assert (command.code, command.out.count("● healthy"), len(command.said_of("hidden"))) == (1, 1, 1), command.out
+        assert (command.code, command.out.count("● healthy"), len(command.problems_of("hidden"))) == (1, 1, 1), (
+            command.out
+        )
 
 
 # --- a training that resumes ------------------------------------------------------------------------------------------
 
-# Each has three rows where it can be read; else the older file beside it has.
+# Each has three rows if it is readable, or else the older file next to it has.
 RESUMED = (
     *("code-click", "settings", "run-is-a-pipe", "run-links-to-zeros", "run-is-sparse", "uploads-of-pipes"),
     "kind-of-the-future",
@@ -261,7 +261,7 @@ Resume = Callable[[list[dict[str, Any]]], list[str]]
 
 @pytest.fixture
 def resume(someone: Victim, tmp_path: Path) -> Resume:
-    """Start offline jobs one after the other, by directory and arguments; what each of them printed."""
+    """Start offline jobs one after the other, with a directory and arguments; return their outputs."""
 
     def start(orders: list[dict[str, Any]]) -> list[str]:
         for number, order in enumerate(orders):
@@ -270,8 +270,8 @@ def resume(someone: Victim, tmp_path: Path) -> Resume:
         list_of_them.write_text(json.dumps(orders))
         words = [sys.executable, str(RESUMED_AMONG), str(list_of_them)]
         environment = someone.environment(PYTHONPATH=SOURCES, WANDB_MODE="offline")
-        told = json.loads(run_job(words, cwd=tmp_path, environment=environment, timeout=LONGEST).check().output)
-        commands = [_command(order["dir"], one) for order, one in zip(orders, told, strict=True)]
+        results = json.loads(run_job(words, cwd=tmp_path, environment=environment, timeout=LONGEST).check().output)
+        commands = [_command(order["dir"], one) for order, one in zip(orders, results, strict=True)]
         for one in commands:
             one.check()
             assert one.code == 0, one.out
@@ -281,14 +281,12 @@ def resume(someone: Victim, tmp_path: Path) -> Resume:
 
 
 def rows_of_the_newest(place: Path) -> tuple[str, list[int]]:
-    """Id and steps of the run that was written last."""
+    """Return id and steps of the run that was written last."""
     newest = max(place.glob("wandb/offline-run-2*/run-*.wandb"), key=lambda path: path.parent.name)
     return read_run(newest).run_id, [row["global_step"] for row in read_history(newest)]
 
 
-def test_a_training_goes_on_behind_a_sound_file_among_hostile_ones(
-    someone: Victim, resume: Resume, trees_at: Path
-) -> None:
+def test_training_resumes_from_a_sound_file_among_hostile_ones(someone: Victim, resume: Resume, trees_at: Path) -> None:
     hostile.plant([TREES[name] for name in RESUMED], trees_at, someone)
     for name in RESUMED:
         directory = write_run(trees_at / name, name, stamp="20250101_000000")
@@ -298,11 +296,11 @@ def test_a_training_goes_on_behind_a_sound_file_among_hostile_ones(
     assert found == {name: (name, [3, 4]) for name in RESUMED}, outputs
 
 
-def test_a_training_believes_no_note_of_a_stranger(someone: Victim, resume: Resume, trees_at: Path) -> None:
+def test_a_restart_record_of_a_stranger_is_rejected(someone: Victim, resume: Resume, trees_at: Path) -> None:
     killed = {"dir": str(trees_at / "killed"), "arguments": {"resume": "auto"}, "is_killed": True}
     (trees_at / "killed").mkdir(parents=True)
     resume([killed])
-    for left in someone.temporary.iterdir():  # of wandb's process, which had no time to tidy up
+    for left in someone.temporary.iterdir():  # of wandb's process, which was killed
         left.unlink()
     (note,) = (trees_at / "killed").glob("wandb/dist-wandb-resume/latest-*.json")
     base_id = json.loads(note.read_text())["base_id"]
@@ -317,12 +315,12 @@ def test_a_training_believes_no_note_of_a_stranger(someone: Victim, resume: Resu
     outputs = resume([{"dir": str(trees_at / name), "arguments": {"resume": "auto"}} for name in expected])
     for (name, says), output in zip(expected.items(), outputs, strict=True):
         about = [line for line in output.splitlines() if re.match(f"dist_wandb: (?!run_mode=).*{says}", line)]
-        assert 1 <= len(about) <= 2, f"{name}: {output}"  # the second where no other note can be left there
+        assert 1 <= len(about) <= 2, f"{name}: {output}"  # the second if no restart record can be written there
         assert (rows_of_the_newest(trees_at / name)[0] == base_id) == (name == "sound"), f"{name}: {output}"
 
 
 def place_of_note(place: Path, name: str) -> Path:
-    """Where a start in a directory looks for its note."""
+    """Return the path at which a start in a directory searches for its restart record."""
     directory = place / "wandb" / "dist-wandb-resume"
     directory.mkdir(parents=True, mode=0o700)
     return directory / name

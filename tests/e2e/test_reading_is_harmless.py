@@ -1,4 +1,4 @@
-"""Reading a stranger's run directory runs nothing that lies there, and asks no server."""
+"""Reading an untrusted run directory executes nothing in it, and contacts no server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ session.log({"loss": 1.0})
 assert session.run.summary["global_step"] == 3, dict(session.run.summary)
 session.finish()
 """
-# What wandb, click and Python itself import early or late, and what the start of any Python looks for.
-pytestmark = pytest.mark.cold  # what imports find is the matter
+# Modules that wandb, click and Python import early or late, and that the start of Python searches for.
+pytestmark = pytest.mark.cold  # the subject is where imports are found
 
 MODULES = ("click", "wandb", "json", "yaml", "requests", "typing_extensions", "sitecustomize", "usercustomize", "-x")
 PACKAGES = ("encodings", "pydantic", "google")
 
 
 def plant(directory: Path, canary: Path) -> None:
-    """Put modules into a directory that leave their name in `canary` when they are imported."""
+    """Write modules into a directory. Each appends its name to `canary` when it is imported."""
     for name in MODULES:
         (directory / f"{name}.py").write_text(f"open({str(canary)!r}, 'a').write({name!r} + '\\n')\n")
     for name in PACKAGES:
@@ -44,7 +44,7 @@ def plant(directory: Path, canary: Path) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Write a script into a directory of its own, which is the first that Python imports modules from."""
+    """Write a script into a separate directory, which is the first one that Python searches for modules."""
 
     def write(code: str) -> Path:
         path = tmp_path / "bin" / "script.py"
@@ -76,7 +76,7 @@ def test_no_module_of_a_run_directory_is_imported(
     canary = tmp_path / "canary"
     plant(file.parent, canary)
     places = {"directory": str(home), "file": str(file)}
-    here = home if search_path or code == RESUME else file.parent  # the user's own "." is where the user stands
+    here = home if search_path or code == RESUME else file.parent  # the user's "." is the current directory
     environment = clean_environment(PYTHONPATH=search_path + os.pathsep.join(path for path in sys.path if path))
     finished = run_job(
         [sys.executable, script(code), *(argument.format(**places) for argument in arguments)],
@@ -88,12 +88,12 @@ def test_no_module_of_a_run_directory_is_imported(
 
 
 class Listener:
-    """Keeps what everybody who connects to it says first."""
+    """Records the first bytes of each connection."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._heard: list[bytes] = []
+        self._received: list[bytes] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -106,17 +106,17 @@ class Listener:
             with connection:
                 connection.settimeout(5)
                 try:
-                    self._heard.append(connection.recv(200))
+                    self._received.append(connection.recv(200))
                 except OSError as error:
-                    self._heard.append(repr(error).encode())
+                    self._received.append(repr(error).encode())
 
-    def heard(self) -> list[bytes]:
-        """What was said by all who connected before this call: connections are served in order."""
+    def received(self) -> list[bytes]:
+        """Return the first bytes of all connections before this call: connections are served in order."""
         with socket.create_connection(self._socket.getsockname(), timeout=60) as last:
             last.sendall(b"last")
             assert last.recv(1) == b""
-        assert self._heard.pop() == b"last"
-        return self._heard
+        assert self._received.pop() == b"last"
+        return self._received
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -134,7 +134,7 @@ def listener() -> Iterator[Listener]:
 @pytest.mark.parametrize("read", ["show", "show --json", "sync --dry-run", "read_history"])
 @pytest.mark.parametrize("named_by", ["run directory", "current directory", "environment", "proxy"])
 @pytest.mark.usefixtures("bare_environment")
-def test_reading_asks_no_server(
+def test_reading_contacts_no_server(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, named_by: str, read: str
 ) -> None:
     file = make_run(tmp_path)
@@ -155,13 +155,15 @@ def test_reading_asks_no_server(
     if read == "read_history":
         assert len(read_history(file)) == 3
     else:
-        refused = named_by == "current directory" and read == "sync --dry-run"  # nobody else names that server
+        refused = named_by == "current directory" and read == "sync --dry-run"  # no other setting names this server
         assert main([*read.split(), str(tmp_path)]) == int(refused)
-    assert listener.heard() == []
+    assert listener.received() == []
 
 
-def test_an_offline_resume_asks_no_server(tmp_path: Path, listener: Listener, script: Callable[[str], Path]) -> None:
-    """wandb's own process also tells W&B of itself offline: it is started with that switched off, unlike the reader."""
+def test_an_offline_resume_contacts_no_server(
+    tmp_path: Path, listener: Listener, script: Callable[[str], Path]
+) -> None:
+    """wandb's own process sends telemetry even offline: unlike the reader, it is started with telemetry disabled."""
     start = """
 import os, wandb
 wandb.init(mode="offline", id="first").finish()
@@ -170,13 +172,11 @@ del os.environ["WANDB_ERROR_REPORTING"], os.environ["WANDB_MODE"]
     make_run(tmp_path)
     environment = clean_environment(WANDB_BASE_URL=listener.address)
     run_job([sys.executable, script(start + RESUME)], cwd=tmp_path, environment=environment).check()
-    assert listener.heard() == []
+    assert listener.received() == []
 
 
-def test_a_pipe_in_the_shared_temporary_directory_keeps_no_reader_waiting(
-    tmp_path: Path, script: Callable[[str], Path]
-) -> None:
-    """Where wandb's commands find no directory for their log they append to a file there, by a name that all know."""
+def test_a_pipe_in_the_shared_temporary_directory_does_not_block(tmp_path: Path, script: Callable[[str], Path]) -> None:
+    """If wandb's commands find no directory for their log, they append to a file there with a known name."""
     file = make_run(tmp_path)
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -1,4 +1,4 @@
-"""The report as a browser shows it: headless Chromium opens the page that `dist-wandb report` has written."""
+"""The report in a browser: headless Chromium opens the page that `dist-wandb report` has written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from report_runs import definition, history, printed, reduced_run, shared_run
 
 from dist_wandb.cli.commands import main
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser for all of them
+pytestmark = pytest.mark.xdist_group("browser")  # one browser for all tests
 EVIL = "</script><script>window.hacked=1</script><img src=http://127.0.0.1:9/x onerror=window.hacked=1><b>&amp;{}"
 
 
@@ -25,7 +25,7 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of four ranks: a run with a slow one, one without, and a shared run."""
+    """A report of jobs with four ranks: a run with a slow rank, a run without one, and a shared run."""
     top = tmp_path_factory.mktemp("few")
     reduced_run(top / "runs", "alike", slow=None)
     reduced_run(top / "runs", "slow", slow=2, lr=0.05, seed=3)
@@ -35,7 +35,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of 256 ranks, and of a shared run with more writers than lines are told apart."""
+    """A report of a run of 256 ranks, and of a shared run with more writers than can be told apart as lines."""
     top = tmp_path_factory.mktemp("many")
     reduced_run(top / "runs", "big", ranks=256, slow=137, steps=60)
     shared_run(top / "runs", "together", ranks=20, slow=11, steps=30)
@@ -50,7 +50,7 @@ def written(top: Path) -> Path:
 
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
-    """A page that neither complains nor asks for anything."""
+    """A page without errors and requests."""
     browser.errors.clear()
     browser.requests.clear()
     browser.size(1280, 900)
@@ -70,7 +70,7 @@ def shown_charts(page: Page) -> list[str]:
 
 
 def choose(page: Page, selector: str, value: str) -> None:
-    """Choose an option as a user does: its value, and the event of the change."""
+    """Choose an option as a user does: set its value, and send the change event."""
     page.run(
         f"{{const one = document.querySelector({selector!r}); one.value = {json.dumps(value)};"
         " one.dispatchEvent(new Event('change', {bubbles: true}))}"
@@ -119,14 +119,16 @@ def test_search_by_keyboard_shows_what_matches(page: Page, few: Path) -> None:
     for letter in "LOSS":
         page.key(letter)
     matching = [name for name in all_of_them if "loss" in name]
-    page.wait(f"document.querySelector('#chart-count').textContent.startsWith('{len(matching)} of ')")  # the last key's
+    page.wait(
+        f"document.querySelector('#chart-count').textContent.startsWith('{len(matching)} of ')"
+    )  # after the last key
     assert shown_charts(page) == matching != all_of_them
     page.key("Escape")
     page.wait("!document.querySelector('#chart-count').textContent.includes(' of ')")
     assert shown_charts(page) == all_of_them
 
 
-def test_all_is_reached_and_read_by_keys(page: Page, few: Path) -> None:
+def test_everything_is_reachable_by_keyboard(page: Page, few: Path) -> None:
     page.open(few)
     page.key("Tab")
     assert page.run("document.activeElement.className") == "skip"
@@ -203,7 +205,7 @@ def test_colors_follow_the_system_and_the_switch(page: Page, few: Path) -> None:
     assert page.run(color) == dark
 
 
-def test_config_media_and_console_are_there(page: Page, few: Path) -> None:
+def test_config_media_and_console_are_shown(page: Page, few: Path) -> None:
     page.open(few)
     differing = texts(page, "#config tr.differs th")
     assert {"lrdiffers", "local_rankdiffers"} <= set(differing)
@@ -247,7 +249,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> N
     assert not page.run("document.getElementById('runs-panel').open")
 
 
-def test_what_files_say_is_shown_and_never_run(page: Page, tmp_path: Path) -> None:
+def test_texts_of_files_are_shown_and_never_executed(page: Page, tmp_path: Path) -> None:
     values = {EVIL: 1.0, f"time/{EVIL}": 2.0, "time/step": 1.0, "_step": 0, "global_step": 0}
     described = {"display_name": EVIL, "run_group": EVIL, "job_type": EVIL}
     records = [

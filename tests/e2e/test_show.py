@@ -155,7 +155,7 @@ def test_damage_in_the_middle_is_skipped_and_reported(good: Path, tmp_path: Path
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (b":W&B\xe1\xbe\x00", "holds no run yet"),
+        (b":W&B\xe1\xbe\x00", "does not contain a run yet"),
         (b"\x00garbage" * 90, "cannot read it"),
     ],
     ids=["empty", "header", "garbage"],
@@ -180,7 +180,7 @@ def test_show_prints_everything(
     assert "● good  renamed\n  finished · 300 rows · project digits · group sweep\n" in out
     assert "● failed\n  failed (exit code 3) · 1 row · project digits\n" in out
     assert re.search(r"\n  val\.acc +0\.99667 +0 +0\.99667 +300 +▁[▁▂▃▄▅▆▇█]{30}█\n", out)
-    assert f"✗ not readable  {hurt}: holds no run yet (7 bytes)" in out
+    assert f"✗ not readable  {hurt}: does not contain a run yet (7 bytes)" in out
     assert ": 1 finished, 1 failed, 1 file not readable\n" in out
     assert main(["show", str(linked), "--json", "--metric", "loss"]) == 1
     shown = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by its DevTools protocol over a pair of pipes: no port, no driver program, no package."""
+"""Headless Chromium, controlled by its DevTools protocol over two pipes, without a port, driver program or package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LIMIT = 60.0  # seconds
 
 
 def find_chromium() -> str:
-    """The program of Chromium; a test that needs it fails where there is none."""
+    """Return the path of Chromium. A test that needs it fails if it is not installed."""
     named = os.environ.get("CHROMIUM")
     found = named or next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is None:
@@ -55,9 +55,9 @@ class Page:
 
     def __init__(self, send: int, receive: int) -> None:
         self.requests: list[str] = []
-        """Addresses that the page asked for, its own and data of images excepted."""
+        """Addresses that the page requested, except its own and data URIs of images."""
         self.errors: list[str] = []
-        """What the console shows as errors and warnings, and exceptions that nobody caught."""
+        """Errors and warnings of the console, and uncaught exceptions."""
         self._send, self._receive = send, receive
         self._numbers = itertools.count(1)
         self._session: str | None = None
@@ -69,7 +69,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Give a command, and await its result."""
+        """Send a command and wait for its result."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -85,20 +85,20 @@ class Page:
         raise AssertionError(f"{method}: the browser has ended")
 
     def open(self, path: Path, ready: str = "document.documentElement.dataset.ready === 'yes'") -> None:
-        """Open a file, and wait until it is ready."""
+        """Open a file and wait until the page is ready."""
         self._own = path.resolve().as_uri()
         self.call("Page.navigate", url=self._own)
         self.wait(ready)
 
     def run(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise AssertionError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def wait(self, expression: str) -> Any:
-        """Ask for an expression until it is true."""
+        """Poll an expression until it is true."""
         deadline = time.monotonic() + _LIMIT
         while time.monotonic() < deadline:
             with suppress(AssertionError):  # the page may be loading
@@ -112,7 +112,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def prefer(self, scheme: str) -> None:
-        """Have the system prefer light or dark colors."""
+        """Emulate the system's preference for light or dark colors."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def key(self, key: str, *, text: str = "") -> None:
@@ -125,7 +125,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def screenshot(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
+        """Write the contents of the window as a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     _own = ""
@@ -136,7 +136,7 @@ class Page:
             while self._messages:
                 yield self._messages.popleft()
             if not select.select([self._receive], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise AssertionError(f"the browser has not answered within {_LIMIT} s")
+                raise AssertionError(f"the browser did not answer within {_LIMIT} s")
             chunk = os.read(self._receive, 1 << 20)
             if not chunk:
                 return
@@ -159,12 +159,12 @@ class Page:
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """Start Chromium with an empty profile; it is ended with all its processes."""
+    """Start Chromium with an empty profile. All its processes are killed at the end."""
     program = find_chromium()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         commands, send = os.pipe()
         receive, answers = os.pipe()
-        # It reads commands from descriptor 3, and writes to 4.
+        # Chromium reads commands from descriptor 3, and writes to descriptor 4.
         script = f'exec 3<&{commands} 4>&{answers}; exec "$@"'
         process = subprocess.Popen(
             ["/bin/bash", "-c", script, "chromium", program, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],

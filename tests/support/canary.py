@@ -1,4 +1,4 @@
-"""Somebody whose files and key must stay as they are while commands read what strangers have left."""
+"""A user whose files and keys must stay unchanged and secret while commands read hostile files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from processes import clean_environment
 
 STRANGER = 65_534
-"""The user to whom hostile files belong, where the tests run as root."""
+"""Owner of the hostile files if the tests run as root."""
 
 API_KEY = "0123456789" * 4
 
@@ -37,18 +37,18 @@ class Listener:
     """Accepts connections on loopback and keeps the first bytes of each."""
 
     def __init__(self) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
-        """Its address, as of a server or of a proxy."""
+        """The address, as that of a server or a proxy."""
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -60,18 +60,18 @@ class Listener:
                 connection, _ = self._socket.accept()
                 with connection, suppress(OSError):
                     connection.settimeout(0.5)
-                    self.heard.append(b"")
-                    self.heard[-1] = connection.recv(4096)
+                    self.received.append(b"")
+                    self.received[-1] = connection.recv(4096)
 
 
 @dataclass
 class Victim:
-    """A home directory full of what must not change or be told, a current directory that a stranger has filled, and a
-    listener to whom nobody may talk.
+    """A home directory with files that must stay unchanged and secret, a current directory with hostile modules, and a
+    listener that must not receive anything.
 
     Args:
-        directory: Where all of it lies.
-        listener: Hears whatever goes to a server that nobody was asked to talk to: it is the proxy of all others.
+        directory: Directory that contains all of this.
+        listener: Receives requests to servers that must not be contacted: it is the proxy for all other servers.
     """
 
     directory: Path
@@ -85,7 +85,7 @@ class Victim:
 
     @property
     def traces(self) -> Path:
-        """Where code of strangers leaves a file if it is ever run."""
+        """The directory in which hostile code creates a file if it is executed."""
         return self.directory / "traces"
 
     @property
@@ -100,15 +100,15 @@ class Victim:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """Where an upload may leave something: the user's own state of uploads, and the cache of W&B's uploader."""
+        """Directories that an upload may change: the user's own state of uploads, and the cache of W&B's uploader."""
         return self.home / ".local" / "state" / "dist-wandb", self.home / ".cache" / "wandb"
 
     def code(self, what: str) -> str:
-        """Python source that leaves a trace when it is run."""
+        """Return Python source that creates a file in `traces` when it is executed."""
         return f"import os\nos.close(os.open({str(self.traces)!r} + '/{what}', os.O_WRONLY | os.O_CREAT))\n"
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """The environment of a command: this home, and W&B's server and all proxies where the listener is."""
+        """Return the environment of a command: this home, and the listener as W&B's server and as all proxies."""
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.listener.url)
         mine = {
             "HOME": str(self.home),
@@ -121,27 +121,27 @@ class Victim:
             **{f"XDG_{name}_HOME": str(self.home / place) for name, place in _XDG.items()},
         }
         variables = clean_environment(**proxies, **mine)
-        for name in ("WANDB_MODE", "WANDB_ERROR_REPORTING", "WANDB_CONSOLE"):  # as users have it
+        for name in ("WANDB_MODE", "WANDB_ERROR_REPORTING", "WANDB_CONSOLE"):  # as in the environment of a user
             del variables[name]
         return {**variables, **extra}
 
     def check(self) -> None:
-        """Fail unless everything is as it was, nothing of strangers has run, and nobody was talked to."""
+        """Fail if a file has changed, hostile code was executed, or a server was contacted."""
         after = snapshot(self.home, but=self.own)
         changed = sorted(name for name in {*self._before, *after} if self._before.get(name) != after.get(name))
         assert not changed, f"changed in the victim's home: {[(n, self._before.get(n), after.get(n)) for n in changed]}"
         ran = sorted(path.name for path in self.traces.iterdir())
-        assert not ran, f"code of strangers has run: {ran}"
-        assert not self.listener.heard, f"somebody was told: {self.listener.heard}"
+        assert not ran, f"hostile code was executed: {ran}"
+        assert not self.listener.received, f"a server was contacted: {self.listener.received}"
         left = sorted(path.name for path in self.temporary.iterdir())
-        assert not left, f"left in the directory for temporary files: {left}"
+        assert not left, f"remaining temporary files: {left}"
 
-    def check_told(self, *texts: bytes | str) -> None:
-        """Fail if any of the victim's secrets is in one of these texts."""
+    def check_secrets(self, *texts: bytes | str) -> None:
+        """Fail if one of these texts contains a secret of the victim."""
         for text in texts:
             plain = text.decode(errors="replace") if isinstance(text, bytes) else text
-            told = [secret for secret in _SECRETS if secret in plain]
-            assert not told, f"told: {told}"
+            disclosed = [secret for secret in _SECRETS if secret in plain]
+            assert not disclosed, f"disclosed: {disclosed}"
 
 
 _XDG = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
@@ -149,7 +149,7 @@ _XDG = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE":
 
 @contextmanager
 def victim(directory: Path) -> Iterator[Victim]:
-    """Make somebody's home, and look at its end that nothing has happened to it."""
+    """Create the files of a victim, and check at the end that they are unchanged."""
     listener = Listener()
     someone = Victim(directory, listener)
     try:
@@ -176,7 +176,7 @@ def _places(home: Path) -> list[Path]:
 
 
 def snapshot(top: Path, *, but: Collection[Path] = ()) -> dict[str, tuple[object, ...]]:
-    """What lies below a directory: for each name kind and mode, owner, time of the last change, and content.
+    """Return mode with file type, owner, time of the last change, and content by the name of each file in a tree.
 
     Args:
         top: The directory.
@@ -187,19 +187,19 @@ def snapshot(top: Path, *, but: Collection[Path] = ()) -> dict[str, tuple[object
     while waiting:
         path = waiting.pop()
         try:
-            told = path.lstat()
+            status = path.lstat()
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
             continue
         what: object = None
-        if stat.S_ISLNK(told.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             what = path.readlink()
-        elif stat.S_ISREG(told.st_mode):
-            small = told.st_size < 2**26  # sparse ones are told by size and time
-            what = hashlib.sha256(path.read_bytes()).hexdigest() if small else told.st_size
-        elif stat.S_ISDIR(told.st_mode) and path not in but:
+        elif stat.S_ISREG(status.st_mode):
+            small = status.st_size < 2**26  # sparse files are compared by size and time
+            what = hashlib.sha256(path.read_bytes()).hexdigest() if small else status.st_size
+        elif stat.S_ISDIR(status.st_mode) and path not in but:
             waiting += path.iterdir()
-        changed = None if path in but else told.st_mtime_ns
-        found[str(path.relative_to(top))] = (oct(told.st_mode), told.st_uid, changed, what)
+        changed = None if path in but else status.st_mtime_ns
+        found[str(path.relative_to(top))] = (oct(status.st_mode), status.st_uid, changed, what)
     return found

@@ -1,4 +1,4 @@
-"""What docstrings have about arguments."""
+"""Descriptions of arguments in docstrings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dist_wandb.settings.options import OPTION_NAMES
 
 
 def documented_options(integration: Callable[..., Any]) -> dict[str, str]:
-    """The texts about the options that all integrations share, by name, in the docstring's order."""
+    """Return the descriptions of the options that all integrations share, by name, in the order of the docstring."""
     arguments = str(inspect.getdoc(integration)).partition("\nArgs:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries if name in OPTION_NAMES}

@@ -1,7 +1,7 @@
-"""The Python of a document as a script: its blocks in their order, each line where it is in the document.
+"""Extract the Python code of a document as a script. Blocks keep their order, and lines their line numbers.
 
-A block may need what is no business of the reader. A comment that begins with ``<!-- before the code:`` has it, in
-lines of its own, and is run as well. A block that cannot be run has a comment before it, ``<!-- not run: REASON -->``.
+A block may need code that readers do not need. A comment that starts with ``<!-- before the code:`` contains it on
+separate lines, and is run as well. A block that cannot be run follows the comment ``<!-- not run: REASON -->``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Block:
     """A block of code.
 
     Args:
-        line: The line of the document, from 0, after its first fence.
-        language: What the fence says that it is.
-        text: Its lines, without the indent that they share.
-        is_left_out: Whether a comment gives a reason why it is not run.
+        line: Line number in the document after the opening fence, from 0.
+        language: Language in the opening fence.
+        text: Lines of the block, without common indentation.
+        is_left_out: Whether a comment gives a reason not to run the block.
     """
 
     line: int
@@ -34,7 +34,7 @@ class Block:
 
 
 def blocks(document: str) -> list[Block]:
-    """All blocks of a document, the code before them included."""
+    """Yield all blocks of a document, including code in comments."""
     found: list[Block] = []
     lines = iter(enumerate(document.splitlines()))
     above = ""
@@ -57,7 +57,7 @@ def blocks(document: str) -> list[Block]:
 
 
 def script(document: str) -> str:
-    """The Python of a document; empty if there is none."""
+    """Return the Python code of a document; an empty string if there is none."""
     lines: list[str] = []
     for block in blocks(document):
         if block.language == "python" and not block.is_left_out:
@@ -67,5 +67,5 @@ def script(document: str) -> str:
 
 
 def documents(root: Path) -> list[Path]:
-    """What users read: the site's pages, and the documents in the root of the repository."""
+    """Return the documents for users: the pages of the site, and the documents in the root of the repository."""
     return sorted([*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/*.md")])

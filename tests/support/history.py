@@ -1,4 +1,4 @@
-"""The history rows of one run on disk, asked for what a reader of its charts would see; and how many to expect."""
+"""The history rows of one run on disk, with the queries of a reader of its charts, and expected numbers of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests
 MANY = 10_000
 LARGEST_EXACT = 2**53
-FLUSHED, BREAK, AFTER_BREAK, REJOINED = 10, 15, 40, 60  # steps at which a rank breaks off, and where it is back
+FLUSHED, BREAK, AFTER_BREAK, REJOINED = 10, 15, 40, 60  # steps at which a rank stops, and at which it is back
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class History:
     """The rows of one run, in the order in which they were written.
 
     Args:
-        rows: The rows, W&B's own values included.
+        rows: The rows, including W&B's own values.
         x: Name of the x axis.
     """
 
@@ -33,62 +33,62 @@ class History:
 
     @property
     def names(self) -> set[str]:
-        """All names in the rows, but for the x axis and W&B's own."""
+        """All names in the rows, except the x axis and W&B's own."""
         return {name for row in self.rows for name in row if not name.startswith("_")} - {self.x}
 
     def rows_with(self, name: str) -> list[dict[str, Any]]:
-        """The rows that have a value of `name`."""
+        """Return the rows that contain `name`."""
         return [row for row in self.rows if name in row]
 
     def values(self, name: str) -> list[Any]:
-        """All values of a name, in the order in which they were written."""
+        """Return all values of a name, in the order of writing."""
         return [row[name] for row in self.rows_with(name)]
 
     def last(self, name: str) -> dict[int, Any]:
-        """By place on the x axis the value of a name that was written there last: a corrected row replaces its row."""
+        """Return the last value of a name by position on the x axis: a corrected row replaces the earlier row."""
         return {row[self.x]: row[name] for row in self.rows_with(name)}
 
     def final(self, name: str) -> list[Any]:
-        """The values of `last`: on a busy machine a new name may be written before a late rank logged it."""
+        """Return the values of `last`: on a busy machine a new name may be written before a late rank logs it."""
         return list(self.last(name).values())
 
     def flags(self, name: str) -> dict[int, int]:
-        """By place on the x axis how many ranks the last value of a name lacks, as the row says."""
+        """Return by position how many ranks are missing in the last value of a name, according to the row."""
         return {row[self.x]: row.get(DEGRADED, 0) for row in self.rows_with(name)}
 
     def written(self, name: str) -> Counter[int]:
-        """By place on the x axis how often a value of a name was written."""
+        """Return by position how often a value of a name was written."""
         return Counter(row[self.x] for row in self.rows_with(name))
 
     @property
     def is_flagged(self) -> bool:
-        """Whether any row says that it lacks a rank."""
+        """Return whether any row is marked as degraded."""
         return DEGRADED in self.names
 
 
 def history(directory: Path, x: str = "global_step") -> History:
-    """The rows of the only run below `directory`, once it has ended."""
+    """Return the rows of the only run below `directory` after it has ended."""
     (run,) = ended_runs(directory, 1)
     return history_of(run, x)
 
 
 def histories(directory: Path, number: int, x: str = "global_step") -> dict[int, History]:
-    """By global rank the rows of the runs below `directory`, once there are `number` and all have ended."""
+    """Return the rows of the `number` runs below `directory` by global rank, after all runs have ended."""
     return {rank_of(run): history_of(run, x) for run in ended_runs(directory, number)}
 
 
 def history_of(run: StoredRun, x: str = "global_step") -> History:
-    """The rows of a run; damaged files do not count as read."""
+    """Return the rows of a run, which must not be damaged."""
     assert run.problems == ()
     return History(read_history(run.path), x)
 
 
 def rank_of(run: StoredRun) -> int:
-    """Index in the job of the rank that wrote a run."""
+    """Return the global rank of the writer of a run."""
     assert run.sidecar is not None, f"{run.path} has no sidecar"
     return run.sidecar.global_rank
 
 
 def at(steps: Iterable[int], value: float) -> dict[int, float]:
-    """The same value at all steps."""
+    """Return the same value for all steps."""
     return dict.fromkeys(steps, value)

@@ -1,6 +1,6 @@
-"""Directories of runs as somebody would leave them who wants to harm whoever shows, uploads or resumes them.
+"""Run directories of an attacker who wants to harm users that show, upload or resume them.
 
-Each `Tree` makes one run, named as the tree, below a directory of its own. What it attacks is the `Victim`'s home.
+Each `Tree` makes one run with the name of the tree, in a separate directory. It attacks the `Victim`'s home.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Tree:
     """One hostile directory.
 
     Args:
-        name: Of the tree, and the id of its run.
-        build: Makes it: of the directory that wandb would have been given, and the victim.
-        shown: What `show` makes of its run; "passed over" where no file could be one of a run's.
-        uploaded: What `sync` makes of it; "tried" where W&B's uploader fails at it.
-        says: What the lines about it tell, wherever it is not treated as an ordinary run.
+        name: Name of the tree, and id of its run.
+        build: Makes the tree, given the directory that wandb would have been given, and the victim.
+        shown: How `show` treats the run; "passed over" if the tree contains no file with the name of a run file.
+        uploaded: How `sync` treats the run; "tried" if W&B's uploader fails at it.
+        says: Pattern of the reported lines if the run is not treated as an ordinary run.
     """
 
     name: str
@@ -55,7 +55,7 @@ TREES: dict[str, Tree] = {}
 def tree(
     name: str, says: str = "", *, shown: Shown = "shown", uploaded: Uploaded = "refused"
 ) -> Callable[[Build], Build]:
-    """Register what makes a tree."""
+    """Register a function that makes a tree."""
 
     def register(build: Build) -> Build:
         assert name not in TREES
@@ -66,7 +66,7 @@ def tree(
 
 
 def plant(trees: Iterable[Tree], top: Path, someone: Victim) -> None:
-    """Make trees side by side, each in a directory of its name, which becomes the stranger's where that is possible."""
+    """Make trees side by side, each in a directory with its name, which is given to the stranger if possible."""
     for one in trees:
         place = top / one.name
         place.mkdir(parents=True)
@@ -76,28 +76,28 @@ def plant(trees: Iterable[Tree], top: Path, someone: Victim) -> None:
 
 
 def give_away(top: Path) -> None:
-    """Let a stranger own all that lies below a directory."""
+    """Make the stranger the owner of a directory and its contents."""
     waiting = [top]
     while waiting:
         path = waiting.pop()
-        with suppress(OSError):  # below "deep" names are too long to be given in full
-            told = path.lstat()
-            if stat.S_ISDIR(told.st_mode):
+        with suppress(OSError):  # the absolute paths within "deep" are too long
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode):
                 waiting += path.iterdir()
-            elif told.st_nlink > 1:  # the other name is the victim's
+            elif status.st_nlink > 1:  # the other name belongs to the victim
                 continue
             os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
 
 
 def sidecar(run_id: str, **other: Any) -> dict[str, Any]:
-    """What dist_wandb leaves beside a writer of a shared run of one rank."""
+    """Return the sidecar of the writer of a shared run with one rank."""
     role = {"label": "rank-0", "primary": True, "update_finish_state": True}
     rank = {"global_rank": 0, "local_rank": 0, "world_size": 1}
     return sidecar_record(run_id=run_id, base_id=run_id, **{**role, **rank, **other})
 
 
 def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
-    """A run with something in the place of its sidecar."""
+    """Make a run with other content in place of its sidecar."""
     directory = write_run(place, place.name)
     text = json.dumps(content) if isinstance(content, dict) else content
     (directory / "dist-wandb.json").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -105,18 +105,18 @@ def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
 
 
 def sparse(path: Path, size: int = HUGE) -> None:
-    """A file that says it is huge, and takes no room."""
+    """Make a sparse file with a huge size."""
     with path.open("ab") as opened:
         opened.truncate(size)
 
 
 def pipe(path: Path) -> None:
-    """A named pipe that nobody writes to."""
+    """Make a named pipe without a writer."""
     os.mkfifo(path)
 
 
 def listening(path: Path) -> None:
-    """A socket in the file system; its name may not be longer than 108 bytes, so it is made elsewhere."""
+    """Make a socket in the file system. Its address may have at most 108 bytes, so it is a path below /proc."""
     here = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(f"/proc/self/fd/{here}/{path.name}")
@@ -124,13 +124,13 @@ def listening(path: Path) -> None:
 
 
 def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Encode a number as protobuf does."""
     low, rest = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def files_record(*paths: str) -> Record:
-    """A record that asks for files of the run to be uploaded."""
+    """Return a record that requests the upload of files of the run."""
     record = pb.Record()
     for path in paths:
         item = record.files.files.add()
@@ -252,7 +252,7 @@ def _uploads_link_home(place: Path, someone: Victim) -> None:
 
 
 def _of_an_upload(place: Path) -> tuple[Path, Path, Path, Path]:
-    """What an upload of a run without an end might leave or read beside it: lock, mark, state and log."""
+    """Return the paths that an upload of an unfinished run may create or read: lock, mark, state and log."""
     directory = write_run(place, place.name, ended=False)
     attempt = directory / UPLOAD / "attempt-1"
     attempt.mkdir(parents=True)
@@ -319,7 +319,7 @@ def _pipes(place: Path, _: Victim) -> None:
 @tree("config-is-a-hard-link", uploaded="uploaded")
 def _hard_link(place: Path, someone: Victim) -> None:
     directory = write_run(place, place.name, config={"lr": 1})
-    with suppress(OSError):  # fs.protected_hardlinks allows it to the file's owner alone
+    with suppress(OSError):  # fs.protected_hardlinks allows this only to the owner of the file
         (directory / "files" / "config.yaml").hardlink_to(someone.home / ".bashrc")
 
 
@@ -578,11 +578,11 @@ def _many(place: Path, _: Victim) -> None:
 
 
 def healthy(top: Path, run_id: str = "healthy") -> Path:
-    """A sound run, written by the same hand as the others."""
+    """Make a sound run, with the same writer as the other trees."""
     return write_run(top / run_id, run_id, config={"lr": 0.1}, display_name="a sound run")
 
 
-# --- notes that a later start of a job would find ---------------------------------------------------------------------
+# --- restart records that a later start of a job would find -----------------------------------------------------------
 
 NOTES: dict[str, tuple[str, Callable[[Path, bytes, Victim], object]]] = {
     "note-is-a-pipe": ("named pipe", lambda path, _note, _: pipe(path)),
@@ -603,10 +603,10 @@ NOTES: dict[str, tuple[str, Callable[[Path, bytes, Victim], object]]] = {
         lambda path, note, _: path.write_text(json.dumps({**json.loads(note), "base_id": "../../x"})),
     ),
 }
-"""What may stand in the place of a note: what is said of it, and what makes it, of a path and a right note."""
+"""By name, obstacles in place of a restart record: reported words, and a function of the path and a valid record."""
 
 
 def note_of_a_stranger(path: Path, note: bytes) -> None:
-    """A right note, but not the user's own."""
+    """Write a valid restart record that belongs to another user."""
     path.write_bytes(note)
     os.chown(path, STRANGER, STRANGER)

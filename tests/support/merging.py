@@ -1,4 +1,4 @@
-"""Metrics brought together as the ranks' exchange does it, step by step in one thread."""
+"""Merge metrics as the exchange of the ranks does, step by step in one thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dist_wandb.payloads.torchmetrics.metrics import Snapshot, take_snapshot
 
 
 class _WaitingError(Exception):
-    """The others are not there yet."""
+    """The other members have not called yet."""
 
 
 class _Outbox:
-    """What waits on a rank: one name."""
+    """The pending entries of a rank: one name."""
 
     def __init__(self, own: str) -> None:
         self.names = [own]
@@ -31,57 +31,57 @@ def _key(name: str) -> Key:
 
 
 class _Replayed:
-    """A group of which each member is called again for every collective, with the results of those before it."""
+    """A process group that calls each member again for every collective, with the results of earlier collectives."""
 
     def __init__(self, size: int) -> None:
         self.collectives: list[str] = []
         self._size = size
-        self._heard: list[list[Any]] = []
+        self._received: list[list[Any]] = []
         self._turn = 0
 
     def begin(self) -> None:
-        """The next member calls, or the same once more."""
+        """Start the calls of the next member, or repeat those of the same member."""
         self._turn = 0
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Group.reduce_tensors`."""
-        heard = self._hear("reduce", (sums.clone(), maxima.clone()))
-        return torch.stack([one for one, _ in heard]).sum(0), torch.stack([one for _, one in heard]).amax(0)
+        """See `Group.reduce_tensors`."""
+        received = self._contribute("reduce", (sums.clone(), maxima.clone()))
+        return torch.stack([one for one, _ in received]).sum(0), torch.stack([one for _, one in received]).amax(0)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """As `Group.gather`."""
-        return self._hear("gather", data)
+        """See `Group.gather`."""
+        return self._contribute("gather", data)
 
-    def _hear(self, kind: str, given: Any) -> list[Any]:
+    def _contribute(self, kind: str, given: Any) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1
-        if turn == len(self._heard):
-            self._heard.append([])
+        if turn == len(self._received):
+            self._received.append([])
             self.collectives.append(kind)
         assert self.collectives[turn] == kind
-        if len(self._heard[turn]) < self._size:
-            self._heard[turn].append(given)
+        if len(self._received[turn]) < self._size:
+            self._received[turn].append(given)
             raise _WaitingError
-        return self._heard[turn]
+        return self._received[turn]
 
 
 class Ranks:
-    """The metrics of several ranks, the first of which computes.
+    """The metrics of several ranks, of which the first one computes.
 
     Args:
-        size: How many ranks there are.
+        size: Number of ranks.
     """
 
     def __init__(self, size: int) -> None:
-        self.known: list[str] = []  # names on which the ranks agreed
+        self.known: list[str] = []  # names that the ranks have agreed on
         self.collectives: list[str] = []  # of the last exchange
         self._ranks: list[Any] = [FusedMetrics(rank, computes=rank == 0) for rank in range(size)]
 
     def log(self, metrics: Sequence[Any]) -> dict[str, Any]:
-        """Bring together one metric of each rank: the values that are written, by suffixes of names."""
+        """Merge one metric of each rank. Return the values that are written, by suffixes of names."""
         return self.bring_together([take_snapshot(metric) for metric in metrics])
 
     def bring_together(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-        """As `log`, of snapshots."""
+        """Merge snapshots as `log` does."""
         names = [one.series("", snapshot, self.known) for one, snapshot in zip(self._ranks, snapshots, strict=True)]
         for one, name, snapshot in zip(self._ranks, names, snapshots, strict=True):
             one.keep(_key(name), snapshot)

@@ -1,8 +1,8 @@
-"""The texts of all warnings and errors that the package emits, found in its source.
+"""Find the texts of all warnings and errors of the package in its source.
 
-A text is what a call raises or warns with: a literal, with ``…`` for each value that is put into it. Where the call is
-given a variable, the literals that the function around it assigns to it are its texts. What has hardly a word of its
-own passes the text of another message on, and is left out.
+A text is the literal argument of an exception or a warning, with ``…`` for each inserted value. If the argument is a
+variable, the literals that the surrounding function assigns to it are the texts. A message with few words of its own
+passes on the text of another message, and is left out.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ERRORS = {
 }
 WARNINGS = {"warn", "warning", "rank_zero_warn", "warn_explicit", "_warn_once"}
 _PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
-_FEWEST_WORDS = 3  # of a text's own
+_FEWEST_WORDS = 3  # words of the text itself
 _NO_TEXTS = {"unwritten in time", "too late in all", "it has ended", "Its repr is written", "It is left out"}
 """Parts of other texts, and keys under which a warning is given once."""
 _NOT_ITS_OWN = re.compile(r"dist_wandb:|\b(on )?rank|[^\w\s]")
 
 
 class Message(NamedTuple):
-    """One text.
+    """The text of one message.
 
     Args:
         text: The text, with ``…`` for values.
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 def messages() -> list[Message]:
-    """All texts of warnings and errors."""
+    """Return all texts of warnings and errors."""
     return [message for path in sorted(SOURCE.rglob("*.py")) for message in _of_file(path)]
 
 
@@ -60,7 +60,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _texts(node: ast.expr, around: ast.AST) -> list[str]:
-    """The texts that an expression may be."""
+    """Return the texts that an expression may have."""
     if isinstance(node, ast.Constant):
         return [_PLACEHOLDER.sub("…", node.value)] if isinstance(node.value, str) else []
     if isinstance(node, ast.JoinedStr):

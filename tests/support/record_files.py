@@ -1,7 +1,7 @@
-"""W&B's record files (``.wandb``) written by hand: sound ones, and such as wandb itself never writes.
+"""Write W&B's record files (``.wandb``): sound files, and files that wandb itself never writes.
 
-A file is seven bytes and then a log in blocks of 32 KiB, as LevelDB's: a record is one chunk or several, and each chunk
-has a checksum. What is wrong with a hostile file is in its records, so everything here has right checksums.
+A file consists of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: a record is one chunk or more, and
+each chunk has a checksum. A hostile file has hostile records, so all checksums here are valid.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, TypeAlias
 
 from wandb.proto import wandb_internal_pb2
 
-pb: Any = wandb_internal_pb2  # its classes are made when it is imported
+pb: Any = wandb_internal_pb2  # its classes are created at import
 Record: TypeAlias = Any
 HEADER = b":W&B\xe1\xbe\x00"
 BLOCK = 32_768
-LONG_AGO = 1e9  # seconds since the epoch: nobody writes to the file any more
+LONG_AGO = 1e9  # seconds since the epoch: the file is no longer being written
 _STARTED = 1_700_000_000
 _CHUNK_HEADER = struct.Struct("<IHB")
 _KINDS = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}  # by is_first, is_last
 
 
 def framed(records: Iterable[bytes]) -> bytes:
-    """A record file of serialised records."""
+    """Return a record file of serialised records."""
     content = bytearray(HEADER)
     for record in records:
         begin, is_first = 0, True
@@ -47,12 +47,12 @@ def framed(records: Iterable[bytes]) -> bytes:
 
 
 def content_of(records: Iterable[Record]) -> bytes:
-    """A record file of these messages, numbered."""
+    """Return a record file of messages, which are numbered."""
     return framed(serialised(records))
 
 
 def serialised(records: Iterable[Record | bytes]) -> list[bytes]:
-    """Records numbered from 1 as wandb does; bytes stay as they are."""
+    """Number records from 1 as wandb does, and serialise them; bytes are kept as they are."""
     made = []
     for number, record in enumerate(records, start=1):
         if isinstance(record, bytes):
@@ -64,12 +64,12 @@ def serialised(records: Iterable[Record | bytes]) -> list[bytes]:
 
 
 def new_record() -> Record:
-    """A record without anything in it."""
+    """Return an empty record."""
     return pb.Record()
 
 
 def header() -> Record:
-    """The first record of a file."""
+    """Return the first record of a file."""
     record = pb.Record()
     record.header.version_info.producer = "0.31.0"
     record.header.version_info.min_consumer = "0.0.1"
@@ -77,7 +77,7 @@ def header() -> Record:
 
 
 def run(run_id: str = "exp", *, config: Mapping[str, Any] | None = None, **texts: str) -> Record:
-    """The record that names the run; `texts` are fields of it, as ``entity`` and ``display_name``."""
+    """Return the run record; `texts` are fields of it, such as ``entity`` and ``display_name``."""
     record = pb.Record()
     record.run.run_id = run_id
     record.run.project = "tests"
@@ -91,7 +91,7 @@ def run(run_id: str = "exp", *, config: Mapping[str, Any] | None = None, **texts
 
 
 def row(step: int, values: Mapping[str, Any] | None = None) -> Record:
-    """One history row; values that are bytes are taken for JSON as they are."""
+    """Return a history row; values of type bytes are used as JSON without encoding."""
     record = pb.Record()
     for name, value in {"loss": 1.0 / (step + 1), "global_step": step, **(values or {}), "_step": step}.items():
         item = record.history.item.add()
@@ -101,14 +101,14 @@ def row(step: int, values: Mapping[str, Any] | None = None) -> Record:
 
 
 def end(exit_code: int = 0) -> Record:
-    """The record of a run's end."""
+    """Return the record of a run's end."""
     record = pb.Record()
     record.exit.exit_code = exit_code
     return record
 
 
 def rows(count: int = 3) -> list[Record]:
-    """A short history."""
+    """Return a short history."""
     return [row(step) for step in range(count)]
 
 
@@ -126,14 +126,14 @@ def write_run(
     """Write a run's directory as wandb lays it out.
 
     Args:
-        top: What wandb would be given as its directory.
+        top: Directory that wandb would be given.
         run_id: Id of the run.
         extra: Records between history and end.
-        records: All records, in place of a sound run's.
+        records: All records, instead of those of a sound run.
         ended: Whether the run has an end.
-        online: Whether it was written online.
-        stamp: The time in the directory's name.
-        described: As for `run`.
+        online: Whether the directory has the name of an online run.
+        stamp: Time in the name of the directory.
+        described: Fields of the run record, as for `run`.
 
     Returns:
         The run's directory.
@@ -149,6 +149,6 @@ def write_run(
 
 
 def make_run(top: Path, run_id: str = "exp", *, rows: int = 3, project: str = "digits") -> Path:
-    """As `write_run`: a sound run of so many rows; its ``.wandb`` file."""
+    """Write a sound run with a number of rows as `write_run` does; return its ``.wandb`` file."""
     records = [header(), run(run_id, project=project), *(row(step) for step in range(rows)), end()]
     return write_run(top, run_id, records=records) / f"run-{run_id}.wandb"

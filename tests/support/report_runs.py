@@ -1,4 +1,4 @@
-"""Runs on disk with all that a report shows: timings with a slow rank, ranks' own numbers, media, console output."""
+"""Write runs with all contents of a report: timings with a slow rank, values of ranks, media, and console output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 1_700_000_000
 
 
 def history(values: Mapping[str, Any]) -> Record:
-    """One history row with these values alone."""
+    """Return a history row with exactly these values."""
     record = pb.Record()
     for name, value in values.items():
         item = record.history.item.add()
@@ -28,14 +28,14 @@ def history(values: Mapping[str, Any]) -> Record:
 
 
 def definition(pattern: str = "*", axis: str = "global_step") -> Record:
-    """The x axis of metrics."""
+    """Return the definition of an x axis for a pattern of metrics."""
     record = pb.Record()
     record.metric.glob_name, record.metric.step_metric = pattern, axis
     return record
 
 
 def sample(second: float, values: Mapping[str, float]) -> Record:
-    """System metrics at so many seconds after the start."""
+    """Return a sample of system metrics at a number of seconds after the start."""
     record = pb.Record()
     record.stats.timestamp.FromMilliseconds(int((START + second) * 1000))
     for name, value in values.items():
@@ -45,14 +45,14 @@ def sample(second: float, values: Mapping[str, float]) -> Record:
 
 
 def printed(text: str) -> Record:
-    """A piece of console output."""
+    """Return a piece of console output."""
     record = pb.Record()
     record.output_raw.output_type, record.output_raw.line = pb.OutputRawRecord.STDOUT, text
     return record
 
 
 def png(width: int = 32, height: int = 32, shift: int = 0) -> bytes:
-    """A small picture."""
+    """Return a small PNG image."""
     made = Image.new("RGB", (width, height))
     made.putdata([((x * 8 + shift) % 256, (y * 8) % 256, 120) for y in range(height) for x in range(width)])
     content = io.BytesIO()
@@ -61,7 +61,7 @@ def png(width: int = 32, height: int = 32, shift: int = 0) -> bytes:
 
 
 def jpeg() -> bytes:
-    """A small picture of the other kind."""
+    """Return a small JPEG image."""
     content = io.BytesIO()
     Image.new("RGB", (24, 16), (200, 90, 40)).save(content, "JPEG")
     return content.getvalue()
@@ -83,7 +83,7 @@ def reduced_run(
     lr: float = 0.1,
     extra: tuple[Record, ...] = (),
 ) -> Path:
-    """A run of `auto`: reduced numbers with their spread, timings, degraded rows, media, console, system metrics."""
+    """Write a run of mode `auto`: reduced values and spread, timings, degraded rows, media, console, system metrics."""
     draw = random.Random(seed)
     records = [header(), run(run_id, display_name=f"{run_id}", run_group=group or "", config=_config(lr)), definition()]
     for step in range(steps):
@@ -140,7 +140,7 @@ def reduced_run(
 
 
 def shared_run(top: Path, run_id: str = "shared", *, ranks: int = 4, slow: int | None = 1, steps: int = 100) -> None:
-    """A shared run: each rank has a file, with its own numbers under its label."""
+    """Write a shared run: each rank has a file, with its own values under its label."""
     for rank in range(ranks):
         draw = random.Random(rank)
         label = f"rank-{rank}"

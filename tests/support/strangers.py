@@ -1,4 +1,4 @@
-"""What another user of a shared directory may put in the place of a small file of ours."""
+"""Obstacles that another user of a shared directory may create in place of a small file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _link_to_a_pipe(path: Path) -> None:
 
 def _socket(path: Path) -> None:
     here = Path.cwd()
-    os.chdir(path.parent)  # the path of a socket may have 107 characters
+    os.chdir(path.parent)  # the path of a socket may have at most 107 characters
     try:
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path.name)
@@ -37,11 +37,11 @@ OBSTACLES: dict[str, Callable[[Path], object]] = {
     "deep JSON": lambda path: path.write_text("[" * 60_000),
     "large file": lambda path: path.write_bytes(b" " * 10_000_000),
 }
-"""By name, how to make what is to be refused at once: it has no end, blocks, leads elsewhere, or costs too much."""
+"""By name, functions that create an obstacle to be rejected immediately: endless, blocking, a link, or too costly."""
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a file or directory belong to another user: truly, as root; else as far as this process can see."""
+    """Change the owner of a file or directory: really as root, otherwise only as this process sees it."""
     if os.geteuid() == 0:
         os.chown(path, _STRANGER, _STRANGER)
         return

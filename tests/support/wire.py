@@ -1,4 +1,4 @@
-"""What goes over a connection: a relay on loopback that keeps all that passes through it."""
+"""A relay on loopback that records all traffic."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 
 class Wire:
-    """A port of this host behind which another one is; what is said there is kept.
+    """A port of this host that forwards to another port, and records the traffic.
 
     Args:
-        target: The port that is behind it.
+        target: The port to forward to.
 
     Attributes:
         port: The port to connect to.
@@ -23,13 +23,13 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = [self._listener]
-        self._heard: list[bytearray] = []  # one for each direction of each connection: texts are not torn apart
+        self._heard: list[bytearray] = []  # one for each direction of each connection, so that texts are not split
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def heard(self) -> bytes:
-        """All that has been said, one direction of one connection after the other."""
-        return b"\n".join(bytes(said) for said in self._heard)
+        """The recorded traffic, one direction of one connection after the other."""
+        return b"\n".join(map(bytes, self._heard))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -39,26 +39,26 @@ class Wire:
                 self._ends += [near, far]
                 for source, sink in ((near, far), (far, near)):
                     self._heard.append(bytearray())
-                    threading.Thread(target=self._pass_on, args=(source, sink, self._heard[-1]), daemon=True).start()
+                    threading.Thread(target=self._forward, args=(source, sink, self._heard[-1]), daemon=True).start()
 
     @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket, said: bytearray) -> None:
+    def _forward(source: socket.socket, sink: socket.socket, record: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                said += data
+                record += data
                 sink.sendall(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Break all connections."""
+        """Close all connections."""
         for end in self._ends:
             end.close()
 
 
 @contextlib.contextmanager
 def tapped(target: int) -> Iterator[Wire]:
-    """A `Wire` to a port, for as long as the block lasts."""
+    """Open a `Wire` to a port for the duration of the block."""
     wire = Wire(target)
     try:
         yield wire

@@ -1,1 +1,1 @@
-"""The W&B runs on disk, as a program or the command line takes them: files of one run brought together."""
+"""Read the W&B runs on disk, for programs and the command line. The files of one run are grouped into one run."""

@@ -1,4 +1,4 @@
-"""The runs of directories, file by file: what all commands begin with."""
+"""Find and read the run files below directories, as all commands do first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dist_wandb.wandb_files.reading import StoredRun, read_runs
 
 
 def files_below(directories: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, ReadError]]]:
-    """Find the files of runs below directories, each once.
+    """Find the run files below directories, each once.
 
     Returns:
-        The files, and the directories that could not be searched as a whole, with the reason.
+        The files, and the directories that could not be searched completely, with the reasons.
 
     Raises:
-        ReadError: A directory does not exist, or there is no file.
+        ReadError: A directory does not exist, or no file was found.
     """
     files: dict[Path, Path] = {}  # by resolved path
     unseen: list[tuple[Path, ReadError]] = []
@@ -29,8 +29,8 @@ def files_below(directories: Sequence[Path]) -> tuple[list[Path], list[tuple[Pat
     if not files and not unseen:
         where = " or ".join(repr(str(directory)) for directory in directories)
         raise ReadError(
-            f"No W&B run lies below {where}: there is no run-*.wandb file in a run-* or offline-run-* directory. Give "
-            "the directory that W&B wrote to (`dir=`, by default ./wandb)."
+            f"No W&B run was found below {where}: no run-* or offline-run-* directory there contains a run-*.wandb "
+            "file. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
         )
     return list(files.values()), unseen
 
@@ -38,10 +38,17 @@ def files_below(directories: Sequence[Path]) -> tuple[list[Path], list[tuple[Pat
 def runs_below(
     directories: Sequence[Path], metrics: Iterable[str] = ("*",)
 ) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
-    """Read the files below directories; return them, and why files and directories could not be read.
+    """Read the run files below directories.
+
+    Args:
+        directories: The directories to search.
+        metrics: Patterns of the metrics to read.
+
+    Returns:
+        The runs, one for each file, and the files and directories that could not be read, with the reasons.
 
     Raises:
-        ReadError: As of `files_below`.
+        ReadError: See `files_below`.
         UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     files, unseen = files_below(directories)

@@ -1,4 +1,4 @@
-"""The rows of files as columns, read in one pass; what was not asked for is not kept."""
+"""Read history rows of files as columns, of which only the requested ones are kept; and the summary of a run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.reading import MOST_METRICS, with_floats
 
 MOST_CELLS = 50_000_000
-"""Largest number of rows times columns that is kept."""
+"""Largest number of rows times columns."""
 
 _LONGEST_NAME = 1000  # characters
 
 
 class Columns:
-    """Takes rows, and keeps the columns that are wanted, of equal length.
+    """Collects the requested columns of rows.
 
     Args:
         axis: Name of the x axis, the first column.
-        names: Names, or patterns such as ``val/*``; `None` for all but W&B's own, which begin with an underscore.
+        names: Names, or patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore.
     """
 
     def __init__(self, axis: str, names: Sequence[str] | None) -> None:
@@ -38,7 +38,7 @@ class Columns:
         self._unwanted: set[str] = set()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row; it is passed over if it has nothing that is wanted but the x axis."""
+        """Add a row. A row without a requested value other than the x axis is skipped."""
         columns, unwanted = self.columns, self._unwanted
         found = {
             name: value
@@ -55,23 +55,23 @@ class Columns:
         self.rows += 1
         if self.rows * len(self.columns) > MOST_CELLS:
             raise ReadError(
-                f"{self.rows} rows of {len(self.columns)} names are more than {MOST_CELLS} values. Ask for fewer "
-                "names, or for one writer."
+                f"{self.rows} rows of {len(self.columns)} names are more than {MOST_CELLS} values. Request fewer "
+                "names, or one writer."
             )
 
     def filled(self) -> dict[str, list[Any]]:
-        """The columns, with `None` where a row lacks a value."""
+        """Return the columns, with `None` for each value that a row lacks."""
         for column in self.columns.values():
             column.extend([None] * (self.rows - len(column)))
         return self.columns
 
     def _is_new(self, name: str) -> bool:
-        """Whether a name is one of those wanted, met for the first time."""
+        """Return whether a name without a column is requested."""
         if name in self._exact:
             return True
         if len(name) <= _LONGEST_NAME and self._matches(name):
             if len(self.columns) > MOST_METRICS:
-                raise ReadError(f"More than {MOST_METRICS} names match. Ask for fewer of them.")
+                raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
             return True
         if len(self._unwanted) < MOST_METRICS and len(name) <= _LONGEST_NAME:
             self._unwanted.add(name)
@@ -87,7 +87,7 @@ def columns_of(paths: Iterable[Path], axis: str, names: Sequence[str] | None) ->
         names: As for `Columns`.
 
     Raises:
-        ReadError: A file cannot be read at all, or too much is asked for.
+        ReadError: A file cannot be read at all, or too many values are requested.
         UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     columns = Columns(axis, names)
@@ -101,3 +101,39 @@ def columns_of(paths: Iterable[Path], axis: str, names: Sequence[str] | None) ->
     for path in paths:
         inspect(path, on_record, in_order=False)
     return columns.filled()
+
+
+def summary_of(paths: Iterable[Path]) -> dict[str, Any]:
+    """Read the summary of a run from its files, without W&B's own names. At most 20,000 names are kept.
+
+    Args:
+        paths: The files; values of a later file replace those of an earlier one.
+
+    Raises:
+        ReadError: A file cannot be read.
+        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
+    """
+    summary: dict[str, Any] = {}
+
+    def on_record(record: dict[str, Any]) -> None:
+        kind = record["type"]
+        if kind == "summary":
+            _update(summary, record["summary"])
+        elif kind == "history":  # a killed process may not have written a summary
+            _update(summary, {"update": record["history"].get("item")})
+
+    for path in paths:
+        inspect(path, on_record, skipped=())
+    return summary
+
+
+def _update(summary: dict[str, Any], record: Mapping[str, Any]) -> None:
+    update, removed = record.get("update"), record.get("remove")
+    for name, value in (update if isinstance(update, dict) else {}).items():
+        is_kept = name in summary or len(summary) < MOST_METRICS
+        if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
+            summary[name] = with_floats(value)
+    for item in removed if isinstance(removed, list) else []:
+        name = item.get("key") if isinstance(item, dict) else None
+        if isinstance(name, str):
+            summary.pop(name, None)

@@ -1,4 +1,4 @@
-"""What the metrics of a run tell about its ranks: names of single ranks, and which rank is slow."""
+"""Find data of single ranks in the metrics of a run: names with a rank, and the slow rank."""
 
 from __future__ import annotations
 
@@ -12,35 +12,27 @@ from dist_wandb.wandb_files.statistics import MetricHistory
 
 _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
 SPREAD = ("min", "max", "std", "argmax_rank")
-"""What is written beside a mean over ranks, below its name."""
+"""Last parts of the names of the statistics that are written below the name of a mean over ranks."""
 
 _STRAGGLER = "/straggler_rank"
-_RARELY = 20  # who was named in less than one of so many rows is not named for the whole run
+_RARELY = 20  # a rank named in less than one of this number of rows is not reported for the run
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that held the others up.
+    """The rank that delayed the others."""
 
-    Args:
-        rank: The rank.
-        metric: The metric that names it.
-        times: Number of rows that name it.
-        rows: Number of rows with timings.
-        excess: How many seconds longer than the others such a rank was busy, on average; NaN if not logged.
-    """
-
-    rank: int
-    metric: str
-    times: int
-    rows: int
-    excess: float
+    rank: int  # global rank
+    metric: str  # name of the metric that names the rank
+    times: int  # number of rows that name the rank
+    rows: int  # number of rows with timings
+    excess: float  # by how many seconds the named ranks were busy longer than the others, on average; NaN if not logged
 
 
 def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
-    """Find the rank that held the others up, by what the rows themselves say; `None` if none did in a 20th of them.
+    """Return the rank that most rows name as a straggler; `None` if no rank is named in a 20th of the rows.
 
-    A row has ``time/straggler_rank`` only where one rank was the busiest for some time: see `exchange.stragglers`.
+    A row contains ``time/straggler_rank`` only if one rank was the busiest for some time: see `exchange.stragglers`.
 
     Args:
         metrics: The metrics of a run.
@@ -58,30 +50,28 @@ def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
 
 
 def spreads_among(metrics: Mapping[str, MetricHistory]) -> dict[str, dict[str, MetricHistory]]:
-    """By name the spread over ranks, by kind, of those metrics that have all of it beside them."""
+    """Return the spread over ranks (by kind, as in `SPREAD`) of each metric that was logged with a complete spread."""
     of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
     return {name: found for name, found in of_names.items() if None not in found.values()}  # type: ignore[misc]
 
 
 def by_rank(names: Iterable[str]) -> list[str]:
-    """Names in natural order, those of single ranks (``rank-1/loss``) behind the name that they are of."""
+    """Sort names in natural order. Names of single ranks (``rank-1/loss``) follow the plain name."""
 
     def order(name: str) -> tuple[list[str], bool, list[str]]:
-        found = _OF_RANK.fullmatch(name)
-        return (
-            (natural_order(name), False, []) if found is None else (natural_order(found[2]), True, natural_order(name))
-        )
+        found = of_rank(name)
+        return (natural_order(found[1]), True, natural_order(name)) if found else (natural_order(name), False, [])
 
     return sorted(names, key=order)
 
 
 def of_rank(name: str) -> tuple[str, str] | None:
-    """Label and name of a metric of a single rank; `None` for others."""
+    """Split the name of a metric of a single rank into label and plain name; `None` for other names."""
     found = _OF_RANK.fullmatch(name)
     return (found[1], found[2]) if found else None
 
 
 def _mean(metric: MetricHistory | None) -> float:
-    """The mean of the finite values, about."""
+    """Return the approximate mean of the finite values; NaN if there are none."""
     finite = [value for value in metric.trend if math.isfinite(value)] if metric else []
     return math.fsum(value / len(finite) for value in finite) if finite else math.nan

@@ -1,7 +1,8 @@
-"""`read_runs`: the runs below a directory as objects; the files of a shared or resumed run are one run."""
+"""`read_runs`: read the runs below a directory. The files of a shared or resumed run are one run."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections import defaultdict
@@ -11,11 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.errors import ConfigurationError, ReadError, suggest
+from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest
 from dist_wandb.reading.found import runs_below
-from dist_wandb.reading.frames import pandas_frame, polars_frame
-from dist_wandb.reading.history import columns_of
-from dist_wandb.reading.summary import summary_of
+from dist_wandb.reading.history import columns_of, summary_of
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun
 from dist_wandb.wandb_files.statistics import MetricHistory, joined
@@ -26,14 +25,14 @@ _WORST_FIRST: tuple[State, ...] = ("unfinished", "failed", "finished")
 
 @dataclass(frozen=True)
 class Writer:
-    """What one process has written of a run: one file, or several after restarts.
+    """The part of a run that one process has written: one file, or several after restarts.
 
     Args:
-        label: Its name within a shared run; `None` in an ordinary run.
-        rank: Its index among all ranks; `None` if the run is not of dist_wandb, as are the next two.
-        node: Index of its node; also `None` if it is not known.
-        primary: Whether it wrote the plain names of the run.
-        parts: Its files, as they were read, in the order of their starts.
+        label: The writer's name within a shared run; `None` in an ordinary run.
+        rank: Global rank; `None` if the run was not written by dist_wandb.
+        node: Rank of the node; `None` if it is not known, or the run was not written by dist_wandb.
+        primary: Whether the writer wrote the plain names of the run.
+        parts: The writer's files, as they were read, in the order of their starts.
     """
 
     label: str | None
@@ -44,27 +43,27 @@ class Writer:
 
     @property
     def path(self) -> Path:
-        """Its last ``.wandb`` file."""
+        """Path of the last ``.wandb`` file."""
         return self.parts[-1].path
 
     @property
     def state(self) -> State:
-        """How its last file ends: `"finished"`, `"failed"` or `"unfinished"` (running, or killed)."""
+        """How the last file ends: `"finished"`, `"failed"` or `"unfinished"` (running, or killed)."""
         return self.parts[-1].state
 
     @property
     def rows(self) -> int:
-        """Number of its history rows."""
+        """Number of history rows."""
         return sum(part.rows for part in self.parts)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is damaged in its files, each as a sentence fragment."""
+        """Damaged parts of the files, each as a sentence fragment."""
         return tuple(problem for part in self.parts for problem in part.problems)
 
     @cached_property
     def metrics(self) -> dict[str, MetricHistory]:
-        """Statistics and trend of each numeric metric that it wrote."""
+        """Statistics and trend of each numeric metric."""
         found: dict[str, list[MetricHistory]] = defaultdict(list)
         for part in self.parts:
             for name, metric in part.metrics.items():
@@ -74,7 +73,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """One W&B run on disk, whatever the number of its files. Nothing of its history is kept in memory.
+    """One W&B run on disk, in one file or several. The history is not kept in memory.
 
     Args:
         id: Id of the run.
@@ -83,10 +82,10 @@ class LocalRun:
         group: Group of the run.
         job_type: Job type of the run.
         tags: Tags of the run.
-        config: Its last configuration.
+        config: Last configuration of the run.
         started: Start time in W&B's format (ISO 8601, UTC); `None` if it is lost.
-        step_axis: Name of its x axis, such as ``global_step``; ``_step``, W&B's count of rows, if none is defined.
-        writers: Who wrote it, the primary first: one for an ordinary run, one for each rank of a shared run.
+        step_axis: Name of the x axis, such as ``global_step``; ``_step``, W&B's count of rows, if none is defined.
+        writers: The writers, the primary first: one for an ordinary run, one for each rank of a shared run.
 
     Examples:
         >>> for run in dist_wandb.read_runs("wandb"):
@@ -106,24 +105,24 @@ class LocalRun:
 
     @property
     def state(self) -> State:
-        """How the run ended: as its primary did, or the worst of its writers if the primary's file is not there."""
+        """How the run ended: the state of its primary, or the worst state of its writers without the primary's file."""
         if self.writers[0].primary or len(self.writers) == 1:
             return self.writers[0].state
         return min((writer.state for writer in self.writers), key=_WORST_FIRST.index)
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code that goes with `state`; `None` if no end is recorded."""
+        """The exit code of the writer that determines `state`; `None` if no end is recorded."""
         return next(writer.parts[-1].exit_code for writer in self.writers if writer.state == self.state)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of its writers, if it is a shared run."""
+        """The labels of the writers of a shared run."""
         return tuple(writer.label for writer in self.writers if writer.label is not None)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Its ``.wandb`` files."""
+        """The ``.wandb`` files of the run."""
         return tuple(part.path for writer in self.writers for part in writer.parts)
 
     @property
@@ -133,12 +132,12 @@ class LocalRun:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is damaged in its files, each as a sentence fragment."""
+        """Damaged parts of the files, each as a sentence fragment."""
         return tuple(problem for writer in self.writers for problem in writer.problems)
 
     @cached_property
     def metrics(self) -> dict[str, MetricHistory]:
-        """Statistics and trend of each numeric metric; of a name of several writers, those of the first one."""
+        """Statistics and trend of each numeric metric; if several writers wrote a name, those of the first one."""
         found: dict[str, MetricHistory] = {}
         for writer in self.writers:
             found = {**writer.metrics, **found}
@@ -146,29 +145,29 @@ class LocalRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The last value of each name, and what the script put into ``run.summary``. Files are read at the first use.
+        """The last value of each name, and the values set in ``run.summary``. Files are read at the first use.
 
         Raises:
-            ReadError: As of `history`.
+            ReadError: See `history`.
         """
         return summary_of(part.path for writer in reversed(self.writers) for part in writer.parts)
 
     def history(
         self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None
     ) -> dict[str, list[Any]]:
-        """Read the history rows as columns. The files are read again, and only what is asked for is kept.
+        """Read history rows as columns. The files are read again, and only the requested columns are kept.
 
         Args:
-            names: A name, names, or patterns such as ``val/*``. `None` for all but W&B's own, such as ``_runtime``.
+            names: A name, names, or patterns such as ``val/*``. `None` for all except W&B's own, such as ``_runtime``.
             writer: Label or rank of one writer of a shared run. `None` for all, one after the other, the primary first.
 
         Returns:
-            A list for the x axis (`step_axis`), and one for each name, of equal length: one item for each row that has
-            one of the names, `None` where it lacks the value. NaN and infinities are floats.
+            A list for the x axis (`step_axis`), and one for each name, of equal length: one item for each row that
+            contains one of the names, `None` if the row lacks the value. NaN and infinities are floats.
 
         Raises:
             ConfigurationError: There is no such writer.
-            ReadError: A file is gone or cannot be read, or more than 50 million values are asked for.
+            ReadError: A file is missing or cannot be read, or more than 50 million values are requested.
             UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
         """
         wanted = [names] if isinstance(names, str) else None if names is None else list(names)
@@ -176,20 +175,21 @@ class LocalRun:
         return columns_of(paths, self.step_axis, wanted)
 
     def to_pandas(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
-        """As `history`, as a `pandas.DataFrame`.
+        """Return the result of `history` as a `pandas.DataFrame`.
 
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return pandas_frame(self.history(names, writer=writer))
+        return _library("pandas").DataFrame(self.history(names, writer=writer))
 
     def to_polars(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
-        """As `history`, as a `polars.DataFrame`.
+        """Return the result of `history` as a `polars.DataFrame`. A column of several types gets a common type.
 
         Raises:
             MissingExtraError: polars is not installed.
         """
-        return polars_frame(self.history(names, writer=writer))
+        polars = _library("polars")
+        return polars.DataFrame(self.history(names, writer=writer), strict=False, infer_schema_length=None)
 
     def _writers(self, writer: str | int | None) -> Sequence[Writer]:
         if writer is None:
@@ -210,21 +210,21 @@ def read_runs(
 ) -> list[LocalRun]:
     """Read the W&B runs below a directory, written offline or online, by dist_wandb or by wandb alone.
 
-    No account and no network are needed. It needs wandb 0.31 or newer. Files may come from a stranger: see
-    docs/security.md.
+    Neither an account nor a network is needed. This requires wandb 0.31 or newer. The files may come from an untrusted
+    source: see docs/security.md.
 
     Args:
-        directory: Where to look, at any depth; or one ``.wandb`` file; or several of these.
-        metrics: Patterns such as ``val/*``; `LocalRun.metrics` has only names that match one. It says nothing about
-            `LocalRun.history`.
+        directory: Directory to search, at any depth; or one ``.wandb`` file; or several of these.
+        metrics: Patterns such as ``val/*``; `LocalRun.metrics` contains only names that match one of them.
+            `LocalRun.history` is not affected.
         report: Called for each file and directory that cannot be read. Logged as warnings if `None`.
 
     Returns:
-        The runs by their start, the oldest first. The files of one run are one run: of a shared run its writers', of a
-        resumed run those of its starts.
+        The runs by their start, the oldest first. All files of a run are one run: the files of all writers of a shared
+        run, and those of all starts of a resumed run.
 
     Raises:
-        ReadError: A directory does not exist, or there is no run below it.
+        ReadError: A directory does not exist, or contains no run.
         UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     directories = [directory] if isinstance(directory, (str, os.PathLike)) else directory
@@ -235,7 +235,7 @@ def read_runs(
 
 
 def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
-    """The runs that files belong to, the oldest first."""
+    """Group files into runs, the oldest run first."""
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for file in files:
         together[file.project, file.run_id].append(file)
@@ -245,7 +245,7 @@ def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
 
 def _run_of(files: Sequence[StoredRun]) -> LocalRun:
     writers = _writers_of(files)
-    parts = [part for writer in writers for part in reversed(writer.parts)]  # what counts most comes first
+    parts = [part for writer in writers for part in reversed(writer.parts)]  # in order of precedence
     config: dict[str, Any] = {}
     for part in reversed(parts):
         config.update(part.config)
@@ -268,7 +268,7 @@ def _run_of(files: Sequence[StoredRun]) -> LocalRun:
 
 
 def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
-    """The writers of one run: the primary, then by rank."""
+    """Return the writers of one run: the primary, then the others by rank."""
     by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
     for file in sorted(files, key=lambda file: (file.started or "", natural_order(str(file.path)))):
         by_label[file.shared_as.label if file.shared_as else None].append(file)
@@ -292,3 +292,15 @@ def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
 
 def _warn(error: ReadError) -> None:
     _log.warning("dist_wandb: %s", error)
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise MissingExtraError(
+            f"to_{name} needs {name}, which is not installed. Run: pip install {name}. "
+            "history() returns the same columns without it."
+        ) from None

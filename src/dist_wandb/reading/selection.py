@@ -1,13 +1,14 @@
-"""Which runs are meant: by id or name, by conditions on their values, and in which order."""
+"""Select runs by id or name and by conditions on their values, and sort them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError
@@ -15,18 +16,21 @@ from dist_wandb.reading.runs import LocalRun
 from dist_wandb.wandb_files.finding import natural_order
 
 _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+_OPERATORS: dict[str, Callable[[float, float], bool]]
+_OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
 _MOST_VALUES, _DEEPEST = 1000, 8  # of a config that is compared
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a value of a run has to be, such as ``lr>=0.1`` or ``name=night*``.
+    """A condition on a value of a run, such as ``lr>=0.1`` or ``name=night*``.
 
     Args:
-        key: As for `value_of`.
+        key: Name of the value, as for `value_of`.
         operator: ``=``, ``!=``, ``<``, ``<=``, ``>`` or ``>=``.
-        operand: What it is compared with: by number if both are numbers, else as text; ``=`` takes patterns.
+        operand: The value to compare with: as numbers if both are numbers, else as text. ``=`` and ``!=`` accept
+            patterns.
     """
 
     key: str
@@ -38,7 +42,7 @@ class Condition:
         """Parse a condition as users write it.
 
         Raises:
-            ConfigurationError: It is none.
+            ConfigurationError: The text is not a condition.
         """
         found = _CONDITION.fullmatch(text)
         if found is None:
@@ -48,35 +52,28 @@ class Condition:
         return cls(*found.groups())
 
     def holds(self, run: LocalRun) -> bool:
-        """Whether a run fulfils it. A run without the value fulfils ``!=`` alone."""
+        """Return whether a run fulfils the condition. A run without the value fulfils only ``!=``."""
         value = value_of(run, self.key)
         if value is None:
             return self.operator == "!="
         number, operand = _as_number(value), _as_number(self.operand)
         if number is not None and operand is not None:
-            return {
-                "=": number == operand,
-                "!=": number != operand,
-                "<": number < operand,
-                "<=": number <= operand,
-                ">": number > operand,
-                ">=": number >= operand,
-            }[self.operator]
+            return _OPERATORS[self.operator](number, operand)
         text = _as_text(value)
         is_same = fnmatchcase(text, self.operand) or text == self.operand
         return is_same if self.operator == "=" else not is_same if self.operator == "!=" else False
 
 
 def value_of(run: LocalRun, key: str) -> Any:
-    """A value of a run by its name.
+    """Return a value of a run by its name.
 
     Args:
         run: The run.
         key: ``id``, ``name``, ``state``, ``project``, ``group``, ``job_type``, ``started`` or ``rows``; or a name in
-            its config, with dots for nested ones; or a metric, whose last value is taken. ``config.KEY`` is no metric.
+            its config, with dots for nested ones; or a metric, for its last value. ``config.KEY`` is never a metric.
 
     Returns:
-        The value, `None` if there is none.
+        The value; `None` if the run does not have it.
     """
     if key in _OWN:
         return getattr(run, key)
@@ -90,13 +87,13 @@ def value_of(run: LocalRun, key: str) -> Any:
 def chosen(
     runs: Iterable[LocalRun], names: Sequence[str], conditions: Sequence[Condition], state: str | None = None
 ) -> list[LocalRun]:
-    """The runs that are meant.
+    """Return the selected runs.
 
     Args:
         runs: All runs.
-        names: Ids, names, or patterns of them; none means all runs.
-        conditions: All of them have to hold.
-        state: How a run has ended; any if `None`.
+        names: Ids, names, or patterns of them; empty to select all runs.
+        conditions: Conditions that must all hold.
+        state: How a run has ended; `None` for any state.
 
     Raises:
         ConfigurationError: No run has one of the names.
@@ -105,7 +102,7 @@ def chosen(
     for name in names:
         if not any(_is_called(run, name) for run in runs):
             known = ", ".join(repr(run.id) for run in islice(reversed(runs), 10))
-            raise ConfigurationError(f"No run has the id or the name {name!r}. The last ones are {known or 'none'}.")
+            raise ConfigurationError(f"No run has the id or the name {name!r}. The last runs are {known or 'none'}.")
     return [
         run
         for run in runs
@@ -116,11 +113,11 @@ def chosen(
 
 
 def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> list[LocalRun]:
-    """The runs by a value: those without it last, numbers before text.
+    """Sort runs by a value: numbers before text, and runs without the value last.
 
     Args:
         runs: The runs.
-        key: As for `value_of`.
+        key: Name of the value, as for `value_of`.
         reverse: Whether the largest value comes first.
     """
     values = [(run, value_of(run, key)) for run in runs]
@@ -130,7 +127,7 @@ def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> lis
 
 
 def differing(runs: Sequence[LocalRun]) -> list[str]:
-    """The names in the configs of runs whose values are not the same in all of them, those of nested ones with dots."""
+    """Return the names in configs whose values differ between runs. Names of nested configs are joined by dots."""
     flat = [dict(islice(_flattened(run.config), _MOST_VALUES)) for run in runs]
     names = sorted({name for config in flat for name in config}, key=natural_order)
     return [name for name in names if len({config.get(name) for config in flat}) > 1]
@@ -148,7 +145,7 @@ def _is_called(run: LocalRun, name: str) -> bool:
 
 
 def _within(config: Mapping[str, Any], name: str) -> Any:
-    """A value of nested configs."""
+    """Return a value of nested configs; `None` if there is none."""
     if name in config:
         return config[name]
     value: Any = config

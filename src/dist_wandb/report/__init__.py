@@ -1,1 +1,1 @@
-"""The report: the runs below a directory as one HTML file."""
+"""Write the runs below a directory as one HTML file."""

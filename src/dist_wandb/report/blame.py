@@ -1,7 +1,7 @@
-"""Which rank had the largest number, when, and by how much: from rows that name one rank only.
+"""Find which rank had the largest value, when, and by how much, in rows that name only one rank.
 
-Of numbers that were reduced over ranks a row has mean, maximum and the rank with the maximum, so it says of one
-rank only by how much it exceeds the others.
+Of values that were reduced over ranks a row contains the mean, the maximum and the rank with the maximum. So it shows
+of that one rank by how much it exceeds the others.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from dist_wandb.report.model import HeatMap, Slowest, shortened
 
 STRAGGLER = "time/straggler"
-"""Of timings: rows name a rank only where it holds the others up."""
+"""Name of the metric of timings whose rows name a rank only if it delays the others."""
 
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
-_CLEAR = 5.0  # standard deviations above what chance explains
+_CLEAR = 5.0  # standard deviations above the expected count
 _FEWEST_ROWS = 8  # for a rank to stand out
 _NOTICEABLE = 0.05  # share of the mean
-_ONES_SHARE = 0.5  # of the rows, for a rank to stand out
+_MAJORITY = 0.5  # share of the rows, for a rank to stand out
 
 
 @dataclass
 class _Part:
-    """Neighbouring rows: where they begin, how many there are, and by rank the sum of what it exceeds."""
+    """Neighbouring rows: the first position, the number of rows, and the summed excess of each rank."""
 
     begin: float
     rows: int = 0
@@ -34,12 +34,7 @@ class _Part:
 
 
 class Blame:
-    """What rows say about the rank with the largest number of one metric.
-
-    Args:
-        name: Name of the metric.
-        axis: Name of its x axis.
-    """
+    """Collects which rank has the largest value of one metric, by position on its x axis."""
 
     def __init__(self, name: str, axis: str) -> None:
         self.name = name
@@ -47,13 +42,20 @@ class Blame:
         self._parts: list[_Part] = []
         self._rows_of_each = 1
         self._end = 0.0
-        self._rows: Counter[int] = Counter()  # by rank, those in which it has the largest number
+        self._rows: Counter[int] = Counter()  # by rank, those in which it has the largest value
         self._excess: Counter[int] = Counter()
         self._mean = 0.0  # sum of the means of the rows that have one
         self._means = 0
 
     def add(self, x: float, rank: float, excess: float, mean: float = math.nan) -> None:
-        """Add a row: the rank with the largest number (NaN or negative for none), and what it exceeds the mean by."""
+        """Add a row.
+
+        Args:
+            x: Position on the x axis.
+            rank: The rank with the largest value; NaN or negative if the row names none.
+            excess: By how much its value exceeds the mean.
+            mean: Mean over all ranks; NaN if not known.
+        """
         if not self._parts or self._parts[-1].rows >= self._rows_of_each:
             if len(self._parts) == _MOST_PARTS:
                 self._join_neighbours()
@@ -72,7 +74,7 @@ class Blame:
         self._rows[index] += 1
 
     def heat_map(self, world: int | None) -> HeatMap | None:
-        """What each rank exceeds the mean by, per row; `None` if no rank is named."""
+        """Return by how much each rank exceeds the mean, per row; `None` if no row names a rank."""
         if not self._rows:
             return None
         size = max(max(self._rows) + 1, world or 0)
@@ -84,7 +86,7 @@ class Blame:
         return HeatMap(self.name, "excess", self.axis, [f"rank {rank}" for rank in shown], edges, cells)
 
     def slowest(self, world: int | None) -> Slowest | None:
-        """The rank that has the largest number most often; `None` if no rank is named."""
+        """Return the rank that has the largest value most often; `None` if no row names a rank."""
         if not self._rows:
             return None
         rows = sum(part.rows for part in self._parts)
@@ -95,11 +97,11 @@ class Blame:
         ranks = max(2, world or 0, max(self._rows) + 1)
         chance = 1 / ranks
         clear = rows * chance + _CLEAR * math.sqrt(rows * chance * (1 - chance))
-        is_judged = self.name == STRAGGLER  # by the rule of the timings, row by row
+        is_judged = self.name == STRAGGLER  # by the rule for timings, row by row
         stands_out = is_judged or (
             rows >= _FEWEST_ROWS
             and count > clear
-            and count > rows * _ONES_SHARE
+            and count > rows * _MAJORITY
             and (math.isnan(relative) or relative > _NOTICEABLE)
         )
         return Slowest(self.name, rank, count / rows, excess, relative, stands_out)

@@ -1,4 +1,4 @@
-/* Charts are drawn when they come near the screen, and again when something about them has changed. */
+/* Charts are drawn when they come near the viewport, and drawn again after a change. */
 const PLOT_OPTIONS = { displayModeBar: false, responsive: true, doubleClick: "reset", scrollZoom: false };
 const FIRST_CARDS = 24;
 const cards = new Set();
@@ -15,7 +15,7 @@ const watcher = new IntersectionObserver(
   { rootMargin: "300px" },
 );
 
-/* One chart at a time, so that the page answers in between. */
+/* Draws one chart at a time, so that the page stays responsive. */
 const waiting = new Set();
 let isDrawing = false;
 
@@ -66,7 +66,7 @@ function axis() {
   return { gridcolor: css("--grid"), zerolinecolor: css("--grid"), linecolor: css("--line"), tickcolor: css("--line"), automargin: true, exponentformat: "power", title: { standoff: 6 } };
 }
 
-/* A card with one plot: `content` makes traces, layout and summary; `rows` the data as a table. */
+/* A card with one plot: `content` returns traces, layout and summary; `rows` returns the data as a table. */
 function chartCard(title, content, rows, height) {
   const plot = el("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title });
   if (height) plot.style.height = `${height}px`;
@@ -104,9 +104,8 @@ function fillData(card) {
   fill(card.body, note ? el("p", { class: "summary" }, note) : null, tableOf(`Data of ${card.title}`, columns, rows));
 }
 
-function dropCards(kept) {
-  for (const card of [...cards]) {
-    if (kept.has(card)) continue;
+function dropCards(isDropped) {
+  for (const card of [...cards].filter(isDropped)) {
     watcher.unobserve(card.plot);
     near.delete(card);
     cards.delete(card);
@@ -114,7 +113,7 @@ function dropCards(kept) {
   }
 }
 
-/* Points by the keyboard: left and right along a line, up and down to another one. */
+/* Keyboard control: left and right move along a line, up and down to another line. */
 function steer(card, event) {
   const traces = card.plot.data;
   if (!traces || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -135,7 +134,7 @@ function steer(card, event) {
     at.point = Math.max(0, Math.min(trace.x.length - 1, at.point + (key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0)));
     card.at = at;
     Plotly.Fx.hover(card.plot, [{ curveNumber: place, pointNumber: at.point }]);
-    say(`${trace.meta}: ${number(trace.y[at.point])} at ${number(trace.x[at.point])}`);
+    announce(`${trace.meta}: ${number(trace.y[at.point])} at ${number(trace.x[at.point])}`);
   } else return;
   event.preventDefault();
 }
@@ -191,7 +190,7 @@ function metricContent(name, which) {
     xaxis: { title: { text: forPlotly(found.length ? found[0][1].axis : "") }, type: state.logX ? "log" : "linear" },
     yaxis: { type: state.logY ? "log" : "linear" },
   };
-  return { traces, layout, summary: words.join(" ") || "Not in the runs that are shown." };
+  return { traces, layout, summary: words.join(" ") || "Not in the shown runs." };
 }
 
 function degradedShapes(run) {
@@ -217,7 +216,7 @@ function metricRows(name, which) {
   return { columns, rows: rows.slice(0, 1000), note };
 }
 
-/* Groups of charts by what stands before the first slash, as W&B has them. */
+/* Groups charts by the part of the name before the first slash, as W&B does. */
 const openCards = new Map();
 
 function grouped(names) {
@@ -239,7 +238,7 @@ function namesOf(which) {
 function showCharts() {
   const names = namesOf("byName");
   const found = names.filter(matches);
-  const kept = new Set([...cards].filter((card) => card.kind !== "metric"));
+  const kept = new Set();
   const parts = [];
   for (const [prefix, all] of grouped(found)) {
     const grid = el("div", { class: "grid" });
@@ -266,8 +265,8 @@ function showCharts() {
     add();
     parts.push(el("details", { open: true, class: "group" }, el("summary", {}, el("h3", {}, prefix, el("span", { class: "count" }, String(all.length)))), grid, more));
   }
-  dropCards(kept);
-  const empty = names.length ? "No metric of the runs that are shown has this in its name." : "No metric was logged, or no run is shown.";
+  dropCards((card) => card.kind === "metric" && !kept.has(card));
+  const empty = names.length ? "No metric of the shown runs matches the search." : "No metric was logged, or no run is shown.";
   fill(byId("chart-sections"), parts.length ? parts : el("p", { class: "empty" }, empty));
   byId("chart-count").textContent = found.length === names.length ? String(names.length) : `${found.length} of ${names.length}`;
 }

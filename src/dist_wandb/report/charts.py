@@ -1,23 +1,24 @@
-"""Charts and heat maps of one run, from the curves of its files."""
+"""Make the charts and heat maps of one run from the curves of its files."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.reading.ranks import of_rank
 from dist_wandb.report.blame import STRAGGLER, Blame
 from dist_wandb.report.console import plain
 from dist_wandb.report.files import FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, shortened
+from dist_wandb.report.rows import MAIN_AXES
 from dist_wandb.report.thinning import Cell, Curve, Stretch, cells, edges_of
 from dist_wandb.wandb_files.finding import natural_order
 
-_OF_RANK = re.compile(r"(?:worker-\d{1,7}-)?rank-(\d{1,7})/(.+)", re.DOTALL)
 _SPREAD = ("/min", "/max", "/std", "/argmax_rank")
 _PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96
 _STRETCHES_OF_LINES = 2000  # of one chart
@@ -31,7 +32,7 @@ _FIRST = ("time/straggler", "time/step", "time/data", "time/forward", "time/opti
 
 
 @dataclass
-class _Drawn:
+class _MetricCurves:
     """The curves of one metric."""
 
     axis: str
@@ -45,13 +46,13 @@ class Drawing:
     """The curves of one run, by metric.
 
     Args:
-        files: Its files, with the names of their writers.
-        is_job: Whether each of them is a run of its own, of one rank.
+        files: The files of the run, with the names of their writers.
+        is_job: Whether each file is a separate run of one rank.
         world: Number of ranks, if known.
     """
 
     def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
-        self.metrics: dict[str, _Drawn] = {}
+        self.metrics: dict[str, _MetricCurves] = {}
         self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
         self.world = world
         self.blames: list[Blame] = [blame for _, file in files for blame in file.rows.blames.values()]
@@ -61,7 +62,7 @@ class Drawing:
                 _put(self.system[plain(name)], f"{writer} · {plain(part)}" if part else writer, curve)
 
     def slowest(self) -> list[Slowest]:
-        """Of each metric that is a time, and names ranks, the slowest one."""
+        """Return the slowest rank of each timing metric that has values of ranks or names a rank."""
         blames = [*self.blames, *(_blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1)]
         is_judged = any(blame.name == STRAGGLER for blame in blames)
         found = (
@@ -73,7 +74,7 @@ class Drawing:
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar
-        axes = {series.axis for series in rows.curves.values()} | {"global_step", "trainer/global_step", DEGRADED}
+        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
         for name, (axis, curve) in rows.curves.items():
@@ -83,10 +84,11 @@ class Drawing:
             if is_job or is_secondary or (label and name.startswith(label)):
                 metric = name.removeprefix(label or "")
                 self._line_of(metric, writer, axis, curve)
-            elif found := _OF_RANK.fullmatch(name):
-                self._line_of(found[2], f"rank {int(found[1])}", axis, curve)
+            elif found := of_rank(name):
+                rank = int(found[0].rpartition("-")[2])
+                self._line_of(found[1], f"rank {rank}", axis, curve)
             elif part != "/argmax_rank":
-                drawn = self.metrics.setdefault(metric, _Drawn(axis))
+                drawn = self.metrics.setdefault(metric, _MetricCurves(axis))
                 slot = {"/min": "low", "/max": "high"}.get(part, "line")
                 before: Curve | None = getattr(drawn, slot)
                 if before is None:
@@ -95,20 +97,20 @@ class Drawing:
                     before.absorb(curve)
 
     def _line_of(self, metric: str, rank: str, axis: str, curve: Curve) -> None:
-        _put(self.metrics.setdefault(metric, _Drawn(axis)).ranks, rank, curve)
+        _put(self.metrics.setdefault(metric, _MetricCurves(axis)).ranks, rank, curve)
 
 
 def _put(curves: dict[str, Curve], name: str, curve: Curve) -> None:
-    if name in curves:  # of a run that was resumed
+    if name in curves:  # of a resumed run
         curves[name].absorb(curve)
     elif len(curves) < _MOST_LINES:
         curves[name] = curve
 
 
 def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
-    """The metric that a column of a spread belongs to, and which one it is; empty for the metric itself.
+    """Return the metric to which a column of a spread belongs, and the column; an empty string for the metric itself.
 
-    A standard deviation is a metric of its own.
+    A standard deviation is a separate metric.
     """
     for part in _SPREAD:
         base = name.removesuffix(part)
@@ -118,18 +120,17 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
 
 
 def charts_of(drawing: Drawing) -> list[Chart]:
-    """The metrics of a run, in natural order."""
-    names = sorted(drawing.metrics, key=natural_order)
-    return [_chart(name, drawing.metrics[name]) for name in names]
+    """Return the charts of the metrics, in natural order."""
+    return [_chart(name, drawing.metrics[name]) for name in sorted(drawing.metrics, key=natural_order)]
 
 
 def system_charts_of(drawing: Drawing) -> list[Chart]:
-    """The system metrics of a run: a line for each writer, or part of one."""
-    names = sorted(drawing.system, key=natural_order)
-    return [_chart(name, _Drawn(_MINUTES, ranks=drawing.system[name])) for name in names]
+    """Return the charts of the system metrics, with a line for each writer or part of one, such as a GPU."""
+    curves = {name: _MetricCurves(_MINUTES, ranks=ranks) for name, ranks in drawing.system.items()}
+    return [_chart(name, curves[name]) for name in sorted(curves, key=natural_order)]
 
 
-def _chart(name: str, drawn: _Drawn) -> Chart:
+def _chart(name: str, drawn: _MetricCurves) -> Chart:
     ranks = dict(sorted(drawn.ranks.items(), key=lambda item: natural_order(item[0])))
     most = max(16, _STRETCHES_OF_LINES // max(1, len(ranks)))
     curves = [curve for curve in (drawn.line, drawn.low, drawn.high, *ranks.values()) if curve is not None]
@@ -141,7 +142,6 @@ def _chart(name: str, drawn: _Drawn) -> Chart:
     if len(ranks) > 1 and low is None and high is None:
         mean, low, high = _band([curve.stretches(most) for curve in ranks.values()])
         line = line or mean
-    facts = [curve.facts() for curve in curves]
     flat = [stretch for one in stretches for stretch in one]
     return Chart(
         name=plain(name),
@@ -149,24 +149,24 @@ def _chart(name: str, drawn: _Drawn) -> Chart:
         line=line,
         band=(low, high) if low and high else None,
         ranks=lines,
-        last=shortened(facts[0].last) if facts else math.nan,
+        last=shortened(curves[0].last) if curves else math.nan,
         least=shortened(min((stretch.smallest[1] for stretch in flat), default=math.nan)),
         most=shortened(max((stretch.largest[1] for stretch in flat), default=math.nan)),
-        gaps=sum(fact.gaps for fact in facts),
+        gaps=sum(curve.gaps for curve in curves),
         thinned=any(stretch.number > 1 for stretch in flat),
     )
 
 
 def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
-    """Mean, smallest and largest number of all ranks along the x axis."""
+    """Return the mean, the smallest and the largest value of all ranks along the x axis."""
     edges = edges_of(ranks, _PARTS_OF_BAND)
     rows = [cells(stretches, edges) for stretches in ranks] if edges else []
     mean, low, high = [], [], []
-    for place, column in enumerate(zip(*rows, strict=True)):
+    for part, column in enumerate(zip(*rows, strict=True)):
         found = [cell for cell in column if cell is not None]
         if found:
             is_exact = len(edges) - 1 < _PARTS_OF_BAND  # a part has about one point of each rank
-            x = min(cell.place for cell in found) if is_exact else (edges[place] + edges[place + 1]) / 2
+            x = min(cell.position for cell in found) if is_exact else (edges[part] + edges[part + 1]) / 2
             mean.append((x, sum(cell.mean / len(found) for cell in found)))
             low.append((x, min(cell.smallest for cell in found)))
             high.append((x, max(cell.largest for cell in found)))
@@ -174,22 +174,17 @@ def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
 
 
 def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
-    """Heat maps of a run: timings first, then metrics that name a rank, then those with a line for each rank."""
-    made = [partial(blame.heat_map, drawing.world) for blame in drawing.blames]
-    names = [blame.name for blame in drawing.blames]
-    for name, drawn in drawing.metrics.items():
-        if len(drawn.ranks) > 1:
-            made.append(partial(_heat_map, name, drawn.axis, drawn.ranks))
-            names.append(name)
-    for name, ranks in drawing.system.items():
-        if len(ranks) > 1:
-            made.append(partial(_heat_map, f"system: {name}", _MINUTES, ranks))
-            names.append(f"system: {name}")
-    order = sorted(range(len(names)), key=lambda place: (_importance(names[place]), natural_order(names[place])))
+    """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
+    made: list[tuple[str, Callable[[], HeatMap | None]]] = []
+    made += [(blame.name, partial(blame.heat_map, drawing.world)) for blame in drawing.blames]
+    curves = [(name, drawn.axis, drawn.ranks) for name, drawn in drawing.metrics.items()]
+    curves += [(f"system: {name}", _MINUTES, ranks) for name, ranks in drawing.system.items()]
+    made += [(name, partial(_heat_map, name, axis, ranks)) for name, axis, ranks in curves if len(ranks) > 1]
+    made.sort(key=lambda named: (_importance(named[0]), natural_order(named[0])))
     found: list[HeatMap] = []
     room = _MOST_HEAT_CELLS
-    for place in order:
-        heat = made[place]()
+    for _, make in made:
+        heat = make()
         if heat is None:
             continue
         room -= sum(map(len, heat.cells))
@@ -202,7 +197,7 @@ def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
 
 
 def _heat_map(name: str, axis: str, curves: Mapping[str, Curve]) -> HeatMap | None:
-    """The means of each rank's own numbers."""
+    """Return the means of each rank's own values; `None` if there are none."""
     ranks = dict(sorted(curves.items(), key=lambda item: natural_order(item[0])))
     stretches = [curve.stretches() for curve in ranks.values()]
     edges = edges_of(stretches, _PARTS_OF_HEAT)
@@ -212,8 +207,8 @@ def _heat_map(name: str, axis: str, curves: Mapping[str, Curve]) -> HeatMap | No
     return HeatMap(plain(name), "value", plain(axis), list(ranks), [shortened(edge, 8) for edge in edges], rows)
 
 
-def _blame(name: str, drawn: _Drawn) -> Blame:
-    """Which rank has the largest of the ranks' own numbers, by parts of the x axis."""
+def _blame(name: str, drawn: _MetricCurves) -> Blame:
+    """Collect which rank has the largest of the ranks' own values in each part of the x axis."""
     blame = Blame(name, drawn.axis)
     heat = _heat_map(name, drawn.axis, drawn.ranks) if _TIME.search(name) else None
     if heat is None or not all(rank.startswith("rank ") for rank in heat.ranks):
@@ -232,7 +227,7 @@ def _mean(cell: Cell | None) -> float | None:
 
 
 def _importance(name: str) -> tuple[int, str]:
-    """Where a metric comes: timings first."""
+    """A sort key: timings first, system metrics last."""
     if name in _FIRST:
         return _FIRST.index(name), ""
     return (len(_FIRST), "") if name.startswith("time/") else (len(_FIRST) + 1 + name.startswith("system: "), "")

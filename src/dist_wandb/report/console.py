@@ -1,4 +1,4 @@
-"""The last lines of what a process printed."""
+"""The last lines that a process printed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 class ConsoleTail:
-    """Puts pieces of console output together, as a terminal without colors would show them."""
+    """Assembles pieces of console output into lines, as a terminal without colors would show them."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
         self.count: int = 0
-        """Number of all lines, those that were dropped included."""
+        """Number of all lines, including those that were dropped."""
         self._pending = ""
 
     def add(self, text: str) -> None:
-        """Add a piece, which may begin and end in the middle of a line."""
+        """Add a piece, which may start and end in the middle of a line."""
         *ended, self._pending = (self._pending + text).split("\n")
         if len(self._pending) > _LONGEST_PENDING:
             ended.append(self._pending)
@@ -31,7 +31,7 @@ class ConsoleTail:
             self._put(line)
 
     def end(self) -> None:
-        """Take an incomplete last line for a whole one."""
+        """Add an incomplete last line."""
         if self._pending:
             self._put(self._pending)
         self._pending = ""
@@ -42,5 +42,5 @@ class ConsoleTail:
 
 
 def plain(text: str) -> str:
-    """A text without escape sequences and control characters."""
+    """Return a text without escape sequences; control characters are replaced by U+FFFD."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", text))

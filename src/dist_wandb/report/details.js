@@ -12,7 +12,7 @@ function stateBadge(name, code) {
 function uploadText(run) {
   if (run.uploaded === run.writers.length) return "yes";
   if (!run.uploaded) return "no";
-  return `${run.writers.length - run.uploaded} of ${several(run.writers.length, "file")} not`;
+  return `${run.uploaded} of ${several(run.writers.length, "file")}`;
 }
 
 function problemsOf(run) {
@@ -50,12 +50,12 @@ function showOverview() {
     };
   });
   const columns = ["run", "state", "slowest rank", "ranks", "mode", "rows", "degraded rows", "uploaded", "started (UTC)", "notes"].map((heading, place) => ({ heading, numeric: place === 3 || place === 5 }));
-  fill(byId("overview-body"), rows.length ? tableOf("Runs that are shown", columns, rows) : el("p", { class: "empty" }, "No run is shown: choose some on the list of runs."));
+  fill(byId("overview-body"), rows.length ? tableOf("Shown runs", columns, rows) : el("p", { class: "empty" }, "No run is shown. Select runs in the list."));
 }
 
 function showSystem() {
   const names = namesOf("bySystem").filter(matches);
-  for (const card of [...cards]) if (card.kind === "system") { cards.delete(card); near.delete(card); watcher.unobserve(card.plot); if (card.plot.data) Plotly.purge(card.plot); }
+  dropCards((card) => card.kind === "system");
   const grid = el("div", { class: "grid" });
   for (const name of names.slice(0, 100)) {
     const card = chartCard(name, () => metricContent(name, "bySystem"), () => metricRows(name, "bySystem"));
@@ -64,7 +64,7 @@ function showSystem() {
   }
   const open = byId("system-body").querySelector("details");
   const group = el("details", { open: open ? open.open : true, class: "group" }, el("summary", {}, el("h3", {}, "By node and rank", el("span", { class: "count" }, String(names.length)))), grid);
-  fill(byId("system-body"), names.length ? group : el("p", { class: "empty" }, "No system metric was recorded, or none has this name."));
+  fill(byId("system-body"), names.length ? group : el("p", { class: "empty" }, "No system metric was recorded, or none matches the search."));
 }
 
 const configState = { differing: false };
@@ -83,8 +83,8 @@ function showConfig() {
   }
   const only = el("input", { id: "only-differing", type: "checkbox", checked: configState.differing, onchange: (event) => { configState.differing = event.target.checked; showConfig(); byId("only-differing").focus(); } });
   const columns = [{ heading: "name" }, ...runs.map((run) => ({ heading: run.name }))];
-  const controls = el("div", { class: "row controls" }, el("label", {}, only, ` only what differs (${count})`));
-  fill(byId("config-body"), names.length ? [controls, tableOf("Config of the runs that are shown", columns, rows.slice(0, 1000))] : el("p", { class: "empty" }, "No config was recorded."));
+  const controls = el("div", { class: "row controls" }, el("label", {}, only, ` only differing values (${count})`));
+  fill(byId("config-body"), names.length ? [controls, tableOf("Config of the shown runs", columns, rows.slice(0, 1000))] : el("p", { class: "empty" }, "No config was recorded."));
 }
 
 function showMedia() {
@@ -104,7 +104,7 @@ function showMedia() {
       parts.push(el("div", { class: "gallery" }, pictures));
     }
   }
-  fill(byId("media-body"), parts.length ? parts : el("p", { class: "empty" }, "No table or image was logged that can be shown."));
+  fill(byId("media-body"), parts.length ? parts : el("p", { class: "empty" }, "No table or image was logged, or none can be shown."));
 }
 
 const consoleState = { run: null, writer: null, query: "" };
@@ -123,7 +123,7 @@ function showConsole() {
     const wanted = consoleState.query.toLowerCase();
     const lines = out.lines.filter((line) => line.toLowerCase().includes(wanted));
     text.textContent = lines.join("\n");
-    note.textContent = `${several(lines.length, "line")}${wanted ? ` of ${out.lines.length}` : ""}${out.dropped ? `; ${out.dropped} before these are not in the report` : ""}.`;
+    note.textContent = `${several(lines.length, "line")}${wanted ? ` of ${out.lines.length}` : ""}${out.dropped ? `; ${out.dropped} earlier lines are not in the report` : ""}.`;
   };
   const runChoice = el("select", { id: "console-run", onchange: (event) => { consoleState.run = Number(event.target.value); showConsole(); byId("console-run").focus(); } }, options(runs.map((one) => [String(one.index), one.name]), String(run.index)));
   const writerChoice = el("select", { id: "console-writer", onchange: (event) => { consoleState.writer = event.target.value; showConsole(); byId("console-writer").focus(); } }, options(run.console.map((one) => [one.writer, one.writer]), out.writer));

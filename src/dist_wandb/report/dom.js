@@ -1,4 +1,4 @@
-/* Elements made of text nodes: no HTML is ever parsed. */
+/* Builds elements from text nodes; HTML is never parsed. */
 const byId = (id) => document.getElementById(id);
 
 function el(tag, attributes = {}, ...children) {
@@ -25,8 +25,8 @@ function options(values, chosen) {
   return values.map(([value, text]) => el("option", { value, selected: value === chosen }, text));
 }
 
-/* A table whose columns sort by a click or a key. `columns` has heading, and whether it holds numbers; cells may be
-   nodes, texts, numbers, or [shown, sorted by]. */
+/* A table with sortable columns. Each column has a heading, and may be numeric; cells are nodes, texts, numbers, or pairs
+   [shown, sort key]. */
 function tableOf(caption, columns, rows, sortable = true) {
   const body = el("tbody");
   const value = (cell) => (Array.isArray(cell) ? cell[1] : cell);
@@ -75,7 +75,7 @@ function tableOf(caption, columns, rows, sortable = true) {
   );
 }
 
-function say(text) {
+function announce(text) {
   byId("live").textContent = text;
 }
 

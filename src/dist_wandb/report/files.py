@@ -1,4 +1,4 @@
-"""One ``.wandb`` file, read for a report."""
+"""Read one ``.wandb`` file for a report."""
 
 from __future__ import annotations
 
@@ -16,41 +16,28 @@ from dist_wandb.report.console import ConsoleTail
 from dist_wandb.report.rows import Rows
 from dist_wandb.report.thinning import Budget, Curve
 from dist_wandb.wandb_files.inspection import UNUSED, inspect
-from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, Contents, StoredRun
-from dist_wandb.wandb_files.sidecar import read_sidecar
+from dist_wandb.wandb_files.reading import Contents, StoredRun
 
 MOST_SYSTEM = 500
-"""Largest number of system metrics of one file that a page has."""
+"""Largest number of system metrics that the page shows of one file."""
 
 _LONGEST_NAME = 200  # characters
-_LABEL = re.compile(r"/l:.*$", re.DOTALL)  # that W&B adds to the names of a shared writer's system metrics
+_LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class FileForReport:
-    """What a report takes from one file.
+    """The data of one file that a report needs."""
 
-    Args:
-        stored: The run that the file describes; its `metrics` are empty.
-        rows: Its history.
-        system: Curves by name of a system metric, and by the part that it is of (``"gpu 0"``; empty for the whole).
-        console: What its process printed.
-    """
-
-    stored: StoredRun
+    stored: StoredRun  # the run that the file describes; its `metrics` are empty
     rows: Rows
-    system: dict[tuple[str, str], Curve]
-    console: ConsoleTail
+    system: dict[tuple[str, str], Curve]  # by name and part (``"gpu 0"``; empty for the whole)
+    console: ConsoleTail  # the last lines that the process printed
 
 
 class Reader:
-    """Takes the records of one file.
-
-    Args:
-        budget: What the curves of all files share.
-        metrics: Patterns of the names that are wanted.
-    """
+    """Collects the records of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.rows: Rows = Rows(budget, metrics)
@@ -62,7 +49,7 @@ class Reader:
         self._parts: dict[str, tuple[str, str]] = {}
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take one record."""
+        """Add one record."""
         kind = record["type"]
         if kind == "history":
             item = record["history"].get("item")
@@ -80,28 +67,25 @@ class Reader:
             self.contents.add(record)
 
     def result(self, path: Path, problems: list[str]) -> FileForReport:
-        """What the records have.
+        """Return the collected data.
+
+        Args:
+            path: The file.
+            problems: Damaged parts of the file, each as a sentence fragment.
 
         Raises:
-            ReadError: Nothing of a run is in them.
+            ReadError: The records contain no data of a run.
         """
         self.console.end()
         self.contents.rows = self.rows.progress.rows
-        if not self.contents.run:
-            if not self.rows.progress.rows:
-                reason = f": {'; '.join(problems)}" if problems else ", or not yet"
-                raise ReadError(f"{path}: nothing of a run can be read from it{reason}.")
-            problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
-        try:
-            sidecar = read_sidecar(path.parent)
-        except ReadError as error:
-            sidecar = None
-            problems.append(str(error))
-        stored = self.contents.as_run(path, sidecar, problems + self.contents.problems)
+        if not self.contents.run and not self.contents.rows:
+            reason = f": {'; '.join(problems)}" if problems else " yet"
+            raise ReadError(f"{path}: no data of a run can be read from it{reason}.")
+        stored = self.contents.with_sidecar(path, problems)
         return FileForReport(stored, self.rows, self.system, self.console)
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
-        """Add a sample of system metrics, at its minute since the first one."""
+        """Add a sample of system metrics, at the minutes since the first sample."""
         items, seconds = stats.get("item"), _seconds(stats.get("timestamp"))
         if not isinstance(items, dict) or seconds is None:
             return
@@ -119,7 +103,7 @@ class Reader:
             curve.add((seconds - self._started) / 60, value)
 
     def _part(self, name: str) -> tuple[str, str]:
-        """The common name of a system metric, and what numbered part it is of."""
+        """Return the name of a system metric without its numbered part (such as a GPU), and that part."""
         plain = _LABEL.sub("", name[:_LONGEST_NAME]).removeprefix("system.")
         numbered = _NUMBERED.match(plain)
         found = (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
@@ -135,12 +119,12 @@ def read_for_report(
 
     Args:
         path: The file.
-        budget: What the curves of all files share.
-        metrics: Patterns of the names that are wanted.
+        budget: The budget that the curves of all files share.
+        metrics: Patterns of the metrics to keep.
         stopped: Set to stop reading.
 
     Raises:
-        ReadError: Nothing of a run can be read from it.
+        ReadError: No data of a run can be read from it.
         UnsupportedVersionError: The installed wandb cannot print such files.
     """
     reader = Reader(budget, metrics)
@@ -149,10 +133,10 @@ def read_for_report(
 
 
 def _seconds(timestamp: object) -> float | None:
-    """Seconds since the epoch of a time in W&B's format."""
+    """Return the seconds since the epoch of a time in W&B's format; `None` if it is not one."""
     if not isinstance(timestamp, str) or len(timestamp) > 40:  # noqa: PLR2004
         return None
-    text = re.sub(r"(\.\d{6})\d+", r"\1", timestamp).replace("Z", "+00:00")  # Python 3.10 takes no nanoseconds
+    text = re.sub(r"(\.\d{6})\d+", r"\1", timestamp).replace("Z", "+00:00")  # Python 3.10 cannot parse nanoseconds
     text = re.sub(r"\.(\d{1,5})(?=[+-])", lambda found: f".{found[1]:0<6}", text)
     try:
         return datetime.fromisoformat(text).timestamp()

@@ -53,9 +53,9 @@ function setTheme(choice) {
 
 function start() {
   byId("where").textContent = report.directory;
-  byId("made").textContent = `Made ${report.made.replace("T", " ").slice(0, 19)} UTC by dist-wandb ${report.version}. Nothing in this file asks the network for anything.`;
+  byId("made").textContent = `Made ${report.made.replace("T", " ").slice(0, 19)} UTC by dist-wandb ${report.version}. This file makes no network requests.`;
   fill(byId("nav"), SECTIONS.map(([id, text]) => el("li", {}, el("a", { href: `#${id}` }, text))));
-  byId("search").addEventListener("input", later(120, () => { state.query = byId("search").value; showCharts(); showSystem(); say(byId("chart-count").textContent); }));
+  byId("search").addEventListener("input", later(120, () => { state.query = byId("search").value; showCharts(); showSystem(); announce(byId("chart-count").textContent); }));
   byId("smoothing").addEventListener("input", () => { state.smoothing = Number(byId("smoothing").value); byId("smoothing-value").textContent = byId("smoothing").value; redraw(); });
   byId("log-x").addEventListener("change", (event) => { state.logX = event.target.checked; refresh(); });
   byId("log-y").addEventListener("change", (event) => { state.logY = event.target.checked; refresh(); });

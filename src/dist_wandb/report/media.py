@@ -1,10 +1,11 @@
-"""Tables and pictures that were logged, read from a run's directory without trust."""
+"""Read logged tables and images from a run's directory, which is not trusted."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice, zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +16,7 @@ from dist_wandb.report.model import Image, Table
 from dist_wandb.wandb_files.small_files import parse_json, read_small
 
 _MOST_NAMES = 50  # of media, of one file
-_STEPS = 4  # last ones, of one name
+_STEPS = 4  # last rows kept of one name
 _MOST_PICTURES = 24  # of one row
 _LARGEST_PICTURE, _LARGEST_TABLE = 512 * 1024, 4 * 1024 * 1024  # bytes
 _MOST_ROWS, _MOST_COLUMNS, _LONGEST_CELL = 100, 30, 200
@@ -25,33 +26,29 @@ Logged = tuple[float, dict[str, Any]]
 
 
 class Budget:
-    """Bytes that all pictures and tables of a page may take.
-
-    Args:
-        most: How many there are.
-    """
+    """The number of bytes that all images and tables of a page may take."""
 
     def __init__(self, most: int) -> None:
-        self._left = most
+        self._remaining = most
 
-    def take(self, size: int) -> bool:
-        """Whether there is room for so many bytes; then they are taken."""
-        if size > self._left:
+    def reserve(self, size: int) -> bool:
+        """Reserve a number of bytes; return whether they were available."""
+        if size > self._remaining:
             return False
-        self._left -= size
+        self._remaining -= size
         return True
 
 
 class LoggedMedia:
-    """Media that rows of one file name; the last ones of each name are kept."""
+    """The media in the rows of one file. Only the last rows of each name are kept."""
 
     def __init__(self) -> None:
         self.names: dict[str, deque[Logged]] = {}
         self.left_out: int = 0
-        """Number of values that are not kept, as they have further names."""
+        """Number of values that are not kept because there are too many names."""
 
     def add(self, name: str, x: float, value: Mapping[str, Any]) -> None:
-        """Add the value of a row, if it is one of W&B's media."""
+        """Add a value of a row, if it is W&B's image or table."""
         if value.get("_type") not in (_IMAGE, _IMAGES, _TABLE):
             return
         if name not in self.names and len(self.names) == _MOST_NAMES:
@@ -61,12 +58,7 @@ class LoggedMedia:
 
 
 class MediaReader:
-    """Reads media from the directory of one file.
-
-    Args:
-        directory: The run's directory.
-        budget: Room in the page.
-    """
+    """Reads media from the directory of one run file, within the budget of the page."""
 
     def __init__(self, directory: Path, budget: Budget) -> None:
         self._files = directory / "files"
@@ -75,21 +67,21 @@ class MediaReader:
 
     @property
     def notes(self) -> list[str]:
-        """What is not shown, and why, as sentence fragments."""
+        """The media that are not shown, with the reasons, as sentence fragments."""
         return [f"{count} {reason}" for reason, count in self._misses.items()]
 
     def read(self, logged: LoggedMedia) -> tuple[list[Image], list[Table]]:
-        """The pictures and tables that can be shown."""
+        """Return the images and tables that can be shown."""
         images: list[Image] = []
         tables: list[Table] = []
         for name, values in logged.names.items():
             for x, value in reversed(values):
                 if value["_type"] == _TABLE:
                     tables += self._table(name, x, value)
-                    break  # the last one only
+                    break  # only the last table
                 images += self._images(name, x, value)
         if logged.left_out:
-            self._misses["values of further names are left out"] = logged.left_out
+            self._misses[f"media values beyond the first {_MOST_NAMES} names"] = logged.left_out
         return images, tables
 
     def _images(self, name: str, x: float, value: Mapping[str, Any]) -> Iterator[Image]:
@@ -99,9 +91,9 @@ class MediaReader:
                 continue
             picture = pictures.checked(content)
             if picture is None:
-                self._miss("pictures are no sound PNG or JPEG")
-            elif not self._budget.take(len(content) * 4 // 3):
-                self._miss("pictures find no room in the page")
+                self._miss("images that are not valid PNG or JPEG files")
+            elif not self._budget.reserve(len(content) * 4 // 3):
+                self._miss("images that do not fit into the page")
             else:
                 uri = pictures.data_uri(content, picture)
                 yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], picture.width, picture.height)
@@ -113,29 +105,29 @@ class MediaReader:
         try:
             found = table_of(name, x, parse_json(content))
         except ValueError:
-            self._miss("tables are not in W&B's format")
+            self._miss("tables that are not in W&B's format")
             return
-        if self._budget.take(sum(len(cell) + 4 for row in found.rows for cell in row)):
+        if self._budget.reserve(sum(len(cell) + 4 for row in found.rows for cell in row)):
             yield found
         else:
-            self._miss("tables find no room in the page")
+            self._miss("tables that do not fit into the page")
 
     def _content(self, path: object, limit: int) -> bytes | None:
-        """A file that a row names, if it lies in the run's directory."""
+        """Return the content of a file that a row names, if it is in the run's directory."""
         if not isinstance(path, str) or len(path) > 1000 or "\0" in path:  # noqa: PLR2004
-            self._miss("media have no path")
+            self._miss("media values without a valid path")
             return None
         inside = PurePosixPath(path)
         try:
             whole = (self._files / inside).resolve()
             if inside.is_absolute() or not whole.is_relative_to(self._files.parent.resolve() / "files"):
-                self._miss("media lie outside of the run's directory")
+                self._miss("media files outside the run's directory")
                 return None
             return read_small(whole, limit=limit)
         except FileNotFoundError:
-            self._miss("media are not there")
-        except (OSError, ReadError, RuntimeError, UnicodeEncodeError):  # a loop of links; half a character
-            self._miss("media are too large, or cannot be read")
+            self._miss("media files that are missing")
+        except (OSError, ReadError, RuntimeError, UnicodeEncodeError):  # a loop of links; a lone surrogate
+            self._miss("media files that are too large or cannot be read")
         return None
 
     def _miss(self, reason: str) -> None:
@@ -143,20 +135,20 @@ class MediaReader:
 
 
 def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
-    """Paths and captions of the pictures that a row names."""
+    """Return paths and captions of the images that a row names."""
     if value["_type"] == _IMAGE:
         caption = value.get("caption")
         return [(value.get("path"), caption if isinstance(caption, str) else "")]
     names, captions = value.get("filenames"), value.get("captions")
     if not isinstance(names, list):
         return []
-    texts = captions if isinstance(captions, list) else []
-    words = [texts[place] if place < len(texts) else "" for place in range(min(len(names), _MOST_PICTURES))]
-    return [(name, word if isinstance(word, str) else "") for name, word in zip(names, words, strict=False)]
+    pairs = zip_longest(names, captions if isinstance(captions, list) else [])
+    shown = islice(pairs, min(len(names), _MOST_PICTURES))
+    return [(name, caption if isinstance(caption, str) else "") for name, caption in shown]
 
 
 def table_of(name: str, x: float, content: object) -> Table:
-    """The first rows of a table, as text.
+    """Return the first rows of a table, as text.
 
     Raises:
         ValueError: It is not in W&B's format.
@@ -175,7 +167,7 @@ def table_of(name: str, x: float, content: object) -> Table:
 
 
 def cell_text(value: object) -> str:
-    """A value as text of limited length."""
+    """Return a value as text of limited length."""
     if isinstance(value, str):
         return plain(value)[:_LONGEST_CELL]
     if isinstance(value, dict) and isinstance(value.get("_type"), str):

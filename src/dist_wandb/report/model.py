@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: `page.py` writes it into the page as JSON, under these names."""
+"""The contents of a report as plain data. `page.py` writes them into the page as JSON, under these names."""
 
 from __future__ import annotations
 
@@ -15,148 +15,93 @@ State = Literal["finished", "failed", "unfinished"]
 
 @dataclass(frozen=True)
 class Line:
-    """A curve.
+    """A curve."""
 
-    Args:
-        x: Places on the x axis, ascending.
-        y: The values at these places.
-    """
-
-    x: list[float]
-    y: list[float]
+    x: list[float]  # positions on the x axis, ascending
+    y: list[float]  # the values at these positions
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Line:
-        """A curve through points, in as many digits as can be seen."""
+        """Return the curve through points, with only the digits that are visible in a chart."""
         pairs = [(shortened(x, _DIGITS_OF_X), shortened(y, _DIGITS)) for x, y in points]
         return cls([x for x, _ in pairs], [y for _, y in pairs])
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One metric of one run.
-
-    Args:
-        name: Name of the metric.
-        axis: Name of its x axis.
-        line: The reduced numbers, or the mean of the ranks' lines; `None` if there are neither.
-        band: The ranks' smallest, and their largest numbers.
-        ranks: By name of a rank (or of a part of one, such as a GPU) its own line.
-        last: The last value of `line`, or of the first rank.
-        least: The smallest value that is finite.
-        most: The largest value that is finite.
-        gaps: Number of values that are not finite.
-        thinned: Whether lines have fewer points than were logged.
-    """
+    """One metric of one run."""
 
     name: str
     axis: str
-    line: Line | None
-    band: tuple[Line, Line] | None = None
-    ranks: dict[str, Line] = field(default_factory=dict)
-    last: float = math.nan
-    least: float = math.nan
-    most: float = math.nan
-    gaps: int = 0
-    thinned: bool = False
+    line: Line | None  # the reduced values, or the mean of the ranks' lines; `None` if there are neither
+    band: tuple[Line, Line] | None = None  # the smallest and the largest values of the ranks
+    ranks: dict[str, Line] = field(default_factory=dict)  # by name, the line of each rank or of a part of it (a GPU)
+    last: float = math.nan  # the last value of `line`, or of the first rank
+    least: float = math.nan  # the smallest value that is finite
+    most: float = math.nan  # the largest value that is finite
+    gaps: int = 0  # number of values that are not finite
+    thinned: bool = False  # whether the lines have fewer points than were logged
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """A number for each rank and part of the x axis.
 
-    Args:
-        name: The metric that it is about.
-        kind: `"excess"`: how much larger than the mean of all the number of the rank with the largest one was, per row,
-            counted for that rank alone; `"value"`: the mean of each rank's own numbers.
-        axis: Name of the x axis.
-        ranks: Names of the ranks, from top to bottom.
-        edges: Begin, and ends, of the parts of the x axis.
-        cells: For each rank the numbers from left to right; `None` where there is none.
+    `"excess"`: by how much the largest value exceeded the mean over all ranks, per row, counted only for the rank with
+    that value. `"value"`: the mean of each rank's own values.
     """
 
     name: str
     kind: Literal["excess", "value"]
     axis: str
-    ranks: list[str]
-    edges: list[float]
-    cells: list[list[float | None]]
+    ranks: list[str]  # names of the ranks, from top to bottom
+    edges: list[float]  # start of the first part of the x axis, and the end of each part
+    cells: list[list[float | None]]  # the numbers of each rank from left to right; `None` for a part without values
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """A rank that holds the others up.
-
-    Args:
-        name: The metric that it is about.
-        rank: The rank.
-        share: In which share of the rows it has the largest number.
-        excess: By how much its number exceeds the mean of all then, on average.
-        relative: The same, as a share of that mean; NaN if the mean is not known.
-        stands_out: Whether chance does not explain it.
-    """
+    """The rank that most often has the largest value of a metric."""
 
     name: str
     rank: int
-    share: float
-    excess: float
-    relative: float
-    stands_out: bool
+    share: float  # share of the rows in which it has the largest value, from 0 to 1
+    excess: float  # by how much its value exceeds the mean over all ranks in these rows, on average
+    relative: float  # `excess` as a share of that mean; NaN if the mean is not known
+    stands_out: bool  # whether this is more than chance explains
 
 
 @dataclass(frozen=True)
 class Writer:
-    """One file of a run: what one process wrote.
+    """One file of a run, as one process wrote it."""
 
-    Args:
-        name: What the page calls it, such as ``"rank 3"``.
-        label: Its name in a shared run.
-        run_id: Id of its run.
-        rank: Its global rank, if known.
-        node: The rank of its node, if known.
-        primary: Whether it writes the plain names.
-        state: How it ended.
-        exit_code: Its exit code, if recorded.
-        rows: Number of history rows.
-        last: The last place on the x axis; NaN if there is none.
-        uploaded: Whether it is uploaded.
-        directory: Where it lies.
-        problems: Unreadable and left out parts, each as a sentence fragment.
-    """
-
-    name: str
-    label: str | None
+    name: str  # name in the page, such as ``"rank 3"``
+    label: str | None  # name of the writer in a shared run
     run_id: str
-    rank: int | None
-    node: int | None
-    primary: bool
-    state: State
-    exit_code: int | None
+    rank: int | None  # global rank, if known
+    node: int | None  # rank of the node, if known
+    primary: bool  # whether the writer writes the plain names
+    state: State  # how the writer ended
+    exit_code: int | None  # exit code of the writer, if recorded
     rows: int
-    last: float
+    last: float  # last position on the x axis; NaN if there are no rows
     uploaded: bool
-    directory: str
-    problems: list[str]
+    directory: str  # path of the run's directory
+    problems: list[str]  # parts of the file that are unreadable or left out, each as a sentence fragment
 
 
 @dataclass(frozen=True)
 class Degraded:
-    """Rows that some ranks have no part in.
-
-    Args:
-        rows: How many there are.
-        most: How many ranks are missing at most.
-        spans: First and last place on the x axis of stretches of such rows.
-    """
+    """Rows to which some ranks did not contribute."""
 
     rows: int
-    most: int
-    spans: list[tuple[float, float]]
+    most: int  # largest number of missing ranks
+    spans: list[tuple[float, float]]  # first and last position on the x axis of each stretch of consecutive such rows
 
 
 @dataclass(frozen=True)
 class Image:
-    """A picture that was logged. `source` is a data URI of checked bytes."""
+    """A logged image. `source` is a data URI of checked bytes."""
 
     name: str
     step: float
@@ -168,7 +113,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was logged; `rows` are the first of `total`, as text."""
+    """A logged table. `rows` are the first of `total` rows, as text."""
 
     name: str
     step: float
@@ -179,7 +124,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Console:
-    """The last lines that a process printed; `dropped` counts those before."""
+    """The last lines that a process printed. `dropped` is the number of lines before them."""
 
     writer: str
     lines: list[str]
@@ -188,82 +133,47 @@ class Console:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of W&B, or the runs of a job that has one for each rank.
+    """A run of W&B, or the runs of a job that has one for each rank."""
 
-    Args:
-        name: What the page calls it.
-        run_id: Its id, or the group's name.
-        project: Its project.
-        group: Its group.
-        job_type: Its job type.
-        tags: Its tags.
-        started: When the first writer started (ISO 8601, UTC).
-        state: How it ended: failed if one writer failed, else unfinished if one has no end.
-        mode: dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run.
-        world: Number of ranks of the job, if known.
-        rows: Number of history rows of all writers.
-        uploaded: How many writers' files are uploaded.
-        writers: Its files.
-        degraded: Rows that some ranks have no part in.
-        config: Names and values, as text.
-        differing: Names of the config whose values differ between its writers.
-        charts: Its metrics.
-        system: Its system metrics, over minutes.
-        heat: Its heat maps.
-        slowest: Of each metric that has the ranks' spread, the rank with the largest numbers; most telling first.
-        images: Its pictures.
-        tables: Its tables.
-        console: What its processes printed.
-        notes: What the page leaves out of it.
-    """
-
-    name: str
-    run_id: str
+    name: str  # name in the page
+    run_id: str  # id of the run, or name of the job's group
     project: str | None
     group: str | None
     job_type: str | None
     tags: list[str]
-    started: str | None
-    state: State
-    mode: str
-    world: int | None
-    rows: int
-    uploaded: int
-    writers: list[Writer]
-    degraded: Degraded
-    config: dict[str, str]
-    differing: list[str]
-    charts: list[Chart]
-    system: list[Chart]
+    started: str | None  # start time of the first writer (ISO 8601, UTC)
+    state: State  # failed if one writer failed, else unfinished if the end of one is not recorded
+    mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
+    world: int | None  # number of ranks of the job, if known
+    rows: int  # number of history rows of all writers
+    uploaded: int  # number of writers whose files are uploaded
+    writers: list[Writer]  # the files of the run
+    degraded: Degraded  # rows to which some ranks did not contribute
+    config: dict[str, str]  # names and values, as text
+    differing: list[str]  # names of the config whose values differ between writers
+    charts: list[Chart]  # charts of the metrics
+    system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]
-    slowest: list[Slowest]
+    slowest: list[Slowest]  # the slowest rank of each timing metric, the most important metric first
     images: list[Image]
     tables: list[Table]
-    console: list[Console]
-    notes: list[str]
+    console: list[Console]  # console output of each process
+    notes: list[str]  # contents of the run that the page leaves out
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows.
+    """All contents of a page."""
 
-    Args:
-        directory: Where the runs lie.
-        made: When it was made (ISO 8601).
-        version: Of dist_wandb.
-        runs: The runs, grouped, in natural order.
-        unreadable: Why files could not be read.
-    """
-
-    directory: str
-    made: str
+    directory: str  # path of the directory that contains the runs
+    made: str  # time at which the report was made (ISO 8601)
     version: str
-    runs: list[Run]
-    unreadable: list[str]
+    runs: list[Run]  # the runs, sorted by project and group, newest first within each group
+    unreadable: list[str]  # the reasons why files could not be read
 
 
 def shortened(value: float, digits: int = _DIGITS) -> float:
-    """A number in so many significant digits; an integer in full."""
+    """Round a number to `digits` significant digits; an integer is kept in full."""
     if isinstance(value, int) or not math.isfinite(value):
         return value
     if value.is_integer() and abs(value) < 10**digits:

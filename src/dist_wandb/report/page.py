@@ -1,7 +1,7 @@
-"""The page: a report, the scripts and the styles, as one HTML file that asks no network for anything.
+"""Write a report, its scripts and its styles as one HTML file that makes no network request.
 
-What comes from files is JSON in an element that is no script, and the page's script makes text nodes of it, never HTML.
-A content security policy names the hashes of the two scripts: nothing else runs, and no connection can be opened.
+Data from files is JSON in an element that is not executed, and the page's script turns it into text nodes, never HTML.
+A content security policy lists the hashes of the two scripts: nothing else runs, and no connection can be opened.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LARGEST = 20 * 10**6
 """Largest size of a page, in bytes."""
 
 MARK = b'<meta name="generator" content="dist-wandb report '
-"""How a page is known: only such a file is replaced."""
+"""Identifies a page: no other file is replaced."""
 
 _SCRIPTS = ("values.js", "dom.js", "charts.js", "ranks.js", "details.js", "main.js")
 _PLOTLY = "plotly/package_data/plotly.min.js"
-_BEGINNING = 4096  # bytes of a file in which the mark must be
+_MARK_WITHIN = 4096  # first bytes of a file, in which the mark must be
 
 
 def write_page(report: Report, path: Path) -> int:
     """Write the page of a report.
 
     Args:
-        report: What it shows.
+        report: The report.
         path: The file. A page that an earlier call has written is replaced.
 
     Returns:
@@ -55,7 +55,7 @@ def write_page(report: Report, path: Path) -> int:
 
 
 def check_target(path: Path) -> None:
-    """Refuse to replace what is no report.
+    """Refuse to replace a file that is not a report.
 
     Raises:
         ReadError: There is another file of this name.
@@ -63,15 +63,15 @@ def check_target(path: Path) -> None:
     """
     try:
         with open(open_ordinary(path), "rb") as opened:  # noqa: PTH123  # of a descriptor
-            is_page = MARK in opened.read(_BEGINNING)
+            is_page = MARK in opened.read(_MARK_WITHIN)
     except FileNotFoundError:
         return
     if not is_page:
-        raise ReadError(f"{path} exists, and is no report of dist-wandb, so it is not replaced. Give another -o FILE.")
+        raise ReadError(f"{path} exists and is not a dist-wandb report, so it is not replaced. Give another -o FILE.")
 
 
 def plotly_script() -> str:
-    """The script of the installed plotly.
+    """Return the script of the installed plotly.
 
     Raises:
         MissingExtraError: plotly is not installed.
@@ -81,17 +81,20 @@ def plotly_script() -> str:
         script = found.read_text(encoding="utf-8")
     except (importlib.metadata.PackageNotFoundError, FileNotFoundError):
         raise MissingExtraError(
-            "The report is drawn by plotly, which is not installed. Install it: pip install 'dist-wandb[report]'"
+            "The report needs plotly, which is not installed. Install it: pip install 'dist-wandb[report]'"
         ) from None
     return _as_element_text(script)
 
 
 def page_of(report: Report, plotly: str) -> bytes:
-    """The page, in no more than `LARGEST` bytes: where the data take more, curves get fewer points.
+    """Return the page, with at most `LARGEST` bytes. Curves get fewer points if the data is larger.
 
     Args:
-        report: What it shows.
-        plotly: The library's script.
+        report: The report.
+        plotly: The script of plotly.
+
+    Raises:
+        ReadError: The report is too large even with few points.
     """
     script = _as_element_text("".join(f"{_asset(name)}\n" for name in _SCRIPTS))
     data = json_of(report)
@@ -101,7 +104,9 @@ def page_of(report: Report, plotly: str) -> bytes:
         keep /= 2
         data = json_of(_sparser(report, keep))
     if len(data) > room:
-        raise ReadError("The report would be too large, even with few points. Give a narrower directory, or --metric.")
+        raise ReadError(
+            "The report would be too large, even with few points. Give a narrower directory or use --metric."
+        )
     policy = (
         f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -117,14 +122,14 @@ def page_of(report: Report, plotly: str) -> bytes:
     }
     text = _asset("page.html")
     pieces = []
-    for name, part in parts.items():  # each once, in this order: what is filled in is not searched again
+    for name, part in parts.items():  # each once, in this order; inserted text is not searched again
         before, _, text = text.partition(f"%{name}%")
         pieces += [before, part]
     return "".join([*pieces, text]).encode("utf-8", "replace")
 
 
 def json_of(report: Report) -> str:
-    """A report as JSON that may stand in HTML, without NaN and infinities."""
+    """Return a report as JSON that is safe within HTML. NaN and infinities become null."""
     text = json.dumps(_plain(report), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -140,18 +145,18 @@ def _plain(value: Any) -> Any:
 
 
 def _sparser(report: Report, keep: float) -> Report:
-    """The same report with a share of the points of its longer curves."""
+    """Return the report with only a share of the points of its longer curves."""
 
     def line(one: Line | None) -> Line | None:
         if one is None or len(one.x) <= 32:  # noqa: PLR2004
             return one
-        size = max(8, math.ceil(4 / keep))  # points of which four stay
+        size = max(8, math.ceil(4 / keep))  # points, of which four are kept
         kept: list[int] = []
         for begin in range(0, len(one.x), size):
-            places = range(begin, min(begin + size, len(one.x)))
-            least, most = min(places, key=one.y.__getitem__), max(places, key=one.y.__getitem__)
-            kept += sorted({places[0], least, most, places[-1]})
-        return Line([one.x[place] for place in kept], [one.y[place] for place in kept])
+            part = range(begin, min(begin + size, len(one.x)))
+            least, most = min(part, key=one.y.__getitem__), max(part, key=one.y.__getitem__)
+            kept += sorted({part[0], least, most, part[-1]})
+        return Line([one.x[index] for index in kept], [one.y[index] for index in kept])
 
     def chart(one: Chart) -> Chart:
         band = (line(one.band[0]) or one.band[0], line(one.band[1]) or one.band[1]) if one.band else None
@@ -170,11 +175,11 @@ def _asset(name: str) -> str:
 
 
 def _as_element_text(script: str) -> str:
-    """A script or style that no HTML parser ends early, and whose text is what it hashes."""
+    """Escape a script or style so that no HTML parser ends it early, and its hash is that of the parsed text."""
     script = re.sub(r"<(/script|/style|!--)", r"<\\\1", script, flags=re.IGNORECASE)
     return script.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _hash(script: str) -> str:
-    """The source expression of a script in a content security policy."""
+    """Return the source expression of a script for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -1,7 +1,7 @@
-"""Check that bytes are a whole PNG or JPEG, and nothing else, before a page shows them.
+"""Check that bytes are exactly one PNG or JPEG image before a page shows them.
 
-A page that embeds a picture gives it to the browser's decoder. Only the two formats that W&B writes pass, with
-plausible sizes, and no bytes behind their end.
+The browser decodes the images of a page. Only the two formats that W&B writes are accepted, with plausible sizes and no
+bytes after their end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
 
 class Picture(NamedTuple):
-    """A checked picture: its media type and its size in pixels."""
+    """Media type and size in pixels of a checked image."""
 
     kind: str
     width: int
@@ -27,7 +27,7 @@ class Picture(NamedTuple):
 
 
 def checked(content: bytes) -> Picture | None:
-    """What picture the bytes are; `None` if they are no sound PNG or JPEG."""
+    """Return type and size of an image; `None` if the bytes are not a valid PNG or JPEG."""
     found = _png(content) if content.startswith(_PNG) else _jpeg(content)
     if found is None or not (0 < found.width <= _LARGEST_SIDE and 0 < found.height <= _LARGEST_SIDE):
         return None
@@ -35,12 +35,12 @@ def checked(content: bytes) -> Picture | None:
 
 
 def data_uri(content: bytes, picture: Picture) -> str:
-    """The bytes of a checked picture as the address of an image."""
+    """Return a data URI with the bytes of a checked image."""
     return f"data:{picture.kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _png(content: bytes) -> Picture | None:
-    """Follow the chunks of a PNG to its end."""
+    """Parse the chunks of a PNG up to its end."""
     position, size, has_data = len(_PNG), (0, 0), False
     while position + 12 <= len(content):
         (length,) = struct.unpack_from(">I", content, position)
@@ -53,7 +53,7 @@ def _png(content: bytes) -> Picture | None:
         if (position == len(_PNG)) != (kind == b"IHDR"):
             return None
         if kind == b"IHDR":
-            if length != 13:  # noqa: PLR2004  # as PNG has it
+            if length != 13:  # noqa: PLR2004  # length of IHDR
                 return None
             size = struct.unpack_from(">II", content, position + 8)
         has_data |= kind == b"IDAT"
@@ -64,7 +64,7 @@ def _png(content: bytes) -> Picture | None:
 
 
 def _jpeg(content: bytes) -> Picture | None:
-    """Follow the segments of a JPEG to its first scan; the end must be its end."""
+    """Parse the segments of a JPEG up to its first scan. The bytes must end with an end-of-image marker."""
     if not content.startswith(b"\xff\xd8") or not content.endswith(bytes([0xFF, _END_OF_IMAGE])):
         return None
     position, size = 2, None

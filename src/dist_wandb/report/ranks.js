@@ -1,4 +1,4 @@
-/* Who is slow, when, and by how much: a heat map of rank and time, and the table of the ranks. */
+/* Which rank is slow, when, and by how much: a heat map of rank and time, and a table of the ranks. */
 const heatState = { run: null, name: null, relative: true };
 
 function slowestText(run, one) {
@@ -6,7 +6,7 @@ function slowestText(run, one) {
   return `Rank ${one.rank} has the largest ${one.name} in ${percent(one.share)} of the rows, by ${amount(one)} on average${relative}.`;
 }
 
-/* Timings of dist_wandb are seconds; the units of others are not known. */
+/* dist_wandb's timings are in seconds; the units of other metrics are unknown. */
 function amount(one) {
   return `${number(one.excess)}${one.name.startsWith("time/") ? " s" : ""}`;
 }
@@ -22,7 +22,7 @@ function heatOf() {
   return [runs, run, run.heat.find((heat) => heat.name === heatState.name) || run.heat[0]];
 }
 
-/* Values of single ranks, where the differences count: how far each is above the median of all. */
+/* Values of single ranks are shown relative to the median of all ranks, because their differences matter. */
 function heatValues(heat) {
   if (heat.kind === "excess" || !heatState.relative) return heat.cells;
   const medians = heat.edges.slice(1).map((_, column) => median(heat.cells.map((row) => row[column])));
@@ -81,18 +81,10 @@ function heatRows() {
   return { columns: [{ heading: "rank" }, { heading: "mean", numeric: true }, { heading: "largest", numeric: true }, { heading: `at ${heat.axis}`, numeric: true }], rows };
 }
 
-let heatCard = null;
-
 function showRanks() {
   const [runs, run, heat] = heatOf();
   const parts = [];
-  if (heatCard) {
-    cards.delete(heatCard);
-    near.delete(heatCard);
-    watcher.unobserve(heatCard.plot);
-    if (heatCard.plot.data) Plotly.purge(heatCard.plot);
-    heatCard = null;
-  }
+  dropCards((card) => card.kind === "heat");
   if (heat) {
     heatState.run = run.index;
     heatState.name = heat.name;
@@ -104,15 +96,15 @@ function showRanks() {
       el("div", { class: "row controls" }, runs.length > 1 ? el("label", {}, "Run ", runChoice) : null, el("label", {}, "Metric ", nameChoice), heat.kind === "value" ? el("label", {}, relative, " above the median") : null),
     );
     const height = Math.max(180, Math.min(860, 90 + heat.ranks.length * (heat.ranks.length > 24 ? 2.8 : 22)));
-    heatCard = chartCard(`Ranks and time: ${heat.name}`, heatContent, heatRows, height);
+    const heatCard = chartCard(`Ranks and time: ${heat.name}`, heatContent, heatRows, height);
     heatCard.kind = "heat";
     heatCard.figure.classList.add("wide");
     heatCard.figure.querySelector("button").remove();
     parts.push(el("div", { class: "grid" }, heatCard.figure));
     const named = run.slowest.filter((one) => one.stands_out);
-    const told = named.length ? named.slice(0, 3).map((one) => el("li", {}, slowestText(run, one))) : [el("li", {}, "No rank stands out: which one is the slowest changes as it does by chance.")];
-    if (run.slowest.length) parts.unshift(el("ul", { class: named.length ? "findings alert" : "findings" }, told));
-  } else parts.push(el("p", { class: "empty" }, "No run that is shown has numbers of single ranks: timings, `spread`, or the run modes `shared` and `new`."));
+    const findings = named.length ? named.slice(0, 3).map((one) => el("li", {}, slowestText(run, one))) : [el("li", {}, "No rank stands out: the slowest rank changes as expected by chance.")];
+    if (run.slowest.length) parts.unshift(el("ul", { class: named.length ? "findings alert" : "findings" }, findings));
+  } else parts.push(el("p", { class: "empty" }, "No shown run has values of single ranks. They come from timings, `spread`, or the run modes `shared` and `new`."));
   for (const one of run ? [run, ...shownRuns().filter((other) => other !== run)].slice(0, 5) : shownRuns().slice(0, 5)) parts.push(rankTable(one, one === run ? heat : one.heat[0] || null));
   fill(byId("ranks-body"), parts);
 }

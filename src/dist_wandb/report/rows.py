@@ -1,4 +1,4 @@
-"""The history rows of one file, as curves."""
+"""Turn the history rows of one file into curves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.report.blame import Blame
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.thinning import Budget, Curve
+from dist_wandb.wandb_files.reading import with_floats
 
 MOST_NAMES = 2000
-"""Largest number of metrics of one file that a page has."""
+"""Largest number of metrics that the page shows of one file."""
 
 _LONGEST_NAME = 200  # characters
 _MOST_SPANS = 50
@@ -24,7 +25,6 @@ _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
 _MOST_KINDS = 50  # media of one row
 _NUMBERS = frozenset({int, float})  # without bool
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
@@ -32,7 +32,7 @@ _BUSY = "time/busy"
 
 
 class Progress:
-    """How many rows there are, how far they go, and which of them some ranks have no part in."""
+    """The number of rows, their last position, and the rows to which some ranks did not contribute."""
 
     def __init__(self) -> None:
         self.rows: int = 0
@@ -43,7 +43,7 @@ class Progress:
         self._is_open = False
 
     def add(self, x: float, missing: float | None) -> None:
-        """Add a row and the number of ranks that it lacks."""
+        """Add a row at a position, with the number of ranks that did not contribute to it."""
         self.rows += 1
         self.last = x
         if missing is None or not missing > 0:
@@ -60,14 +60,14 @@ class Progress:
 
 
 class Axes:
-    """Which x axis a metric has, by the definitions in a file (``run.define_metric``)."""
+    """The x axes of the metrics, as a file defines them (``run.define_metric``)."""
 
     def __init__(self) -> None:
         self._exact: dict[str, str] = {}
         self._patterns: dict[str, str] = {}
 
     def define(self, record: Mapping[str, Any]) -> None:
-        """Take a definition."""
+        """Add a definition."""
         axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
         if not isinstance(axis, str) or not axis:
             return
@@ -77,7 +77,7 @@ class Axes:
             self._patterns[pattern.removesuffix("*")] = axis
 
     def of(self, name: str) -> str:
-        """The name of a metric's x axis."""
+        """Return the name of a metric's x axis."""
         if name in self._exact:
             return self._exact[name]
         matching = [start for start in self._patterns if name.startswith(start)]
@@ -91,90 +91,78 @@ class Series(NamedTuple):
     curve: Curve
 
 
-class Wanted:
-    """Which metrics are wanted, and what their curves share."""
-
-    def __init__(self, budget: Budget, metrics: Iterable[str]) -> None:
-        self.budget = budget
-        self.matches: Callable[[str], re.Match[str] | None] = re.compile("|".join(map(translate, metrics))).match
-
-
 class Rows:
-    """Takes the rows of one file.
-
-    Args:
-        budget: What the curves of all files share.
-        metrics: Patterns of the names that are wanted.
-    """
+    """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.left_out: set[int] = set()
-        """Hashes of names that are not kept."""
+        """Hashes of the names that match but are not kept."""
         self.axes: Axes = Axes()
         self.curves: dict[str, Series] = {}
         self.blames: dict[str, Blame] = {}
         self.media: LoggedMedia = LoggedMedia()
         self.progress: Progress = Progress()
-        self._wanted = Wanted(budget, metrics)
+        self._budget = budget
+        self._matches = re.compile("|".join(map(translate, metrics))).match
         self._adders: dict[str, tuple[str, Callable[[float, float], None]] | None] = {}
-        self._places: dict[str, float] = {}  # the last value of each x axis
+        self._positions: dict[str, float] = {}  # last value of each x axis
 
     def add(self, item: Mapping[str, Any]) -> None:
         """Add a row."""
         row = item
         if not _NUMBERS.issuperset(map(type, item.values())):
             row = self._numbers_of(item)
-        places = self._places
-        for axis in places:
-            place = row.get(axis)
-            if place is not None and -_LARGEST <= place <= _LARGEST:
-                places[axis] = place
+        positions = self._positions
+        for axis in positions:
+            position = row.get(axis)
+            if position is not None and -_LARGEST <= position <= _LARGEST:
+                positions[axis] = position
         adders = self._adders
         for name, value in row.items():
             adder = adders[name] if name in adders else self._new(name, row)
             if adder is not None:
                 axis, add = adder
-                add(places[axis], value)
+                add(positions[axis], value)
         if self.blames:
             self._add_blames(row)
         x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
         self.progress.add(x, row.get(DEGRADED))
 
     def _numbers_of(self, item: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of a row; media in it are kept aside."""
-        x = next((item[axis] for axis in MAIN_AXES if _is_place(item.get(axis))), self.progress.rows)
+        """Return the numbers of a row, and add its media to `self.media`."""
+        x = next((item[axis] for axis in MAIN_AXES if _is_position(item.get(axis))), self.progress.rows)
         numbers: dict[str, float] = {}
         media: dict[str, dict[str, Any]] = {}
         for name, value in _flattened(item, media):
-            number = _NOT_FINITE.get(value) if isinstance(value, str) else value
-            if number is not None and _is_number(number):
-                numbers[name] = _as_float(number)
+            number = with_floats(value)
+            if _is_number(number):
+                numbers[name] = number
         for name, value in media.items():
             self.media.add(name[:_LONGEST_NAME], float(x), value)
         return numbers
 
     def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
-        """Begin the curve of a name; `None` if it is not wanted."""
-        is_asked_for = name[:1] != "_" and self._wanted.matches(name[:_LONGEST_NAME]) is not None
-        if not is_asked_for or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
-            if is_asked_for and len(self.left_out) < 10 * MOST_NAMES:
+        """Start the curve of a new name. Return its axis and the function that adds a point, or `None` to skip it."""
+        is_wanted = name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None
+        if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
+            if is_wanted and len(self.left_out) < 10 * MOST_NAMES:
                 self.left_out.add(hash(name))
             if len(self._adders) < 10 * MOST_NAMES:
                 self._adders[name] = None
             return None
         axis = self.axes.of(name)
-        if axis not in self._places:
-            axis = axis if _is_place(row.get(axis)) else "_step"
-            place = row.get(axis, math.nan)
-            self._places.setdefault(axis, place if _is_place(place) else float(self.progress.rows))
+        if axis not in self._positions:
+            axis = axis if _is_position(row.get(axis)) else "_step"
+            position = row.get(axis, math.nan)
+            self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
         if axis == name:
             self._adders[name] = None
             return None
-        curve = Curve(self._wanted.budget)
+        curve = Curve(self._budget)
         self.curves[name] = Series(axis, curve)
         self._adders[name] = (axis, curve.add)
         base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
-        if name == _BUSY:  # timings: a rank that holds the others up is named in those rows alone where one does
+        if name == _BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
             base = f"time{_STRAGGLER}"
         elif name.endswith(_STRAGGLER):
             base = name
@@ -188,9 +176,9 @@ class Rows:
                 excess = row.get(f"{base.removesuffix('_rank')}_excess", math.nan)
                 step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
                 if base in row or _BUSY in row:
-                    blame.add(self._places[blame.axis], row.get(base, math.nan), excess, step)
+                    blame.add(self._positions[blame.axis], row.get(base, math.nan), excess, step)
             elif f"{base}{_ARGMAX}" in row:
-                x, mean = self._places[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
+                x, mean = self._positions[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
                 blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
 
 
@@ -198,23 +186,15 @@ def _is_number(value: object) -> bool:
     return type(value) is float or type(value) is int
 
 
-def _is_place(value: object) -> bool:
-    """Whether a value can be a position on an x axis: a number that is finite as a float."""
+def _is_position(value: object) -> bool:
+    """Return whether a value is a number that is finite as a float, and so can be a position on an x axis."""
     return _is_number(value) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
-
-
-def _as_float(value: float) -> float:
-    try:
-        float(value)
-    except OverflowError:  # an integer beyond any float
-        return math.inf if value > 0 else -math.inf
-    return value
 
 
 def _flattened(
     item: Mapping[str, Any], media: dict[str, dict[str, Any]], prefix: str = "", depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
-    """Names and values as W&B has them: of nested mappings joined by dots. Media go into `media`."""
+    """Yield names and values; as in W&B, names of nested mappings are joined by dots. Media are put into `media`."""
     kinds = list(islice((name.removesuffix("._type") for name in item if name.endswith("._type")), _MOST_KINDS))
     for name, value in item.items():
         owner = next((kind for kind in kinds if name.startswith(f"{kind}.")), None) if kinds else None

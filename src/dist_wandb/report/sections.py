@@ -1,4 +1,4 @@
-"""Runs of W&B as a report shows them: files of a shared run as one, and the runs of a job with a run for each rank."""
+"""Group files into the runs of a report: those of a shared run, and those of a job that has a run for each rank."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import StoredRun
 
 _MOST_CONFIG, _LONGEST_NAME = 2000, 200
-_SHOWN_VALUES = 8  # of one name of the config, by writers that differ
+_SHOWN_VALUES = 8  # of one name of the config, if writers differ
 _LINES_OF_CONSOLE = 20_000  # of one run
 
 
 def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
-    """The runs of a report, newest first within their groups.
+    """Return the runs of a report, newest first within their groups.
 
     Args:
-        files: What was read.
-        room: Room for pictures and tables.
+        files: The files that were read.
+        room: Budget of bytes for images and tables.
     """
     by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
@@ -42,7 +42,7 @@ def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
 
 
 def _key(stored: StoredRun) -> tuple[str, ...]:
-    """What files of one section have in common."""
+    """Return the key that all files of one section have in common."""
     sidecar = stored.sidecar
     if sidecar is not None and sidecar.run_mode == "new" and sidecar.world_size > 1:
         return "job", stored.project or "", stored.group or sidecar.group or "", sidecar.base_id or ""
@@ -50,7 +50,7 @@ def _key(stored: StoredRun) -> tuple[str, ...]:
 
 
 def _rank(file: FileForReport) -> tuple[bool, int]:
-    """Primaries first, then by rank; files of one writer stay in their order."""
+    """A sort key: primaries first, then by rank. The order of one writer's files is kept."""
     sidecar = file.stored.sidecar
     is_other = sidecar is not None and sidecar.shared and not sidecar.primary
     return is_other, sidecar.global_rank if sidecar else 0
@@ -163,7 +163,7 @@ def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Conso
 
 
 def _config(files: Sequence[FileForReport], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The config of the first file, with all values of names that differ between files."""
+    """Return the config of the first file, with all values of names that differ between files; and these names."""
     configs = [_flat(file.stored.config) for file in files]
     shown: dict[str, str] = {}
     differing = []
@@ -181,13 +181,13 @@ def _config(files: Sequence[FileForReport], names: Sequence[str]) -> tuple[dict[
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names and values as text; names within mappings are joined by dots."""
+    """Return names and values as text; names of nested mappings are joined by dots."""
     found: dict[str, str] = {}
-    waiting: list[tuple[str, Any]] = [(name, value) for name, value in reversed(list(config.items()))]
-    while waiting and len(found) < _MOST_CONFIG:
-        name, value = waiting.pop()
+    pending: list[tuple[str, Any]] = list(config.items())[::-1]
+    while pending and len(found) < _MOST_CONFIG:
+        name, value = pending.pop()
         if isinstance(value, dict) and value and len(name) < _LONGEST_NAME:
-            waiting += [(f"{name}.{inner}", item) for inner, item in reversed(value.items())]
+            pending += [(f"{name}.{inner}", item) for inner, item in reversed(value.items())]
         else:
             found[plain(name)[:_LONGEST_NAME]] = cell_text(value)
     return found

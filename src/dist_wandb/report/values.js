@@ -1,5 +1,5 @@
 "use strict";
-/* The report's data, and how numbers and names are shown. What comes from files is text, never HTML. */
+/* The report's data, and the formatting of numbers and names. Data from files is text, never HTML. */
 const report = JSON.parse(document.getElementById("data").textContent);
 const PALETTE = ["#3b7ddd", "#d9822b", "#2a9d74", "#c4527a", "#8a63d2", "#a58a00", "#1f9fb4", "#d0503f", "#6f8f2f", "#7a6a5a"];
 const FEW_RANKS = 12;
@@ -43,7 +43,7 @@ function matches(name) {
   return state.query.toLowerCase().split(/\s+/).every((part) => text.includes(part));
 }
 
-/* Plotly reads a few tags and entities in texts, so those of files are spelled out. */
+/* Plotly interprets some tags and entities in texts, so they are escaped. */
 function forPlotly(text) {
   return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
@@ -57,7 +57,7 @@ function rankColor(place, count) {
   return count <= PALETTE.length ? PALETTE[place % PALETTE.length] : `hsl(${Math.round((place * 300) / count)},55%,50%)`;
 }
 
-/* The exponential moving average of W&B's charts, without the bias of its beginning. */
+/* The exponential moving average of W&B's charts, without its initial bias. */
 function smoothed(values, weight) {
   let last = 0;
   let bias = 1;

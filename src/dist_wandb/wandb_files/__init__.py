@@ -1,1 +1,1 @@
-"""What W&B leaves on disk: found, read without trust, and completed."""
+"""Find and read the files of W&B runs, which are not trusted, and write dist_wandb's sidecars."""

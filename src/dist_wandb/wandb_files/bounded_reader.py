@@ -1,7 +1,7 @@
-"""Read the output of another process line by line, bounded in time, size and memory.
+"""Read the output of another process line by line, with limits on time, size and memory.
 
-A process that reads a stranger's file may print without end, or never end. Then it is killed with all its children, and
-only this one file fails.
+A process that reads an untrusted file may print without end, or never exit. It is then killed with all its children,
+and only this file fails.
 """
 
 from __future__ import annotations
@@ -28,27 +28,18 @@ _POLL = 200  # milliseconds between checks whether reading was stopped
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a process.
+    """Limits of a process."""
 
-    Args:
-        seconds: Total run time.
-        silence: Seconds between two lines.
-        output: Bytes of output.
-        line: Bytes of one line; longer ones are skipped.
-        memory: Bytes of memory of each of its processes.
-        file: Bytes of each file that it writes.
-    """
-
-    seconds: float
-    silence: float = 120.0
-    output: int = 2**40
-    line: int = 8 * _MIB
-    memory: int = 512 * _MIB
-    file: int = 64 * _MIB
+    seconds: float  # total run time
+    silence: float = 120.0  # seconds between two lines
+    output: int = 2**40  # bytes of output
+    line: int = 8 * _MIB  # bytes of one line; longer ones are skipped
+    memory: int = 512 * _MIB  # bytes of memory of each of its processes
+    file: int = 64 * _MIB  # bytes of each file that it writes
 
     @classmethod
     def for_file(cls, size: int) -> Limits:
-        """Ample limits for a file of `size` bytes, also if wandb is installed on a slow network disk."""
+        """Return ample limits for a file of `size` bytes, even if wandb is installed on a slow network disk."""
         return cls(seconds=120 + 4 * size / _MIB, output=64 * _MIB + 64 * size)
 
 
@@ -92,11 +83,11 @@ class OutputLines:
             self.too_long += 1
 
     def wait(self) -> int:
-        """Wait for the process to end; return its exit code."""
+        """Wait until the process ends; return its exit code."""
         try:
             return self._process.wait(max(0.1, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise self._too_late() from None
+            raise self._timeout() from None
 
     def _chunks(self) -> Iterator[bytes]:
         output = self._process.stdout
@@ -110,7 +101,7 @@ class OutputLines:
             if self._stopped.is_set():
                 raise ReadError("was not read to its end because reading was interrupted.")
             if now > self._deadline:
-                raise self._too_late()
+                raise self._timeout()
             if not readable.poll(_POLL):
                 if time.monotonic() - last_output > self._limits.silence:
                     raise ReadError(
@@ -124,9 +115,9 @@ class OutputLines:
             if printed > self._limits.output:
                 raise ReadError(f"its reader was killed because it printed more than {self._limits.output} bytes.")
             yield chunk
-            last_output = time.monotonic()  # now: the consumer of the lines may be slow
+            last_output = time.monotonic()  # taken now because the consumer of the lines may be slow
 
-    def _too_late(self) -> ReadError:
+    def _timeout(self) -> ReadError:
         return ReadError(f"its reader was killed because it took more than {self._limits.seconds:.0f} s.")
 
 
@@ -140,7 +131,7 @@ def lines_of(
     limits: Limits,
     stopped: threading.Event,
 ) -> Iterator[OutputLines]:
-    """Start a process and read its output. At the end of the block it is killed if it has not ended.
+    """Start a process and read its output. The process is killed at the end of the block if it is still running.
 
     Args:
         command: The command.
@@ -151,8 +142,8 @@ def lines_of(
         stopped: Set to stop reading.
 
     Raises:
-        ReadError: It exceeded a limit, or was stopped.
-        OSError: It cannot be started.
+        ReadError: The process exceeded a limit, or was stopped.
+        OSError: The process cannot be started.
     """
     with subprocess.Popen(  # noqa: S603  # no shell
         command,
@@ -161,7 +152,7 @@ def lines_of(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=errors,
-        start_new_session=True,  # a process group of its own, which is killed as a whole
+        start_new_session=True,  # a separate process group, which is killed as a whole
     ) as process:
         try:
             _limit(process.pid, limits)
@@ -177,7 +168,7 @@ def _limit(pid: int, limits: Limits) -> None:
     if not hasattr(resource, "prlimit"):
         return
     for kind, most in ((resource.RLIMIT_DATA, limits.memory), (resource.RLIMIT_FSIZE, limits.file)):
-        with suppress(OSError, ValueError):  # it has ended, or has a lower limit
+        with suppress(OSError, ValueError):  # the process has ended, or has a lower limit
             _, hard = resource.prlimit(pid, kind)
             within = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, kind, (within, within))

@@ -1,7 +1,7 @@
-"""Read the log of wandb's own process: its entries, and which data the server or the disk did not accept.
+"""Read the log of wandb's own process: its entries, and the data that the server or the disk did not accept.
 
-wandb prints one line about lost data, without the run or the reason. Only the log, in lines of JSON, has the reason. If
-a later wandb writes another format, nothing is found, and wandb's own line remains.
+wandb prints one line about lost data, without the run or the reason. Only the log, in lines of JSON, contains the
+reason. If a later wandb writes another format, nothing is found, and wandb's own line remains.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _LONGEST_LINE = 2**20
 _LONGEST_REASON = 2000  # characters
 
 LONGEST_LOG = 2**30
-"""Largest number of bytes read of a log: a sparse file of any size costs an attacker nothing."""
+"""Largest number of bytes read from a log: an attacker can create a sparse file of any size at no cost."""
 
 
 def log_of(run_directory: Path) -> Path:
-    """The log of wandb's own process for a run."""
+    """Return the path of the log of wandb's own process for a run."""
     return run_directory / "logs" / "debug-internal.log"
 
 
 def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log; other lines are skipped, such as an incomplete one whose writer was killed.
+    """Yield the entries of a log. Other lines are skipped, such as an incomplete last line of a killed process.
 
     Args:
         log: The open log.
@@ -57,24 +57,24 @@ def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
 
 
 def text_in(entry: Mapping[str, Any], name: str, default: str = "") -> str:
-    """A text of an entry; `default` if it is missing or of another type."""
+    """Return a text of an entry; `default` if it is missing or of another type."""
     value = entry.get(name)
     return value if isinstance(value, str) else default
 
 
 def count_in(entry: Mapping[str, Any], name: str) -> int:
-    """An integer of an entry, from 0 to 2^53; 0 if it is missing or anything else."""
+    """Return an integer of an entry, from 0 to 2^53; 0 if it is missing or has another value."""
     value = entry.get(name)
     return value if type(value) is int and 0 <= value <= LARGEST_EXACT_INTEGER else 0
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log; raises as `open_ordinary` does."""
+    """Open a log; the exceptions are those of `open_ordinary`."""
     return os.fdopen(open_ordinary(path), "rb")
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a log, also an incomplete last one; lines longer than any entry are skipped."""
+    """Yield the lines of a log, including an incomplete last line. Lines longer than any entry are skipped."""
     read, is_too_long = 0, False
     while piece := log.readline(_LONGEST_LINE):
         read += len(piece)
@@ -87,7 +87,7 @@ def _lines(log: BinaryIO) -> Iterator[bytes]:
 
 
 def untaken(log: Path) -> dict[str, str]:
-    """Find data that did not reach the server.
+    """Find data that was not accepted by the server.
 
     Args:
         log: ``debug-internal.log`` of a run that has ended.
@@ -99,13 +99,9 @@ def untaken(log: Path) -> dict[str, str]:
 
 
 def unwritten(log: Path) -> dict[str, str]:
-    """Find data that was not written to disk. On a full disk the log may be incomplete, so free space is checked too.
+    """As `untaken`, for data that was not written to disk.
 
-    Args:
-        log: ``debug-internal.log`` of a run that has ended.
-
-    Returns:
-        The reasons by kind of data; empty if nothing is known to be missing.
+    On a full disk the log may be incomplete, so free space is checked too.
     """
     found = _failures(log, _NOT_WRITTEN)
     with suppress(OSError):
@@ -132,6 +128,6 @@ def _reasons(errors: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> d
 
 
 def _root_cause(reason: str) -> str:
-    """The last cause in one line: the error that was retried, not the timeout of the retries."""
+    """Return the last cause in one line: the error that was retried, not the timeout of the retries."""
     *_, cause = reason.split("while retrying: ")
     return " ".join(cause.removeprefix("filestream: ").removesuffix(". got response: <nil>").split())[:_LONGEST_REASON]

@@ -1,4 +1,4 @@
-"""The environment of wandb's own commands that read and upload files, and where runs usually lie."""
+"""The environment of wandb's commands that read and upload files, and the usual directories of runs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _SEARCH_PATHS = frozenset({"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRAR
 
 
 def reader_environment(directory: Path) -> dict[str, str]:
-    """Make the environment for ``wandb leet inspect`` of a file that may come from a stranger.
+    """Return the environment for ``wandb leet inspect`` of a file that may come from an untrusted source.
 
-    wandb must run only installed code, contact no server, and write only below `directory`. Reading a file needs none
-    of the user's settings for W&B, so none is passed on.
+    wandb must run only installed code, contact no server, and write only below `directory`. Reading a file does not
+    need the user's settings for W&B, so none is passed on.
 
     Args:
-        directory: The working directory of the command, as `small_files.private_directory` makes it.
+        directory: The working directory of the command, as `small_files.private_directory` creates it.
 
     Returns:
         A changed copy of this process's environment.
     """
     environment = {name: value for name, value in own_environment().items() if not name.startswith("WANDB_")}
     state = directory / "state"
-    (state / "wandb").mkdir(parents=True, exist_ok=True)  # else wandb's command appends to a log in the shared /tmp
+    (state / "wandb").mkdir(parents=True, exist_ok=True)  # or else wandb's command appends to a log in the shared /tmp
     directories = ("TMPDIR", "WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
     # Either of the last two disables telemetry of wandb's own process.
     return {
@@ -30,32 +30,28 @@ def reader_environment(directory: Path) -> dict[str, str]:
         **dict.fromkeys(directories, str(state)),
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_MODE": "offline",
-        "GOGC": "400",  # a sixth less time of the processor, for 83 MB in place of 55
-        "GOMEMLIMIT": "256MiB",  # above it collects as often as it has to: the reader has a limit
+        "GOGC": "400",  # takes a sixth less processor time, and 83 MB of memory instead of 55 MB
+        "GOMEMLIMIT": "256MiB",  # above it garbage is collected as often as needed: the reader's memory is limited
     }
 
 
 def own_environment() -> dict[str, str]:
-    """A copy of this process's environment for a Python that imports nothing from its working directory."""
-    environment = {
-        **os.environ,
-        "PYTHONSAFEPATH": "1",
-    }  # ignored by Python 3.10, which needs an empty working directory
+    """Return a copy of this process's environment for a Python that imports nothing from its working directory."""
+    # Python 3.10 ignores PYTHONSAFEPATH, and needs an empty working directory.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     for name in _SEARCH_PATHS & environment.keys():
         entries = environment.pop(name).split(os.pathsep)
-        absolute = [
-            entry for entry in entries if Path(entry).is_absolute()
-        ]  # an empty entry means the working directory
+        absolute = [entry for entry in entries if Path(entry).is_absolute()]  # empty means the working directory
         if absolute:
             environment[name] = os.pathsep.join(absolute)
     return environment
 
 
 def usual_directories() -> list[Path]:
-    """The existing directories that runs are usually written to, absolute ones and such below the current directory.
+    """Return the existing directories that runs are usually written to.
 
-    These are W&B's (``$WANDB_DIR``, else the current directory, with ``wandb`` in it), and that of Lightning's loggers.
+    These are ``$WANDB_DIR/wandb``, and ``wandb`` and Lightning's ``lightning_logs`` below the current directory.
     """
     given = os.environ.get("WANDB_DIR")
-    places = [Path(given or ".", "wandb"), Path("wandb"), Path("lightning_logs")]
-    return [place for place in dict.fromkeys(places) if place.is_dir()]
+    paths = [Path(given or ".", "wandb"), Path("wandb"), Path("lightning_logs")]
+    return [path for path in dict.fromkeys(paths) if path.is_dir()]

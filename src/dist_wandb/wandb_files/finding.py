@@ -13,7 +13,7 @@ from dist_wandb.errors import ReadError
 
 _RUN_FILE = re.compile(r"run-.+\.wandb")
 _MOST_ENTRIES, _DEEPEST = 10_000_000, 64
-_NATURAL = 512  # characters; numbers behind them are sorted as text
+_NATURAL = 512  # characters; numbers after them are sorted as text
 _log = logging.getLogger("dist_wandb")
 
 
@@ -23,19 +23,19 @@ def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError]
     Args:
         directory: Any directory, a run's own directory, or a single ``.wandb`` file. Symbolic links below it (W&B's
             ``latest-run``) are not followed.
-        report: Called for each directory that was not searched: it cannot be read, lies more than 64 levels below, or
-            comes after ten million other entries. Logged as warnings if `None`.
+        report: Called for each directory that was not searched: it cannot be read, is more than 64 levels below
+            `directory`, or follows ten million other entries. Logged as warnings if `None`.
 
     Returns:
         The ``run-ID.wandb`` files within ``run-*`` and ``offline-run-*`` directories, in natural order of their paths
-        (``rank-2`` before ``rank-10``). Directories, pipes and the like of such a name are included.
+        (``rank-2`` before ``rank-10``). Directories, pipes and the like with such a name are included.
 
     Raises:
         ReadError: `directory` does not exist, cannot be entered, or is another kind of file.
     """
     top = Path(directory)
     if top.suffix == ".wandb" and top.is_file():
-        return [top.resolve() if top.is_symlink() else top]  # a link given by the user means its target
+        return [top.resolve() if top.is_symlink() else top]  # a link given by the user stands for its target
     try:
         os.listdir(top)  # noqa: PTH208  # the search only reports such errors
     except OSError as error:
@@ -47,16 +47,16 @@ def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError]
 
 
 def _run_files_below(top: Path, report: Callable[[ReadError], None]) -> Iterator[Path]:
-    """Yield the paths with the name of a run's file, at any depth."""
+    """Yield the paths with the name of a run file, at any depth."""
     folders = deque([(top, 0)])
-    left = _MOST_ENTRIES
+    remaining = _MOST_ENTRIES
     while folders:
         folder, depth = folders.popleft()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    left -= 1
-                    if left < 0:
+                    remaining -= 1
+                    if remaining < 0:
                         report(
                             ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory.")
                         )
@@ -68,7 +68,7 @@ def _run_files_below(top: Path, report: Callable[[ReadError], None]) -> Iterator
                     if depth < _DEEPEST:
                         folders.append((folder / entry.name, depth + 1))
                     else:
-                        report(ReadError(f"{folder / entry.name}: lies more than {_DEEPEST} levels below {top}."))
+                        report(ReadError(f"{folder / entry.name}: is more than {_DEEPEST} levels below {top}."))
         except OSError as error:
             report(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
 
@@ -78,11 +78,11 @@ def _warn(error: ReadError) -> None:
 
 
 def natural_order(text: str) -> list[str]:
-    """A sort key that puts ``rank-2`` before ``rank-10``."""
-    start, rest = text[:_NATURAL], text[_NATURAL:]  # a list of all parts is 50 times as large as the text
+    """Return a sort key that puts ``rank-2`` before ``rank-10``."""
+    start, rest = text[:_NATURAL], text[_NATURAL:]  # because a list of all parts is 50 times as large as the text
     return [*(part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", start)), rest]
 
 
 def is_in_run_directory(path: Path) -> bool:
-    """Whether a file lies in a directory with W&B's name of a run directory."""
-    return path.parent.resolve().name.startswith(("run-", "offline-run-"))  # resolved: it may have been given as "."
+    """Return whether a file is in a directory with the name of a W&B run directory."""
+    return path.parent.resolve().name.startswith(("run-", "offline-run-"))  # resolved because it may be given as "."

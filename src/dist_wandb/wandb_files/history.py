@@ -1,8 +1,8 @@
-"""Decode the history rows of a large ``.wandb`` file, which are nearly all of it.
+"""Decode the history rows of a large ``.wandb`` file; nearly all of its bytes are rows.
 
 W&B's reader takes 0.1 ms of processor time for a row of 20 numbers, half of it for the summary that W&B writes again
-with each row, and its JSON has to be parsed once more. So `split` copies the other records of a file for W&B's reader,
-without the rows, and `Rows` decodes the rows. A row is a message `HistoryRecord` of W&B's ``wandb_internal.proto``:
+with each row, and its output must be parsed as JSON again. Therefore `split` copies only the other records of a file
+for W&B's reader, and `Rows` decodes the rows. A row is a `HistoryRecord` message of W&B's ``wandb_internal.proto``:
 items with a name and a value in JSON. Names of nested mappings are joined by dots, as W&B's reader does.
 """
 
@@ -25,37 +25,32 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.record_file import (
     BYTES,
     CONTINUES,
-    FIRST,
-    FULL,
-    LAST,
-    MIDDLE,
     MOST_FIELDS,
     MalformedError,
     Writer,
-    check_header,
-    chunks,
     parts_of,
+    records,
     varint,
 )
 from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary
 
 LARGE = 2**20
-"""From this size of a file on, in bytes, it is faster to split it."""
+"""Size of a file in bytes from which splitting it is faster."""
 
 KINDS = {"history": 2, "summary": 3, "output": 4, "stats": 7, "output_raw": 13, "telemetry": 26}
 """Numbers of fields of W&B's ``Record`` by kind."""
 
-_MOST_OF_OTHERS = 64 * 2**20  # bytes that are copied
-_MOST_CHUNKS = 256  # of 32 KiB, of a record: 8 MiB, as of a line of W&B's reader
-_BETWEEN_CHECKS = 4096  # chunks
-_MOST_ITEMS = 100_000  # of a row
-_MOST_NAMES = 20_000  # that are remembered
+_MOST_COPIED = 64 * 2**20  # bytes of all other records
+_LARGEST_RECORD = 8 * 2**20  # bytes, the limit of a line of W&B's reader
+_BETWEEN_CHECKS = 64  # records between two checks whether to stop
+_MOST_ITEMS = 100_000  # of one row
+_MOST_NAMES = 20_000  # that are cached
 _ITEM, _KEY, _NESTED_KEY, _VALUE = 1, 1, 2, 16  # numbers of fields of HistoryRecord and HistoryItem
-_LARGEST_INTEGER = 2**63  # W&B's reader has floats from here on
-_FIRST_WITH_EXPONENT = 1e21  # of floats without a fraction that W&B's reader writes
-_AROUND = 5  # bytes of an item beside its names and its value: tag and length; tag (two bytes) and length
-_LESS = bytes((length - 3) % 256 for length in range(256))  # by what comes between its names and its value
-# An item with a number: its length; its names, each with tag and length; the length of its value; its value.
+_LARGEST_INTEGER = 2**63  # W&B's reader prints larger integers as floats
+_FIRST_WITH_EXPONENT = 1e21  # W&B's reader prints smaller floats without a fraction as integers
+_AROUND = 5  # bytes of an item without its names and its value: tag and length; tag (two bytes) and length
+_LESS = bytes((length - 3) % 256 for length in range(256))  # 3 bytes are between an item's names and its value
+# An item with a number: the item's length; the names, each with tag and length; the value's length; the value.
 _NUMBER = re.compile(
     rb"\n([\x01-\x7f])([\n\x12][^\x82]{1,120})\x82\x01([\x01-\x7f])"
     rb"(-?(?:0|[1-9][0-9]{0,40})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,4})?|NaN|-?Infinity)"
@@ -66,17 +61,17 @@ _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
 
 
 def split(source: Path, others: Path, skipped: Collection[str], stopped: threading.Event) -> int | None:
-    """Copy the records of a file that are neither history rows nor of a kind that is not needed.
+    """Copy the records of a file without history rows and without kinds that are not needed.
 
     Args:
         source: A ``.wandb`` file.
-        others: The copy; its directory is made.
+        others: The copy; its parent directory is created.
         skipped: Kinds that are not needed, of `KINDS`.
         stopped: Set to stop reading.
 
     Returns:
-        The number of history rows, which `Rows` reads. `None` if W&B's reader should read the file itself: a part of it
-        is damaged, the file is cut off, or something in it is very large. The copy is incomplete then.
+        The number of history rows, which `Rows` reads. `None` if W&B's reader should read the whole file, because it is
+        damaged or truncated, or a part of it is very large. The copy is incomplete then.
     """
     left_out = {KINDS[kind] for kind in skipped} | {KINDS["history"]}
     copied = rows = 0
@@ -90,10 +85,10 @@ def split(source: Path, others: Path, skipped: Collection[str], stopped: threadi
                     rows += number == KINDS["history"]
                     continue
                 copied += len(record)
-                if copied > _MOST_OF_OTHERS:
+                if copied > _MOST_COPIED:
                     return None
                 writer.write(record)
-    except (OSError, MalformedError, ReadError):  # W&B's reader says what is wrong
+    except (OSError, MalformedError, ReadError):  # W&B's reader will report the reason
         return None
     return rows
 
@@ -103,7 +98,7 @@ class Rows:
 
     Args:
         path: The file.
-        count: The number of its rows. The file may grow meanwhile.
+        count: Number of rows to read. The file may have grown since `split`.
         stopped: Set to stop reading.
     """
 
@@ -122,7 +117,7 @@ class Rows:
         if self._deep:
             found.append(f"{self._deep} of its rows, with too deeply nested values, are skipped")
         if self._malformed:
-            found.append(f"{self._malformed} of its rows are malformed, and skipped")
+            found.append(f"{self._malformed} of its rows are malformed, and are skipped")
         return found
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -141,7 +136,7 @@ class Rows:
         return None
 
     def _records(self) -> Iterator[tuple[bytes, int]]:
-        """The records of rows, and where their contents begin."""
+        """Yield the records of rows, and the start of their contents."""
         try:
             for record in _undamaged(self._path, self._stopped):
                 number, begin = _only_field(record)
@@ -156,17 +151,21 @@ class _TooDeepError(ValueError):
 
 
 class _Names:
-    """Decodes rows, and remembers their names."""
+    """Decodes rows, and caches their names."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, str] = {}
 
     def row(self, record: bytes, begin: int) -> dict[str, Any]:
-        """Names and values of the row in a record, whose content begins there.
+        """Return names and values of the row in a record.
+
+        Args:
+            record: The record.
+            begin: Start of the row's content.
 
         Raises:
-            MalformedError: It is no row.
-            ReadError: It has something that W&B never writes.
+            MalformedError: The record is not a valid row.
+            ReadError: The row contains data that W&B never writes.
             _TooDeepError: A value is nested too deeply.
         """
         content = record[begin:]
@@ -191,7 +190,7 @@ class _Names:
         return {name: number if number % 1 else _whole(number) for name, number in zip(known, numbers, strict=True)}
 
     def _any_row(self, content: bytes) -> dict[str, Any]:
-        """As `row`, of any values. Names that are new are in alphabetic order, as W&B's reader writes them."""
+        """Decode a row with any values. Names are in alphabetical order, as W&B's reader prints them."""
         row: dict[str, Any] = {}
         for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):
             if number == _ITEM and content[start] & 7 == BYTES:
@@ -224,7 +223,7 @@ class _Names:
 
 
 def _value(text: bytes) -> Any:
-    """A value of a row; what is no JSON is a text."""
+    """Decode a value of a row. A value that is not JSON is returned as text."""
     if is_deeper(text):
         raise _TooDeepError
     try:
@@ -233,7 +232,7 @@ def _value(text: bytes) -> Any:
         raise MalformedError("a value is not UTF-8") from None
     try:
         value = json.loads(decoded)
-        if "\\u" in decoded:  # perhaps half a character, which no file takes
+        if "\\u" in decoded:  # perhaps a lone surrogate, which cannot be encoded
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return decoded
@@ -241,7 +240,7 @@ def _value(text: bytes) -> Any:
 
 
 def _whole(number: float) -> float:
-    """A number without a fraction as W&B's reader writes it."""
+    """Convert a number without a fraction as W&B's reader prints it."""
     if type(number) is int:
         if -_LARGEST_INTEGER <= number < _LARGEST_INTEGER:
             return number
@@ -252,13 +251,13 @@ def _whole(number: float) -> float:
 
 
 def _ends(content: bytes, end: int) -> bool:
-    """Whether a row ends there, or with its step behind."""
+    """Return whether a row ends at a position, or has only its step after it."""
     rest = content[end:]
     return not rest or (len(rest) > 1 and rest[0] == _STEP and rest[1] == len(rest) - 2)
 
 
 def _only_field(record: bytes) -> tuple[int, int]:
-    """The number of the one field of a record beside its number, and where its content begins; 0 if it has others."""
+    """Return number and content start of a record's only field (except the record number); zeros if it has others."""
     size = len(record)
     position = 0
     try:
@@ -274,31 +273,15 @@ def _only_field(record: bytes) -> tuple[int, int]:
 
 
 def _undamaged(path: Path, stopped: threading.Event) -> Iterator[bytes]:
-    """The records of an undamaged file.
+    """Yield the records of an undamaged file.
 
     Raises:
-        MalformedError: It is damaged or cut off, or a record is larger than any that W&B writes.
-        ReadError: Reading was stopped, or it is not an ordinary file.
-        OSError: It cannot be read.
+        MalformedError: The file is damaged or truncated.
+        ReadError: Reading was stopped, a record is larger than any that W&B writes, or it is not an ordinary file.
+        OSError: The file cannot be read.
     """
-    begun: list[bytes] | None = None
     with os.fdopen(open_ordinary(path), "rb") as opened:
-        check_header(opened)
-        for count, (kind, chunk) in enumerate(chunks(opened)):
+        for count, record in enumerate(records(opened, most=_LARGEST_RECORD, strict=True)):
             if not count % _BETWEEN_CHECKS and stopped.is_set():
                 raise ReadError("was not read to its end because reading was interrupted.")
-            if kind == FULL and begun is None:
-                yield chunk
-            elif kind == FIRST and begun is None:
-                begun = [chunk]
-            elif kind in (MIDDLE, LAST) and begun is not None:
-                begun.append(chunk)
-                if len(begun) > _MOST_CHUNKS:
-                    raise MalformedError("a record is too large")
-                if kind == LAST:
-                    record, begun = b"".join(begun), None
-                    yield record
-            else:
-                raise MalformedError("a record is damaged")
-    if begun is not None:
-        raise MalformedError("the last record is cut off")
+            yield record

@@ -1,6 +1,7 @@
-"""Read the records of a ``.wandb`` file by ``wandb leet inspect --json``: W&B ships no Python reader.
+"""Read the records of a ``.wandb`` file with ``wandb leet inspect --json``: W&B has no Python reader.
 
-The file may come from a stranger, so the reader is bounded, and started in an empty private directory.
+The file may come from an untrusted source, so the reader's resources are limited, and it starts in an empty private
+directory.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary, private
 
 OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
 BINARY_KNOWN = frozenset({"0.31"})  # versions of wandb, without the last number, whose binary is started directly
-_READER_SINCE = "0.31"  # `wandb leet inspect` is older, its --json is not
+_READER_SINCE = "0.31"  # first version whose `wandb leet inspect` has --json
 _LONGEST_STDERR = 1024 * 1024  # bytes
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000  # of one file; characters of each
-_LONGEST_STANDSTILL = "6h"  # of a run that is followed; so a reader that nobody ended is not left for good
+_IDLE_TIMEOUT = "6h"  # without new records of a followed run; an abandoned reader ends after it
 _LARGE_LINE = 256 * 1024
+_LONGEST_INTEGER = 22  # characters; W&B's reader prints larger numbers with an exponent
 _one_large_line = threading.Lock()
 UNUSED = frozenset({"summary", "stats", "output", "output_raw", "telemetry"})
-"""Kinds of records that most readers have no use for; most records of a file are of these kinds."""
+"""Kinds of records that most callers do not need; most records of a file are of these kinds."""
 
 
 def inspect(
@@ -53,15 +55,15 @@ def inspect(
         on_record: Called with each record.
         stopped: Set to stop reading.
         skipped: Kinds of records that are not passed on, of those in `UNUSED`.
-        in_order: Whether records come in the order of the file. Otherwise history rows may come after all others,
-            with NaN and infinities as floats: a large file is read five times as fast then.
-        follow: Go on with the records that are being written, until the run ends or stands still for hours.
+        in_order: Whether records are passed on in the order of the file. Otherwise history rows may follow all other
+            records, with NaN and infinities as floats, and a large file is read five times as fast.
+        follow: Whether to continue with new records until the run ends, or nothing is written for 6 hours.
 
     Returns:
-        The damaged parts that were skipped.
+        The damaged parts that were skipped, each as a sentence fragment.
 
     Raises:
-        ReadError: The reader refused the file or exceeded its limits, or it is not an ordinary file.
+        ReadError: The reader rejected the file or exceeded its limits, or it is not an ordinary file.
         UnsupportedVersionError: The installed wandb has no such reader.
     """
     stopped = stopped or threading.Event()
@@ -69,7 +71,7 @@ def inspect(
         size = _size_of(path)
         limits = Limits(math.inf, silence=math.inf) if follow else Limits.for_file(size)
         records = Records(path, skipped)
-        # Python and wandb look for modules and settings in the working directory, so that is an empty private one.
+        # Python and wandb search the working directory for modules and settings, so it is an empty private one.
         with private_directory() as private:
             others = private / "files" / "run" / "others.wandb"
             count = None if in_order or follow or size < LARGE else split(path, others, skipped, stopped)
@@ -87,7 +89,7 @@ def inspect(
         raise ReadError(in_words(error, path)) from None
     prefix = "wandb leet inspect: "  # other lines are general warnings of Python or wandb
     found = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
-    more = [f"and {len(found) - _MOST_PROBLEMS} problems more"] if len(found) > _MOST_PROBLEMS else []
+    more = [f"and {len(found) - _MOST_PROBLEMS} more problems"] if len(found) > _MOST_PROBLEMS else []
     return [
         *(problem[:_LONGEST_PROBLEM] for problem in found[:_MOST_PROBLEMS]),
         *more,
@@ -97,7 +99,7 @@ def inspect(
 
 
 def _size_of(path: Path) -> int:
-    """The size of an ordinary file."""
+    """Return the size of an ordinary file in bytes."""
     try:
         handle = open_ordinary(path)
     except FileNotFoundError:
@@ -118,7 +120,7 @@ def _records_of(
     *,
     follow: bool,
 ) -> tuple[int, str]:
-    """Run the reader to its end; return its exit code and standard error."""
+    """Run the reader until it ends; return its exit code and standard error."""
     with (private / "stderr").open("w+b") as errors:
         with lines_of(
             reader_command(path.absolute(), follow=follow),
@@ -136,18 +138,18 @@ def _records_of(
 
 
 def reader_command(path: Path, *, follow: bool = False) -> list[str]:
-    """The command that prints the records of a file.
+    """Return the command that prints the records of a file.
 
     ``wandb leet inspect`` starts this binary (`launch_inspect` in wandb/cli/leet.py). Starting it directly takes 0.04 s
     of processor time for each file, instead of 0.8 s with the import of wandb. Its arguments are not a public
     interface, so this is done only for the versions in `BINARY_KNOWN`, for which a test compares both ways.
 
     Args:
-        path: The file, absolute.
+        path: Absolute path of the file.
         follow: As for `inspect`.
     """
     binary = _binary_of_wandb()
-    following = ["--follow", f"--idle-timeout={_LONGEST_STANDSTILL}"] if follow else []
+    following = ["--follow", f"--idle-timeout={_IDLE_TIMEOUT}"] if follow else []
     if binary is None:
         return [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *following, str(path)]
     options = ["--no-observability", "--json", *following, "--run-file", str(path)]
@@ -155,7 +157,10 @@ def reader_command(path: Path, *, follow: bool = False) -> list[str]:
 
 
 def _binary_of_wandb() -> Path | None:
-    """The binary of the installed wandb. `sys.path` is not searched: it may contain a stranger's directory."""
+    """Return the binary of the installed wandb; `None` if its version is not in `BINARY_KNOWN`.
+
+    `sys.path` is not searched because it may contain an untrusted directory.
+    """
     installed = sysconfig.get_path("platlib")
     binary = Path(installed, "wandb", "bin", "wandb-core")
     is_known = _version_in(installed).rpartition(".")[0] in BINARY_KNOWN
@@ -164,7 +169,7 @@ def _binary_of_wandb() -> Path | None:
 
 @cache
 def _version_in(directory: str) -> str:
-    """The version of the wandb installed in a directory; empty if there is none."""
+    """Return the version of the wandb installed in a directory; an empty string if it is not installed there."""
     return next((found.version for found in importlib.metadata.distributions(name="wandb", path=[directory])), "")
 
 
@@ -191,7 +196,7 @@ class Records:
         for line in lines:
             if self._is_skipped(line):
                 continue
-            # Parsed JSON takes up to 25 times as much memory, so large lines are parsed one at a time.
+            # Parsed JSON takes up to 25 times as much memory, so only one thread at a time parses a large line.
             with _one_large_line if len(line) > _LARGE_LINE else nullcontext():
                 record = self._parsed(line)
                 if record is not None:
@@ -211,8 +216,8 @@ class Records:
             self._deep += 1
             return None
         try:
-            record = json.loads(line)
-            contents = record[record["type"]]  # every record holds its contents under the name of its type
+            record = json.loads(line, parse_int=_integer)
+            contents = record[record["type"]]  # every record has its contents under the name of its type
         except (ValueError, KeyError, TypeError):
             contents = None
         if not isinstance(contents, dict):
@@ -221,12 +226,17 @@ class Records:
         return parsed
 
 
+def _integer(text: str) -> float:
+    """Parse an integer; a large one becomes a float, so that no arithmetic on it raises `OverflowError`."""
+    return int(text) if len(text) <= _LONGEST_INTEGER else float(text)
+
+
 def _reader_failed(path: Path, returncode: int, stderr: str) -> ReadError | UnsupportedVersionError:
-    # Exit code 2 is click's for bad usage, but also that of a crashed Go program, which affects this file only.
+    # Exit code 2 is click's for bad usage, but also that of a crashed Go program, which affects only this file.
     if re.search(r"No such (?:command|option)|No module named '?wandb", stderr.replace(str(path), "")):
         return UnsupportedVersionError(
-            f"The .wandb files cannot be read: {_installed_wandb()} has no `wandb leet inspect --json`, "
-            f"which came with {_READER_SINCE}. Install it: pip install 'wandb>={_READER_SINCE}'"
+            f"The .wandb files cannot be read: {_installed_wandb()} does not have `wandb leet inspect --json`, "
+            f"which wandb {_READER_SINCE} introduced. Install it: pip install 'wandb>={_READER_SINCE}'"
         )
     reason = _essence(stderr)[:_LONGEST_PROBLEM] or f"exit code {returncode}"
     return ReadError(f"{path}: `wandb leet inspect` cannot read it: {reason}")
@@ -240,9 +250,9 @@ def _installed_wandb() -> str:
 
 
 def _essence(stderr: str) -> str:
-    """The error message of a failed command in one line, without a traceback's frames."""
+    """Return the error message of a failed command in one line, without the frames of a traceback."""
     lines = stderr.splitlines()
-    for line in lines:  # of a Go program, which then prints all its stacks
+    for line in lines:  # of a Go program, which prints all stacks after it
         if line.startswith(("fatal error: ", "panic: ")):
             limit = f" (its limit is {Limits.memory // 2**20} MiB)" if "out of memory" in line else ""
             return f"{line}{limit}"

@@ -1,43 +1,87 @@
-"""Let Ctrl-C end what other threads do, at whatever moment it comes.
+"""Stop the work of other threads on Ctrl-C, at any moment.
 
-In the main thread, an interrupt inside `threading` or `concurrent.futures` may leave one of their locks held for good
-(CPython's bpo-29988), and one that comes just before a wait without a time limit does not end it. A pool of threads
-that is interrupted so hangs: with interrupts at random moments of its start, within some hundred of them.
+In the main thread, an interrupt inside `threading` or `concurrent.futures` may leave one of their locks held forever
+(CPython's bpo-29988), and an interrupt just before a wait without a timeout does not end the wait. A pool of threads
+that is interrupted in this way hangs: with interrupts at random moments of its start, after some hundred attempts.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
+
 T = TypeVar("T")
 
-_LOOK = 0.2  # seconds between two looks whether the main thread was interrupted
-_TIME_TO_STOP = 5.0  # seconds
+_POLL = 0.2  # seconds between two checks whether the main thread was interrupted
+_STOP_TIMEOUT = 5.0  # seconds
+
+
+def read_each(
+    paths: Sequence[Path], read: Callable[[Path, threading.Event], T], readers: int
+) -> tuple[list[T], dict[Path, ReadError]]:
+    """Read files in parallel. An interrupt does not wait for the readers.
+
+    Args:
+        paths: The files.
+        read: Reads one file; the event is set to stop reading.
+        readers: Number of files that are read at the same time.
+
+    Returns:
+        The results in the order of `paths`, and the errors of the other files.
+
+    Raises:
+        UnsupportedVersionError: `read` raised it.
+    """
+    stopped = threading.Event()
+    errors: dict[Path, ReadError] = {}
+
+    def result_of(path: Path) -> list[T]:
+        try:
+            return [read(path, stopped)]
+        except UnsupportedVersionError:  # affects all files
+            raise
+        except ReadError as error:
+            errors[path] = error
+        except Exception as error:  # noqa: BLE001  # any failure affects only this file
+            errors[path] = ReadError(in_words(error, path))
+        return []
+
+    def read_all() -> list[T]:
+        with ThreadPoolExecutor(readers) as pool:
+            return [result for results in pool.map(result_of, paths) for result in results]
+
+    found = call_interruptibly(read_all, stopped.set)
+    return found, {path: errors[path] for path in paths if path in errors}
 
 
 def call_interruptibly(function: Callable[[], T], stop: Callable[[], None]) -> T:
-    """Call a function on a thread of its own and wait for it, so that an interrupt never meets its locks.
+    """Call a function on a new thread and wait for it, so that an interrupt never affects its locks.
 
     Args:
-        function: What to call.
-        stop: Makes the function return soon; called after an interrupt, which then waits 5 s at most for that.
+        function: The function.
+        stop: Makes the function return soon. Called after an interrupt, which then waits at most 5 s for the function.
 
     Returns:
-        What the function returned.
+        The result of the function.
 
     Raises:
-        BaseException: What the function raised, or what interrupted this thread.
+        BaseException: The function raised it, or it interrupted this thread.
     """
-    outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()  # in C, with no lock to leave held
+    outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = (
+        SimpleQueue()
+    )  # in C, without a lock that could stay held
 
     def call() -> None:
         try:
             outcomes.put((function(), None))
-        except BaseException as error:  # noqa: BLE001  # raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again in the waiting thread
             outcomes.put((None, error))
 
     try:
@@ -46,7 +90,7 @@ def call_interruptibly(function: Callable[[], T], stop: Callable[[], None]) -> T
     except BaseException:
         stop()
         with suppress(Empty):
-            outcomes.get(timeout=_TIME_TO_STOP)
+            outcomes.get(timeout=_STOP_TIMEOUT)
         raise
     if error is not None:
         raise error
@@ -56,4 +100,4 @@ def call_interruptibly(function: Callable[[], T], stop: Callable[[], None]) -> T
 def _awaited(outcomes: SimpleQueue[tuple[T | None, BaseException | None]]) -> tuple[T | None, BaseException | None]:
     while True:
         with suppress(Empty):
-            return outcomes.get(timeout=_LOOK)
+            return outcomes.get(timeout=_POLL)

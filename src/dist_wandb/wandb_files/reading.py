@@ -1,4 +1,4 @@
-"""Read runs back from their ``.wandb`` files, record by record.
+"""Read runs from their ``.wandb`` files, record by record.
 
 Only running statistics and a bounded trend of each metric are kept in memory.
 """
@@ -12,30 +12,28 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
+from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.inspection import inspect
-from dist_wandb.wandb_files.interruptible import call_interruptibly
+from dist_wandb.wandb_files.interruptible import read_each
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.statistics import NAMES_OF_RANKS, MetricHistory, RunningMetric
 
 MOST_METRICS = 20_000
-"""Largest number of metrics kept of a file; the first ones are kept."""
+"""Largest number of metrics of a file; later ones are dropped."""
 
 RUN_RECORD_LOST = "its run record is lost"
-"""The beginning of the problem of a file without a run record."""
+"""First words of the problem that describes a file without a run record."""
 
 State = Literal["finished", "failed", "unfinished"]
 
-_FEWEST_READERS, _MOST_READERS = 4, 16  # at once: one for each processor; each is a process of its own
+_FEWEST_READERS, _MOST_READERS = 4, 16  # in parallel: one for each processor; each is a separate process
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
 _NUMBERS = frozenset({int, float})  # without bool
@@ -44,46 +42,27 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  #
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One ``.wandb`` file: a run, or the part of one writer of a shared run.
-
-    Args:
-        path: The ``.wandb`` file.
-        run_id: Id of the run.
-        name: Display name; `None` if W&B chooses it at the upload.
-        project: Project of the run.
-        group: Group of the run.
-        job_type: Job type of the run.
-        tags: Tags of the run.
-        config: The run's last configuration.
-        started: Start time in W&B's format (ISO 8601, UTC); `None` if it is lost.
-        exit_code: Exit code of the run, 0 for success; `None` if the file records no end.
-        rows: Number of history rows.
-        metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
-        sidecar: dist_wandb's record beside the file; `None` for an ordinary run.
-        problems: Unreadable parts, each as a sentence fragment.
-        has_more_metrics: Whether metrics were dropped: beyond `MOST_METRICS`, or with names of more than 1000
-            characters.
-        entity: Owner of the run, if the user named one.
-        step_axis: Name of the x axis that is defined for all metrics, if any.
-    """
+    """One ``.wandb`` file: a run, or the part of one writer of a shared run."""
 
     path: Path
     run_id: str
-    name: str | None
+    name: str | None  # display name; `None` if W&B chooses it at the upload
     project: str | None
     group: str | None
     job_type: str | None
     tags: tuple[str, ...]
-    config: dict[str, Any]
-    started: str | None
-    exit_code: int | None
+    config: dict[str, Any]  # last configuration of the run
+    started: str | None  # start time in W&B's format (ISO 8601, UTC); `None` if it is lost
+    exit_code: int | None  # exit code of the run, 0 for success; `None` if the file records no end
     rows: int
-    metrics: dict[str, MetricHistory]
-    sidecar: Sidecar | None
-    problems: tuple[str, ...]
-    has_more_metrics: bool = False
-    entity: str | None = None
-    step_axis: str | None = None
+    metrics: dict[str, MetricHistory]  # numeric metrics by name, in natural order, without W&B's own (``_step``)
+    sidecar: Sidecar | None  # dist_wandb's record in the same directory; `None` for an ordinary run
+    problems: tuple[str, ...]  # unreadable parts, each as a sentence fragment
+    has_more_metrics: bool = (
+        False  # whether metrics were dropped: beyond `MOST_METRICS`, or with names over 1000 characters
+    )
+    entity: str | None = None  # owner of the run, if the user named one
+    step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
 
     @property
     def state(self) -> State:
@@ -106,35 +85,28 @@ class StoredRun:
 def read_run(
     path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",), stopped: threading.Event | None = None
 ) -> StoredRun:
-    """Read one ``.wandb`` file, and dist_wandb's sidecar beside it.
+    """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory.
 
-    ``run.finish()`` returns before the file is whole: for about a second the run may read as `"unfinished"`.
+    ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
 
     Args:
         path: A ``.wandb`` file, as `find_runs` returns it.
-        metrics: Patterns such as ``val/*``; metrics whose names match none of them are left out.
+        metrics: Patterns such as ``val/*``; metrics whose names do not match any of them are left out.
         stopped: Set to stop reading.
 
     Returns:
         The contents of the file. Damaged parts are skipped and named in `StoredRun.problems`.
 
     Raises:
-        ReadError: Nothing of a run can be read from the file.
+        ReadError: No data of a run can be read from the file.
         UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     path = Path(path)
     contents = Contents(metrics)
-    problems = inspect(path, contents.add, stopped, in_order=False) + contents.problems
+    problems = inspect(path, contents.add, stopped, in_order=False)
     if not contents.run and not contents.rows:
-        raise ReadError(_nothing_in(path, problems))
-    if not contents.run:
-        problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
-    try:
-        sidecar = read_sidecar(path.parent)
-    except ReadError as error:
-        sidecar = None
-        problems.append(str(error))
-    return contents.as_run(path, sidecar, problems)
+        raise ReadError(_nothing_in(path, problems + contents.problems))
+    return contents.with_sidecar(path, problems)
 
 
 def read_runs(
@@ -150,20 +122,11 @@ def read_runs(
         The readable runs in the order of `paths`, and the errors of the other files.
 
     Raises:
-        UnsupportedVersionError: As of `read_run`.
+        UnsupportedVersionError: See `read_run`.
     """
-    paths = list(paths)
-    stopped = threading.Event()
-    read = partial(_run_or_error, metrics=tuple(metrics), stopped=stopped)
-
-    def read_all() -> list[StoredRun | ReadError]:
-        with ThreadPoolExecutor(min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)) as readers:
-            return list(readers.map(read, paths))
-
-    outcomes = call_interruptibly(read_all, stopped.set)  # an interrupt does not wait for readers
-    runs = [outcome for outcome in outcomes if isinstance(outcome, StoredRun)]
-    errors = {path: outcome for path, outcome in zip(paths, outcomes, strict=True) if isinstance(outcome, ReadError)}
-    return runs, errors
+    patterns = tuple(metrics)
+    readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
+    return read_each(list(paths), lambda path, stopped: read_run(path, metrics=patterns, stopped=stopped), readers)
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
@@ -174,13 +137,13 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
         last: Keep only this number of rows at the end; all if `None`.
 
     Returns:
-        One dictionary per row, in the order written. Keys of nested dictionaries are joined by dots (``val.loss``);
+        One dictionary per row, in the order of writing. Keys of nested dictionaries are joined by dots (``val.loss``);
         W&B's own keys (``_step``, ``_runtime``, ``_timestamp``) are included. NaN and infinities are floats; W&B's file
         does not distinguish them from the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
     Raises:
         ReadError: The file cannot be read at all. Damaged parts are skipped; `read_run` names them.
-        UnsupportedVersionError: As of `read_run`.
+        UnsupportedVersionError: See `read_run`.
     """
     rows: deque[dict[str, Any]] = deque(maxlen=last)
     _read_rows(Path(path), rows.append)
@@ -188,18 +151,18 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
-    """Find the largest value of an x axis in a file. Rows are not kept in memory.
+    """Return the largest value of an x axis in a file. Rows are not kept in memory.
 
     Args:
         path: A ``.wandb`` file.
         name: The name of the x axis.
 
     Returns:
-        The value; `None` if no row has one. Values beyond the exact integers of floats are ignored.
+        The value as an integer; `None` if no row has a value. Values beyond the exact integers of floats are ignored.
 
     Raises:
-        ReadError: As of `read_history`.
-        UnsupportedVersionError: As of `read_run`.
+        ReadError: See `read_history`.
+        UnsupportedVersionError: See `read_run`.
     """
     largest: int | None = None
 
@@ -221,19 +184,8 @@ def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
     inspect(path, on_record, in_order=False)
 
 
-def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
-    try:
-        return read_run(path, metrics=metrics, stopped=stopped)
-    except UnsupportedVersionError:  # affects all files
-        raise
-    except ReadError as error:
-        return error
-    except Exception as error:  # noqa: BLE001  # any failure affects this file only
-        return ReadError(in_words(error, path))
-
-
 class BoundedConfig:
-    """A config of bounded size; what goes beyond it is counted."""
+    """A config of bounded size; values that exceed it are counted and dropped."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -242,7 +194,7 @@ class BoundedConfig:
         self._size = 0
 
     def update(self, update: Mapping[str, Any]) -> None:
-        """Set values, in place of earlier ones of their names."""
+        """Set values. They replace earlier values of the same names."""
         for name, value in update.items():
             size = size_of(value) + size_of(name)
             total = self._size - self._sizes.get(name, 0) + size
@@ -254,7 +206,7 @@ class BoundedConfig:
 
 
 class Contents:
-    """The accumulated contents of one file's records, of any JSON."""
+    """Collects the contents of one file's records, which may be any JSON."""
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
@@ -273,11 +225,11 @@ class Contents:
         return [f"{left_out} values of its config are left out because it is too large"] if left_out else []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add one record; other kinds are skipped."""
+        """Add one record. Kinds that are not needed are skipped."""
         kind = record["type"]
         if kind == "history":
             self._add_row(_object(record["history"], "item"))
-        elif kind == "run":  # repeated whenever name, tags or notes change: the last one counts
+        elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = record["run"]
             self.config.update(_object(_object(self.run, "config"), "update"))
         elif kind == "config":
@@ -288,7 +240,7 @@ class Contents:
             self.step_axis = _text(record["metric"], "step_metric")
 
     def as_run(self, path: Path, sidecar: Sidecar | None, problems: list[str]) -> StoredRun:
-        """The run that the records describe."""
+        """Return the run that the records describe."""
         return StoredRun(
             path=path,
             run_id=_text(self.run, "run_id") or path.stem.removeprefix("run-"),
@@ -308,6 +260,18 @@ class Contents:
             entity=self.run.get("entity"),
             step_axis=self.step_axis,
         )
+
+    def with_sidecar(self, path: Path, problems: Iterable[str]) -> StoredRun:
+        """Return the run with the sidecar in the file's directory. Problems of contents and sidecar are added."""
+        found = [*problems, *self.problems]
+        if not self.run:
+            found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
+        try:
+            sidecar = read_sidecar(path.parent)
+        except ReadError as error:
+            sidecar = None
+            found.append(str(error))
+        return self.as_run(path, sidecar, found)
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1
@@ -332,7 +296,7 @@ class Contents:
 
 
 def _of_media(row: Mapping[str, Any]) -> set[str]:
-    """Names of the parts of media: ``x._type``, ``x.width`` and so on of an image ``x``."""
+    """Return the names of the parts of media: ``x._type``, ``x.width`` and so on for an image ``x``."""
     media = {
         name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
     }
@@ -369,21 +333,21 @@ def _exit_code(record: Mapping[str, Any]) -> int:
 
 
 def size_of(value: Any) -> int:
-    """The approximate size of a JSON value: number of values, and of stretches of 64 characters."""
-    size, left = 0, [value]
-    while left:
-        item = left.pop()
+    """Return the approximate size of a JSON value: the number of values and of stretches of 64 characters."""
+    size, pending = 0, [value]
+    while pending:
+        item = pending.pop()
         size += 1 + (len(item) // 64 if isinstance(item, str) else 0)
         if isinstance(item, dict):
-            left.extend(item)
-            left.extend(item.values())
+            pending.extend(item)
+            pending.extend(item.values())
         elif isinstance(item, list):
-            left.extend(item)
+            pending.extend(item)
     return size
 
 
 def with_floats(value: Any) -> Any:
-    """A row's value, with W&B's strings for NaN and infinity, and integers beyond any float, as floats."""
+    """Convert W&B's strings for NaN and infinity, and integers beyond any float, to floats; keep other values."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
     if isinstance(value, int) and abs(value) > sys.float_info.max:
@@ -394,6 +358,6 @@ def with_floats(value: Any) -> Any:
 def _nothing_in(path: Path, problems: list[str]) -> str:
     size = path.stat().st_size
     if problems:
-        return f"{path}: its {size} bytes contain nothing readable of a run: {'; '.join(problems)}"
-    reason = "is empty" if size == 0 else f"holds no run yet ({size} bytes)"
-    return f"{path}: {reason}: the run was killed at its start, or has just begun"
+        return f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(problems)}"
+    reason = "is empty" if size == 0 else f"does not contain a run yet ({size} bytes)"
+    return f"{path}: {reason}: the run was killed at its start, or has just started"

@@ -1,8 +1,8 @@
 """Copy W&B's record files (``.wandb``) without the lines that were uploaded before.
 
-A file is a header of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: each record is one chunk or
-several, and each chunk has a checksum. A record is a protobuf message; the number of its one field is its kind.
-`wandb.proto.wandb_internal_pb2` is not used because it takes 44 times the size of a hostile message in memory.
+A file consists of a header of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: a record is one chunk or
+more, and each chunk has a checksum. A record is a protobuf message; the number of its one field is its kind.
+`wandb.proto.wandb_internal_pb2` is not used because parsing a hostile message takes 44 times its size in memory.
 """
 
 from __future__ import annotations
@@ -24,45 +24,38 @@ _FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-"""Kinds of chunks: a record, or a part of one."""
+"""Kinds of chunks: a whole record, or a part of one."""
 
 DAMAGED = 0
-"""In place of the kind of a chunk that cannot be read."""
+"""Replaces the kind of a chunk that cannot be read."""
 
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
 _VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
-_HISTORY, _STATS, _OUTPUT_RAW = 2, 7, 13  # numbers of fields of W&B's Record
-_RUN = 17
+_HISTORY, _STATS, _OUTPUT_RAW, _RUN = 2, 7, 13, 17  # numbers of fields of W&B's Record
 _NEAR_THE_START = 64  # records; W&B writes a header, and then the run
-_LINE_OF_OUTPUT = 3  # and of its OutputRawRecord
+_LINE_OF_OUTPUT = 3  # number of a field of W&B's OutputRawRecord
 CONTINUES = 0x80
 _LONGEST_VARINT, _LARGEST_VARINT = 10, 2**64 - 1
 _LARGEST_NUMBER = 2**29 - 1  # of a field
-MOST_FIELDS = 1000  # of a message; W&B's have fewer than ten
+MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
 
 MOST_BYTES = 256 * 2**20
 """Largest size of a record."""
 
 Field = tuple[int, int, int]
-"""Number of a field, and begin and end of its content."""
+"""Number of a field, and start and end of its content."""
 
 Part = tuple[int, int, int, int]
-"""Number of a field, its begin, and begin and end of its content."""
+"""Number of a field, start of the field, and start and end of its content."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Numbers of lines of a run's three streams.
+    """Numbers of lines of the three streams of a run."""
 
-    Args:
-        history: History rows.
-        events: Samples of system metrics.
-        console: Lines of console output.
-    """
-
-    history: int = 0
-    events: int = 0
-    console: int = 0
+    history: int = 0  # history rows
+    events: int = 0  # samples of system metrics
+    console: int = 0  # lines of console output
 
     def __add__(self, other: Lines) -> Lines:
         return Lines(self.history + other.history, self.events + other.events, self.console + other.console)
@@ -79,7 +72,7 @@ class MalformedError(ValueError):
 
 
 Revise = Callable[[bytes, list[Field]], bytes]
-"""Returns the record to copy, given a record and its fields; an error ends the copy."""
+"""Returns the record to copy, given a record and its fields. An exception ends the copy."""
 
 
 def copy_without(source: Path, target: Path, first: Lines, revise: Revise | None = None) -> None:
@@ -90,12 +83,12 @@ def copy_without(source: Path, target: Path, first: Lines, revise: Revise | None
     Args:
         source: A ``.wandb`` file.
         target: The copy; an existing file is replaced.
-        first: Number of lines of each stream to leave out. Lines of console output are counted by line breaks, so with
-            progress bars, which write a line several times, the cut may be a few lines off.
-        revise: Revises each copied record; `None` to keep them.
+        first: Number of lines of each stream to leave out. Lines of console output are counted by line breaks, so the
+            cut may be a few lines off with progress bars, which write a line several times.
+        revise: Revises each copied record; `None` to copy the records unchanged.
 
     Raises:
-        ReadError: `source` is not a record file, or has records that W&B never writes.
+        ReadError: `source` is not a record file, or contains records that W&B never writes.
         OSError: `target` cannot be written.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened, target.open("wb") as copy:
@@ -109,8 +102,8 @@ def records_of(source: Path) -> Iterator[tuple[bytes, list[Field]]]:
     """Yield the records of a file with their fields, as `copy_without` would copy them.
 
     Raises:
-        ReadError: As of `copy_without`.
-        OSError: It cannot be read.
+        ReadError: See `copy_without`.
+        OSError: The file cannot be read.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened:
         for record in records(opened):
@@ -119,13 +112,13 @@ def records_of(source: Path) -> Iterator[tuple[bytes, list[Field]]]:
 
 
 def run_record_of(source: Path) -> bytes | None:
-    """The first run record of a file; `None` if there is none near its start.
+    """Return the first run record of a file; `None` if the first records do not contain one.
 
-    W&B writes it when the run is opened, once for each writer, with a time and a random text in it.
+    W&B writes it when the run is opened, once for each writer. It contains a time and a random text.
 
     Raises:
         ReadError: `source` is not an ordinary file.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened, suppress(ReadError):
         for record in islice(records(opened), _NEAR_THE_START):
@@ -136,7 +129,7 @@ def run_record_of(source: Path) -> bytes | None:
 
 
 def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
-    """As `copy_without`, from one open file to another; errors do not name the file."""
+    """Copy as `copy_without` does, from one open file to another. Errors do not name the file."""
     history, events, console = first.history, first.events, first.console
     writer = Writer(copy)
     for record in records(opened):
@@ -155,16 +148,24 @@ def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise
             writer.write(record if revise is None else revise(record, parts))
 
 
-def records(opened: BinaryIO) -> Iterator[bytes]:
+def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) -> Iterator[bytes]:
     """Yield the records with correct checksums.
 
+    Args:
+        opened: The file.
+        most: Largest size of a record in bytes; `None` for `MOST_BYTES`.
+        strict: Whether to raise an exception for damage. Otherwise damaged and incomplete records are skipped.
+
     Raises:
-        ReadError: It does not begin like a record file, or a record has more than `MOST_BYTES`.
+        ReadError: The file does not start like a record file, or a record has more than `most` bytes.
+        MalformedError: The file is damaged or truncated, if `strict`.
     """
-    check_header(opened)
-    begun: list[bytes] | None = None  # joined at the end: repeated addition would take quadratic time
+    most = most or MOST_BYTES
+    begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
     size = 0
-    for kind, chunk in chunks(opened):
+    for kind, chunk in _chunks(opened):
+        if strict and (kind == DAMAGED or (kind in (FULL, FIRST)) == (begun is not None)):
+            raise MalformedError("a record is damaged")
         if kind in (FULL, FIRST):  # an earlier incomplete record is dropped
             begun, size = [], 0
         elif kind == DAMAGED:
@@ -172,28 +173,22 @@ def records(opened: BinaryIO) -> Iterator[bytes]:
         if begun is None:
             continue
         size += len(chunk)
-        if size > MOST_BYTES:
-            raise ReadError(f"has a record of more than {MOST_BYTES} bytes, which W&B never writes.")
+        if size > most:
+            raise ReadError(f"contains a record of more than {most} bytes, which W&B never writes.")
         if chunk:
             begun.append(chunk)
         if kind in (FULL, LAST):
             record, begun = b"".join(begun), None
             yield record
+    if strict and begun is not None:
+        raise MalformedError("the last record is truncated")
 
 
-def check_header(opened: BinaryIO) -> None:
-    """Read the header of a file.
-
-    Raises:
-        ReadError: It does not begin like a record file.
-    """
+def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and content of each chunk. The rest of the block is skipped after a damaged chunk."""
     if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
-        raise ReadError("does not begin like a .wandb file.")
-
-
-def chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield kinds and contents of the chunks behind the header. The rest of a damaged one's block is skipped."""
-    room = _BLOCK - len(_FILE_HEADER)  # left of the block
+        raise ReadError("does not start like a .wandb file.")
+    room = _BLOCK - len(_FILE_HEADER)  # bytes to the end of the block
     while block := opened.read(room):
         position = 0
         while (left := len(block) - position) >= _CHUNK_HEADER.size:
@@ -206,20 +201,16 @@ def chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 break
             yield kind, chunk
         else:
-            if left and len(block) < room:  # the file ends in a header; at the end of a block it is padding
+            if left and len(block) < room:  # the file ends within a header; at the end of a block this is padding
                 yield DAMAGED, b""
         room = _BLOCK
 
 
-def _checksum(kind: int, chunk: bytes | memoryview) -> int:
-    return zlib.crc32(chunk, _CHECKSUMS[kind])
-
-
 class Writer:
-    """Writes records behind each other.
+    """Writes records to an empty file.
 
     Args:
-        opened: The empty file.
+        opened: The file.
     """
 
     def __init__(self, opened: BinaryIO) -> None:
@@ -241,12 +232,13 @@ class Writer:
                 return
 
     def _write_chunk(self, kind: int, chunk: memoryview) -> None:
-        self._position += self._opened.write(_CHUNK_HEADER.pack(_checksum(kind, chunk), len(chunk), kind))
+        checksum = zlib.crc32(chunk, _CHECKSUMS[kind])
+        self._position += self._opened.write(_CHUNK_HEADER.pack(checksum, len(chunk), kind))
         self._position += self._opened.write(chunk)
 
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
-    """The number of line breaks in the console output of a record."""
+    """Return the number of line breaks in the console output of a record."""
     try:
         lines = [
             (begin, end)
@@ -265,14 +257,14 @@ def fields(message: bytes, start: int = 0, stop: int | None = None) -> list[Fiel
 
     Args:
         message: The bytes that contain the message.
-        start: Begin of the message.
-        stop: End of the message.
+        start: Position of the first byte of the message.
+        stop: Position after its last byte; `None` for the end of the bytes.
 
     Returns:
-        Number, begin and end of the content of each field; the content of a number is empty.
+        The number of each field, and start and end of its content. The content of a numeric field is empty.
 
     Raises:
-        MalformedError: The message is cut off or invalid.
+        MalformedError: The message is truncated or invalid.
         ReadError: The message is valid, but not in W&B's format.
     """
     stop = len(message) if stop is None else stop
@@ -280,7 +272,7 @@ def fields(message: bytes, start: int = 0, stop: int | None = None) -> list[Fiel
 
 
 def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
-    """As `fields`, for a message of up to `most` fields, with the begin of each field, including its tag."""
+    """Parse up to `most` fields as `fields` does; the results also contain the start of each field, before its tag."""
     position = start
     found: list[Part] = []
     while position < stop:
@@ -296,7 +288,7 @@ def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
         elif wire_type in (_FIXED_32, _FIXED_64):
             position += 4 if wire_type == _FIXED_32 else 8
         elif wire_type in (_GROUP, _END_OF_GROUP):
-            raise ReadError(f"has a record with a group in it (field {number}), which W&B never writes.")
+            raise ReadError(f"contains a record with a group (field {number}), which W&B never writes.")
         else:
             raise MalformedError(f"field {number} has the invalid type {wire_type}")
         if not 1 <= number <= _LARGEST_NUMBER:
@@ -304,13 +296,13 @@ def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
         if position > stop:
             raise MalformedError(f"field {number} is cut off")
         if len(found) == most:
-            raise ReadError(f"has a record of more than {most} fields, which W&B never writes.")
+            raise ReadError(f"contains a record of more than {most} fields, which W&B never writes.")
         found.append((number, first, begin, end))
     return found
 
 
 def field_of(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes."""
+    """Encode a field that contains bytes."""
     return _as_varint(number << 3 | BYTES) + _as_varint(len(content)) + content
 
 
@@ -324,7 +316,7 @@ def _as_varint(value: int) -> bytes:
 
 
 def varint(message: bytes, position: int, stop: int) -> tuple[int, int]:
-    """Parse a varint; return it and the position behind it."""
+    """Parse a varint; return it and the position after it."""
     if position < stop and not message[position] & CONTINUES:  # the most frequent case
         return message[position], position + 1
     value = 0

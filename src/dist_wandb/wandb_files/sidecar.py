@@ -1,4 +1,4 @@
-"""The sidecar, a file beside an offline run with dist_wandb's data about its writer."""
+"""The sidecar: a file in an offline run's directory with dist_wandb's data about the writer."""
 
 from __future__ import annotations
 
@@ -34,43 +34,26 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The writer of a run: its rank, its job, and how its file is uploaded.
+    """The writer of a run: its rank, its job, and how its file is uploaded."""
 
-    Args:
-        run_id: Id of the run; `None` if W&B made it.
-        base_id: The id that all run ids of the job are made from; `None` if W&B made the run's id.
-        run_mode: `"auto"`, `"shared"` or `"new"`.
-        rank_scope: `"global"` or `"worker"`.
-        shared: Whether several ranks wrote into the run, each into a file of its own.
-        label: The writer's name within a shared run.
-        primary: Whether the writer wrote the plain names of its run.
-        update_finish_state: Whether the writer's exit code is the run's.
-        group: Group of the run.
-        global_rank: The writer's index among all ranks.
-        local_rank: The writer's index on its node, if known.
-        node_rank: Index of the writer's node, if known.
-        world_size: Number of ranks of the job.
-        num_nodes: Number of nodes of the job, if known.
-    """
-
-    run_id: str | None
-    base_id: str | None
-    run_mode: str
-    rank_scope: str
-    shared: bool
-    label: str | None
-    primary: bool
-    update_finish_state: bool
+    run_id: str | None  # id of the run; `None` if W&B made it
+    base_id: str | None  # the id that all run ids of the job are made from; `None` if W&B made the run's id
+    run_mode: str  # `"auto"`, `"shared"` or `"new"`
+    rank_scope: str  # `"global"` or `"worker"`
+    shared: bool  # whether several ranks wrote to the run, each into a separate file
+    label: str | None  # the writer's name within a shared run
+    primary: bool  # whether the writer wrote the plain names of the run
+    update_finish_state: bool  # whether the writer's exit code is that of the run
     group: str | None
     global_rank: int
-    local_rank: int | None
-    node_rank: int | None
-    world_size: int
-    num_nodes: int | None
+    local_rank: int | None  # local rank of the writer, if known
+    node_rank: int | None  # rank of the writer's node, if known
+    world_size: int  # number of ranks of the job
+    num_nodes: int | None  # number of nodes of the job, if known
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
-        """Make the sidecar of one rank."""
+        """Return the sidecar of one rank."""
         return cls(
             run_id=unit_run_id(plan),
             base_id=plan.base_id,
@@ -93,7 +76,7 @@ class Sidecar:
         """Check a parsed sidecar.
 
         Raises:
-            ValueError: It is not in dist_wandb's format.
+            ValueError: The sidecar is not in dist_wandb's format.
         """
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")  # noqa: TRY004  # an error of the file's content
@@ -109,10 +92,10 @@ def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
     """Write a sidecar into a run's directory.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The sidecar cannot be written.
     """
     content = json.dumps({"format": SIDECAR_FORMAT, **asdict(sidecar)}, indent=2) + "\n"
-    write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run beside it
+    write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run's own files
 
 
 def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
@@ -134,7 +117,7 @@ def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
         return None
     except (OSError, ValueError) as error:
         raise ReadError(
-            f"{path}: not in dist_wandb's format ({error}), so label and primary of this writer are unknown. "
+            f"{path}: not in dist_wandb's format ({error}), so the label and role of this writer are unknown. "
             "Restore the file, or remove it to treat this as an ordinary run."
         ) from None
 

@@ -1,8 +1,9 @@
-"""Read and write small files in directories where others may write.
+"""Read and write small files in directories that others can write to.
 
-A run directory may come from a stranger, a scratch directory belongs to a group, the temporary directory to everybody.
-Under an expected name there may be a link to a file of the user's, a named pipe that blocks, an endless device, or JSON
-deeper than the parser's stack. No other module of the package opens records, sidecars, marks or logs.
+A run directory may come from an untrusted source, a scratch directory belongs to a group, and everybody can write to
+the temporary directory. Instead of an expected file there may be a link to a file of the user, a named pipe that
+blocks, an endless device, or JSON deeper than the parser's stack. No other module of the package opens records,
+sidecars, marks or logs.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ DEPTH = 64
 
 
 def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: int | None = None) -> bytes:
-    """Read a small ordinary file. It never blocks and never follows a link in place of the file.
+    """Read a small ordinary file. This never blocks, and never follows a link at the path.
 
     Args:
         path: The file.
         limit: Largest size in bytes.
-        owned: Whether it must belong to this process's user.
+        owned: Whether the file must belong to this process's user.
         owner: Required owner, if the file system maps this process's user to another one: see `own_directory`.
 
     Returns:
         The whole content.
 
     Raises:
-        FileNotFoundError: It does not exist.
-        ReadError: It is not an ordinary file, too large, or of another owner.
-        OSError: It cannot be read.
+        FileNotFoundError: The file does not exist.
+        ReadError: It is not an ordinary file, is too large, or has another owner.
+        OSError: The file cannot be read.
     """
     handle = open_ordinary(path, owned=owned, owner=owner)
     with os.fdopen(handle, "rb") as file:
@@ -54,25 +55,25 @@ def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: in
 def open_ordinary(
     path: Path, flags: int = os.O_RDONLY, *, mode: int = 0o600, owned: bool = False, owner: int | None = None
 ) -> int:
-    """Open an ordinary file. It never blocks and never follows a link in place of the file.
+    """Open an ordinary file. This never blocks, and never follows a link at the path.
 
     Args:
         path: The file.
-        flags: As for `os.open`, without truncation: the file may belong to somebody else.
+        flags: Flags of `os.open`, without truncation: the file may belong to somebody else.
         mode: Permissions of a new file.
-        owned: As of `read_small`.
-        owner: As of `read_small`.
+        owned: As for `read_small`.
+        owner: As for `read_small`.
 
     Returns:
-        The file descriptor, to be closed by the caller.
+        The file descriptor. The caller must close it.
 
     Raises:
-        FileNotFoundError: It does not exist.
-        ReadError: It is not an ordinary file, or of another owner.
-        OSError: It cannot be opened.
+        FileNotFoundError: The file does not exist.
+        ReadError: It is not an ordinary file, or has another owner.
+        OSError: The file cannot be opened.
     """
     owner = os.getuid() if owned else owner
-    with suppress(FileNotFoundError):  # opening a device may have effects; the check below is free of races
+    with suppress(FileNotFoundError):  # opening a device may have side effects; the check below is free of races
         _check(path, path.lstat(), owner)
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
     try:
@@ -89,10 +90,10 @@ def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     Args:
         path: The file. An existing file or link of this name is replaced.
         content: The whole content.
-        mode: Its permissions, reduced by the process's umask; by default only for the user.
+        mode: Permissions, reduced by the process's umask; by default only for the user.
 
     Raises:
-        OSError: It cannot be written. Nothing is left behind.
+        OSError: The file cannot be written. No temporary file remains.
     """
     unfinished = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")  # a name that nobody can predict
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -112,15 +113,15 @@ def own_directory(path: Path) -> int:
     """Restrict an existing directory to this process's user.
 
     Args:
-        path: The directory. Permissions of others are removed.
+        path: The directory. Permissions of other users are removed.
 
     Returns:
-        The owner of this process's files in it. That is usually the process's user, but a file server may map root to
-        nobody, and a mounted bucket may have one owner for all files.
+        The owner of this process's files in the directory. This is usually the process's user, but a file server may
+        map root to nobody, and a mounted bucket may have one owner for all files.
 
     Raises:
-        ReadError: It is a link, not a directory, or of another owner.
-        OSError: It cannot be opened.
+        ReadError: It is a link, not a directory, or has another owner.
+        OSError: The directory cannot be opened.
     """
     _check(path, path.lstat(), kind=stat.S_IFDIR)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -141,22 +142,22 @@ def own_directory(path: Path) -> int:
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """Make an empty directory that only this process's user may enter, and remove it at the end.
+    """Create an empty directory that only this process's user can enter, and remove it at the end.
 
     Yields:
-        Its absolute path.
+        The absolute path.
 
     Raises:
-        OSError: It cannot be made; the message has place, reason and remedy.
+        OSError: It cannot be created; the message contains path, reason and remedy.
     """
     try:
         directory = tempfile.TemporaryDirectory(prefix="dist-wandb-", ignore_cleanup_errors=True)  # mkdtemp: mode 0700
     except OSError as error:
         raise OSError(
             error.errno,
-            f"A temporary directory cannot be made: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}. Free some space there, or set TMPDIR to a directory "
-            "that can be written to",
+            f"A temporary directory cannot be created: {error.strerror or error}"
+            f"{f' ({error.filename})' if error.filename else ''}. Free some space there, or set TMPDIR to a writable "
+            "directory",
         ) from None
     with directory as name:
         yield Path(name).absolute()
@@ -166,14 +167,14 @@ def parse_json(content: str | bytes, *, depth: int = DEPTH) -> Any:
     """Parse JSON of bounded depth.
 
     Args:
-        content: The text, or its UTF-8.
+        content: The text, or its UTF-8 encoding.
         depth: Largest nesting depth.
 
     Returns:
         The value.
 
     Raises:
-        ValueError: It is not JSON, or deeper.
+        ValueError: The text is not JSON, or nested deeper than `depth`.
     """
     if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"), depth):
         raise ValueError(f"lists and objects are nested deeper than {depth}")
@@ -184,7 +185,7 @@ def is_deeper(content: bytes, depth: int = DEPTH) -> bool:
     """Check whether lists and objects in JSON are nested deeper than a limit.
 
     Args:
-        content: The JSON. For other content the result is undefined.
+        content: The JSON. The result for other content is undefined.
         depth: The limit.
     """
     if content.count(b"[") + content.count(b"{") <= depth:
@@ -202,7 +203,7 @@ def is_deeper(content: bytes, depth: int = DEPTH) -> bool:
 
 def _check(path: Path, found: os.stat_result, owner: int | None = None, *, kind: int = stat.S_IFREG) -> None:
     if stat.S_IFMT(found.st_mode) != kind:
-        what, wanted = KINDS.get(stat.S_IFMT(found.st_mode), "of no known kind"), KINDS[kind].removeprefix("a ")
+        what, wanted = KINDS.get(stat.S_IFMT(found.st_mode), "of an unknown kind"), KINDS[kind].removeprefix("a ")
         raise ReadError(f"{path} is {what}, so it is not the expected {wanted}. Remove it.")
     if owner is not None and found.st_uid != owner:
         raise ReadError(

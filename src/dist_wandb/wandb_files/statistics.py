@@ -12,10 +12,10 @@ TREND_LENGTH = 256
 """Largest number of points kept of a metric's history."""
 
 NAMES_OF_RANKS = ("/argmax_rank", "/straggler_rank")
-"""How the names of metrics end whose values are ranks."""
+"""Name endings of the metrics whose values are ranks."""
 
 _MOST_COUNTED = 4096  # ranks
-_TOGETHER = 64  # values that are added at once
+_BATCH = 64  # values that are added at once
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class MetricHistory:
         largest: The largest value except NaN; NaN if there is none.
         trend: The means of the finite values in at most `TREND_LENGTH` equal stretches of the history, oldest first;
             NaN for a stretch without any.
-        counts: How often each value occurred, the most frequent first; only of metrics whose values are ranks.
+        counts: Each value and its number of occurrences, the most frequent first; only for metrics whose values are
+            ranks.
     """
 
     count: int
@@ -43,9 +44,9 @@ class MetricHistory:
 
 
 def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
-    """The statistics of a metric of which the parts follow each other, as before and after a restart.
+    """Join the statistics of consecutive parts of a metric, such as those before and after a restart.
 
-    The trend has the parts at the lengths that their numbers of values have to each other.
+    Each part has a share of the trend in proportion to its number of values.
     """
     if len(histories) == 1:
         return histories[0]
@@ -78,10 +79,10 @@ class RunningMetric:
         counted: Whether to count how often each value occurs.
     """
 
-    __slots__ = ("_count", "_counts", "_largest", "_last", "_not_finite", "_smallest", "_trend", "_waiting")
+    __slots__ = ("_count", "_counts", "_largest", "_last", "_not_finite", "_pending", "_smallest", "_trend")
 
     def __init__(self, *, counted: bool = False) -> None:
-        self._waiting: list[float] = []  # adding many at once takes a fifth of the time
+        self._pending: list[float] = []  # adding many at once takes a fifth of the time
         self._count = 0
         self._not_finite = 0
         self._last = math.nan
@@ -92,14 +93,14 @@ class RunningMetric:
 
     def add(self, value: float) -> None:
         """Add the next value."""
-        self._waiting.append(value)
-        if len(self._waiting) == _TOGETHER:
-            self._take()
+        self._pending.append(value)
+        if len(self._pending) == _BATCH:
+            self._add_pending()
 
     def history(self) -> MetricHistory:
-        """The statistics of all values so far."""
-        if self._waiting:
-            self._take()
+        """Return the statistics of all values so far."""
+        if self._pending:
+            self._add_pending()
         has_any = self._smallest <= self._largest
         return MetricHistory(
             count=self._count,
@@ -111,8 +112,8 @@ class RunningMetric:
             counts=tuple(self._counts.most_common()) if self._counts else (),
         )
 
-    def _take(self) -> None:
-        values, self._waiting = self._waiting, []
+    def _add_pending(self) -> None:
+        values, self._pending = self._pending, []
         self._count += len(values)
         self._last = values[-1]
         self._trend.add_all(values)
@@ -141,7 +142,7 @@ class Trend:
         self._room = room
         self._means = array("d")  # of the finite values of each stretch
         self._finite = array("q")  # number of these values
-        self._length = 1  # of every stretch but the last
+        self._length = 1  # of every stretch except the last
         self._length_of_last = 0
 
     def add_all(self, values: Sequence[float]) -> None:
@@ -163,7 +164,7 @@ class Trend:
             begin = end
 
     def means(self) -> tuple[float, ...]:
-        """The mean of the finite values of each stretch, oldest first; NaN for a stretch without any."""
+        """Return the mean of the finite values of each stretch, oldest first; NaN for a stretch without any."""
         return tuple(self._means)
 
     def _merge_neighbours(self) -> None:

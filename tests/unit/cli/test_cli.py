@@ -454,7 +454,7 @@ def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, t
 
 def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert main(["show", str(tmp_path)]) == 1
-    assert f"No W&B run lies below '{tmp_path}'" in capsys.readouterr().err
+    assert f"No W&B run was found below '{tmp_path}'" in capsys.readouterr().err
 
 
 def test_a_directory_that_does_not_exist_is_reported(tmp_path: Path, capsys: Capture) -> None:

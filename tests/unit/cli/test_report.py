@@ -71,7 +71,7 @@ def test_a_page_that_cannot_be_written_is_an_error(
 
 def test_without_runs_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
-    assert "No W&B run lies below" in capsys.readouterr().err
+    assert "No W&B run was found below" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Which rank is slow by what the rows say, and names of single ranks."""
+"""The slow rank in the rows of a run, and names of single ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_rank_that_rows_name_most_often_is_named() -> None:
 
 
 @pytest.mark.parametrize("named", [[], [2] * 4], ids=["never", "in 4 of 100 rows"])
-def test_a_rank_that_is_hardly_ever_named_is_not_named_for_the_run(named: list[int]) -> None:
+def test_a_rank_that_few_rows_name_is_not_reported_for_the_run(named: list[int]) -> None:
     assert slow_rank(metrics_of(named, rows=100)) is None
     assert slow_rank(metrics_of([2] * 5, rows=100)) is not None
 
@@ -38,7 +38,7 @@ def test_other_names_of_ranks_do_not_count() -> None:
     assert slow_rank(metrics_of([2] * 50, rows=50, name="loss/argmax_rank")) is None
 
 
-def test_names_of_ranks_follow_the_name_that_they_are_of() -> None:
+def test_names_of_ranks_follow_the_plain_name() -> None:
     names = ["rank-10/val/acc", "a", "worker-1-rank-2/a", "rank-2/val/acc", "val/acc", "rank-1/only", "z"]
     assert by_rank(names) == [
         "a", "worker-1-rank-2/a", "rank-1/only", "val/acc", "rank-2/val/acc", "rank-10/val/acc", "z"

@@ -1,4 +1,4 @@
-"""Runs on disk as objects: record files written by hand, read with W&B's own reader."""
+"""`read_runs` on record files written by hand, with W&B's own reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
-from dist_wandb.reading import frames, history
+from dist_wandb.reading import history
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.wandb_files.statistics import RunningMetric, joined
 
@@ -66,7 +66,7 @@ def test_a_shared_run_without_its_primary_ends_as_the_worst_of_its_writers(tmp_p
     assert (found.state, found.exit_code) == ("unfinished", None)
 
 
-def test_history_has_the_columns_that_are_asked_for_and_the_axis(shared: LocalRun) -> None:
+def test_history_has_the_requested_columns_and_the_axis(shared: LocalRun) -> None:
     assert shared.history("loss", writer="rank-0") == {"global_step": [0, 1, 2], "loss": [1.0, 0.0, -1.0]}
     assert shared.history("rank-10/loss") == {"global_step": [0], "rank-10/loss": [10.0]}
     columns = shared.history(["rank-2/loss"], writer=2)
@@ -84,20 +84,20 @@ def test_history_by_patterns_has_none_where_a_row_lacks_a_value(shared: LocalRun
     assert "loss" not in columns
 
 
-def test_history_of_all_names_leaves_out_those_of_wandb_unless_they_are_asked_for(shared: LocalRun) -> None:
+def test_history_leaves_out_names_of_wandb_unless_requested(shared: LocalRun) -> None:
     assert set(shared.history(writer=0)) == {"global_step", "loss", "rank-0/loss"}
     assert shared.history("_step", writer=0)["_step"] == [0, 1, 2]
 
 
-def test_a_writer_that_does_not_exist_is_told(shared: LocalRun) -> None:
+def test_an_unknown_writer_is_an_error(shared: LocalRun) -> None:
     with pytest.raises(ConfigurationError, match=r"no writer 'rank-1'.*'rank-10'"):
         shared.history("loss", writer="rank-1")
 
 
-def test_history_of_more_values_than_are_kept_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_of_too_many_values_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST_CELLS", 8)
     assert len(shared.history("loss", writer=0)["loss"]) == 3
-    with pytest.raises(ReadError, match="Ask for fewer names"):
+    with pytest.raises(ReadError, match="Request fewer names"):
         shared.history()
     monkeypatch.setattr(history, "MOST_METRICS", 1)
     with pytest.raises(ReadError, match="More than 1 names match"):
@@ -126,7 +126,7 @@ def test_runs_are_sorted_by_their_start(tmp_path: Path) -> None:
     assert [found.id for found in read_runs([tmp_path, tmp_path / "wandb"])] == ["c", "a", "b"]
 
 
-def test_the_summary_has_last_values_and_what_the_script_set(tmp_path: Path) -> None:
+def test_the_summary_has_last_values_and_values_set_by_the_script(tmp_path: Path) -> None:
     records = [header(), run(), row(0, {"loss": 2.0}), summary(best=5, gone=1), row(1, {"loss": "Infinity"})]
     removal = new_record()
     removal.summary.remove.add().key = "gone"
@@ -135,7 +135,7 @@ def test_the_summary_has_last_values_and_what_the_script_set(tmp_path: Path) -> 
     assert found.summary == {"loss": math.inf, "global_step": 1, "best": 5}
 
 
-def test_what_cannot_be_read_is_reported_and_costs_nothing_else(
+def test_an_unreadable_file_is_reported_without_effect_on_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_run(tmp_path, "good")
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_reported_and_costs_nothing_else(
     with caplog.at_level(logging.WARNING, "dist_wandb"):
         read_runs(tmp_path)
     assert caplog.text.count("is empty") == 1
-    with pytest.raises(ReadError, match="No W&B run lies below"):
+    with pytest.raises(ReadError, match="No W&B run was found below"):
         read_runs(tmp_path / "wandb" / "offline-run-20260101_000000-good" / "files")
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert 0 < len(found.history("loss")["loss"]) == found.rows < 2000
 
 
-def test_names_of_a_stranger_are_columns_and_nothing_else(tmp_path: Path) -> None:
+def test_hostile_names_are_only_columns(tmp_path: Path) -> None:
     names = ["\x1b]0;title\x07", "__class__", "a" * 2000, "[x]", "100%", ""]
     write_run(tmp_path, records=[header(), run(), row(0, dict.fromkeys(names, 1.5))])
     (found,) = read_runs(tmp_path)
@@ -179,10 +179,12 @@ def test_data_frames_are_made_of_the_columns(shared: LocalRun, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_library_that_is_not_installed_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_named(
+    library: str, shared: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # as if it could not be found
     with pytest.raises(MissingExtraError, match=f"pip install {library}"):
-        getattr(frames, f"{library}_frame")({"loss": [1.0]})
+        getattr(shared, f"to_{library}")("loss")
 
 
 def test_statistics_of_parts_are_those_of_all_values() -> None:

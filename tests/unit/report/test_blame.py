@@ -10,7 +10,7 @@ from dist_wandb.report.model import HeatMap
 
 
 def blame_of(ranks: int, slow: int | None, rows: int, seed: int, factor: float = 1.3) -> Blame:
-    """Rows of a job whose ranks take 0.1 s with 3 % of noise, one of them longer."""
+    """Return rows of a job whose ranks take 0.1 s with 3 % noise; one rank may take longer."""
     draw = random.Random(seed)
     blame = Blame("time/step", "global_step")
     for step in range(rows):
@@ -31,14 +31,14 @@ def test_a_rank_that_takes_30_percent_longer_is_named_each_time(ranks: int) -> N
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
-def test_no_rank_is_named_where_all_are_alike(ranks: int) -> None:
+def test_no_rank_is_named_if_all_are_alike(ranks: int) -> None:
     for seed in range(50):
         found = blame_of(ranks, None, 200, seed).slowest(ranks)
         assert found is not None
         assert not found.stands_out
 
 
-def test_a_difference_of_one_percent_is_not_worth_a_word() -> None:
+def test_a_difference_of_one_percent_does_not_stand_out() -> None:
     found = blame_of(4, 2, 5000, 1, factor=1.04).slowest(4)
     assert found is not None
     assert not found.stands_out
@@ -76,14 +76,14 @@ def test_rows_that_name_no_rank_count_as_rows() -> None:
 
 
 @pytest.mark.parametrize("rank", [math.nan, math.inf, -1, 1.5, 10**9])
-def test_what_is_no_rank_is_none(rank: float) -> None:
+def test_invalid_ranks_are_ignored(rank: float) -> None:
     blame = Blame("time/step", "global_step")
     blame.add(0, rank, 1.0, 1.0)
     assert blame.heat_map(4) is None
     assert blame.slowest(4) is None
 
 
-def test_a_world_of_a_million_takes_no_room() -> None:
+def test_a_world_of_a_million_takes_no_memory() -> None:
     blame = Blame("time/step", "global_step")
     blame.add(0, 999_999, 1.0, 1.0)
     assert heat(blame, 10**6).ranks == ["rank 999999"]

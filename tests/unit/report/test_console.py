@@ -17,7 +17,7 @@ def test_pieces_become_lines() -> None:
     assert lines_of("a", "b\nc", "\n", "d") == ["ab", "c", "d"]
 
 
-def test_of_a_progress_bar_the_last_state_counts() -> None:
+def test_a_progress_bar_is_shown_in_its_last_state() -> None:
     assert lines_of("10 %\r50 %\r100 %\n", "done\r\n") == ["100 %", "done"]
 
 
@@ -32,7 +32,7 @@ def test_of_a_progress_bar_the_last_state_counts() -> None:
         ("<b>&amp;", "<b>&amp;"),
     ],
 )
-def test_escape_sequences_are_taken_out(text: str, shown: str) -> None:
+def test_escape_sequences_are_removed(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 

@@ -84,7 +84,7 @@ def test_the_policy_names_the_scripts_and_allows_no_connection() -> None:
     assert not {"connect-src", "frame-src", "font-src", "object-src"} & rules.keys()
 
 
-def test_what_is_filled_in_is_not_searched_again() -> None:
+def test_inserted_text_is_not_searched_again() -> None:
     text = page_of(replace(REPORT, directory="%DATA%%SCRIPT%"), "var a = '%SCRIPT%';").decode()
     assert len(elements(text, "script")) == 3
     assert elements(text, "script")[1] == "var a = '%SCRIPT%';"
@@ -117,7 +117,7 @@ def test_a_page_is_replaced_but_nothing_else(tmp_path: Path) -> None:
     assert write_page(REPORT, target) == size
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     target.write_text("<html>my thesis</html>")
-    with pytest.raises(ReadError, match="is no report"):
+    with pytest.raises(ReadError, match="is not a dist-wandb report"):
         write_page(REPORT, target)
     assert target.read_text() == "<html>my thesis</html>"
 
@@ -145,7 +145,7 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         plotly_script()
 
 
-def test_the_script_of_plotly_is_as_its_hash_needs_it() -> None:
+def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:
     script = plotly_script()
     assert "plotly.js" in script[:200]
     assert "\r" not in script

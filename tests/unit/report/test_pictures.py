@@ -20,12 +20,12 @@ def small_png(width: int = 1, height: int = 1, data: bytes = b"x") -> bytes:
     return HEAD + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def test_sound_pictures_pass_with_kind_and_size() -> None:
+def test_valid_images_are_accepted_with_type_and_size() -> None:
     assert checked(png(20, 10)) == ("image/png", 20, 10)
     assert checked(jpeg()) == ("image/jpeg", 24, 16)
 
 
-def test_the_address_of_a_picture_is_its_bytes() -> None:
+def test_the_data_uri_of_an_image_contains_its_bytes() -> None:
     found = checked(jpeg())
     assert found is not None
     assert data_uri(b"\x00\xff<", found) == "data:image/jpeg;base64,AP88"
@@ -53,5 +53,5 @@ def test_the_address_of_a_picture_is_its_bytes() -> None:
         b"\xff\xd8" + b"\xff\xe0\x00\x00" * 1000 + b"\xff\xd9",
     ],
 )
-def test_anything_else_does_not(content: bytes) -> None:
+def test_other_bytes_are_rejected(content: bytes) -> None:
     assert checked(content) is None

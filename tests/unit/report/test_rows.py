@@ -46,22 +46,22 @@ def test_nested_values_text_and_odd_numbers() -> None:
     row = {"_step": 0, "val": {"acc": 0.5, "text": "no", "flag": True}, "nan": "NaN", "huge": 10**400, "list": [1]}
     found = rows_of(row, axis=None)
     assert set(found.curves) == {"val.acc", "nan", "huge"}
-    assert found.curves["nan"].curve.facts().gaps == 1
-    assert found.curves["huge"].curve.facts().last == math.inf
+    assert found.curves["nan"].curve.gaps == 1
+    assert found.curves["huge"].curve.last == math.inf
 
 
-def test_integers_beyond_any_float_cost_nothing_else() -> None:
+def test_integers_beyond_any_float_do_not_affect_other_values() -> None:
     found = rows_of(*({"_step": 10**400, "global_step": 10**400, "a": step, "b": 10**400} for step in range(3000)))
-    assert found.curves["b"].curve.facts().gaps == 3000
+    assert found.curves["b"].curve.gaps == 3000
     assert {y for _, y in points(found, "a")} >= {0, 2999}
 
 
-def test_an_axis_that_is_not_finite_keeps_its_last_place() -> None:
+def test_an_axis_that_is_not_finite_keeps_its_last_position() -> None:
     found = rows_of({"global_step": 1, "a": 1.0}, {"global_step": "NaN", "a": 2.0}, {"global_step": 1e999, "a": 3.0})
     assert points(found, "a") == [(1, 3.0)]
 
 
-def test_media_are_kept_aside_in_both_forms() -> None:
+def test_media_in_both_forms_are_collected() -> None:
     nested = {"_step": 7, "img": {"_type": "image-file", "path": "a.png", "width": 3}}
     dotted = {"_step": 8, "table._type": "table-file", "table.path": "t.json", "table.nrows": 3, "n": 1}
     found = rows_of(nested, dotted, axis=None)
@@ -85,7 +85,7 @@ def test_only_wanted_metrics_are_kept() -> None:
     assert not found.left_out
 
 
-def test_beyond_the_limit_names_are_counted_only() -> None:
+def test_names_beyond_the_limit_are_only_counted() -> None:
     row = {f"m{number}": 1.0 for number in range(3 * rows.MOST_NAMES)}
     found = rows_of({**row, "x" * 300: 1.0}, axis=None)
     assert len(found.curves) == rows.MOST_NAMES

@@ -30,7 +30,7 @@ def charts(found: Run) -> dict[str, Chart]:
     return {chart.name: chart for chart in found.charts}
 
 
-def test_a_reduced_run_has_lines_bands_times_and_all_else(tmp_path: Path) -> None:
+def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     reduced_run(tmp_path, ranks=4, slow=2, steps=60)
     found = one_run(tmp_path)
     assert (found.state, found.rows, found.world, found.mode, found.uploaded) == ("finished", 61, 4, "auto/global", 0)
@@ -43,7 +43,7 @@ def test_a_reduced_run_has_lines_bands_times_and_all_else(tmp_path: Path) -> Non
     assert "train/loss/std" in charts(found)
     assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [
         ("time/straggler", 2, True),
-        ("time/step", 2, False),  # the rule of the timings holds
+        ("time/step", 2, False),  # by the rule for timings
         ("time/forward", 2, False),
     ]
     assert found.heat[0].name == "time/straggler"
@@ -111,7 +111,7 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
     assert (len(found.writers), line.x) == (2, [0, 1, 2, 3, 4, 5])
 
 
-def test_what_is_hostile_becomes_plain_text(tmp_path: Path) -> None:
+def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
     records = [
         header(),
         run(display_name=ESCAPES, run_group=ESCAPES, config={ESCAPES: ESCAPES}),
@@ -135,7 +135,7 @@ def media_run(top: Path, path: str) -> Path:
 
 
 @pytest.mark.parametrize("path", ["../../../../secret.png", "link/secret.png", "media/link.png", "/etc/passwd", "a\0b"])
-def test_no_picture_from_elsewhere_is_shown(tmp_path: Path, path: str) -> None:
+def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) -> None:
     (tmp_path / "secret.png").write_bytes(png())
     directory = media_run(tmp_path / "runs", path)
     (directory / "files" / "link").symlink_to(tmp_path)
@@ -147,7 +147,7 @@ def test_no_picture_from_elsewhere_is_shown(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("step", [10**400, -(10**400), math.nan], ids=["beyond a float", "below any", "NaN"])
-def test_a_picture_at_no_place_of_the_x_axis_is_shown_at_its_row(step: float) -> None:
+def test_an_image_without_a_position_is_shown_at_its_row(step: float) -> None:
     rows = Rows(Budget(1000))
     rows.add({"_step": 0, "loss": 1.0})
     rows.add({"_step": step, "loss": 2.0, "img": {"_type": "image-file", "path": "a.png"}})
@@ -159,12 +159,12 @@ def test_a_picture_at_no_place_of_the_x_axis_is_shown_at_its_row(step: float) ->
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        (b"<svg onload=alert(1)>", "no sound PNG"),
+        (b"<svg onload=alert(1)>", "not valid PNG"),
         (b"\x89PNG" + bytes(2**20), "too large"),
-        (None, "not there"),
+        (None, "missing"),
     ],
 )
-def test_what_is_no_picture_is_told(tmp_path: Path, content: bytes | None, note: str) -> None:
+def test_an_invalid_image_is_reported(tmp_path: Path, content: bytes | None, note: str) -> None:
     directory = media_run(tmp_path, "a.png")
     if content is not None:
         (directory / "files" / "a.png").write_bytes(content)
@@ -174,14 +174,14 @@ def test_what_is_no_picture_is_told(tmp_path: Path, content: bytes | None, note:
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"columns": 1, "data": []}', "[" * 100_000, "\x80"])
-def test_what_is_no_table_is_told(tmp_path: Path, content: str) -> None:
+def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
     value = {"_type": "table-file", "path": "t.json"}
     directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
     (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
-    assert one_run(tmp_path).notes == ["1 tables are not in W&B's format"]
+    assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]
 
 
-def test_what_cannot_be_read_is_told_beside_the_rest(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "good")
     (write_run(tmp_path / "empty", "empty") / "run-empty.wandb").write_bytes(b"")
     found = build(tmp_path)
@@ -200,8 +200,8 @@ def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty"])
-def test_where_nothing_can_be_read_there_is_an_error(tmp_path: Path, what: str) -> None:
+def test_an_error_is_raised_if_nothing_can_be_read(tmp_path: Path, what: str) -> None:
     if what == "empty":
         (write_run(tmp_path) / "run-exp.wandb").write_bytes(b"")
-    with pytest.raises(ReadError, match=r"No W&B run lies below|None of the runs"):
+    with pytest.raises(ReadError, match=r"No W&B run was found below|None of the runs"):
         build(tmp_path)

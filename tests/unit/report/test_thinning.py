@@ -65,19 +65,19 @@ def test_curves_share_a_budget() -> None:
 def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
     curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
     assert curve.points() == [(0, 1.0), (3, 2.0)]
-    assert (curve.facts().gaps, curve.facts().last) == (3, -math.inf)
+    assert (curve.gaps, curve.last) == (3, -math.inf)
 
 
-def test_a_corrected_row_replaces_the_one_before_it() -> None:
+def test_a_corrected_row_replaces_the_earlier_one() -> None:
     curve = curve_of([1.0, 2.0, 3.0, 2.5], [0, 1, 2, 1])
     assert curve.points() == [(0, 1.0), (1, 2.5), (2, 3.0)]
 
 
-def test_a_resumed_run_goes_on() -> None:
+def test_a_curve_can_be_continued() -> None:
     curve = curve_of([1.0, 2.0])
     curve.absorb(curve_of([3.0, math.nan], [2, 3]))
     assert curve.points() == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert curve.facts().gaps == 1
+    assert curve.gaps == 1
 
 
 def test_cells_have_the_means_of_their_points() -> None:
@@ -87,10 +87,13 @@ def test_cells_have_the_means_of_their_points() -> None:
     assert [cell and (cell.mean, cell.smallest, cell.largest) for cell in found] == [(2.0, 1.0, 3.0), (6.0, 5.0, 7.0)]
 
 
-def test_nothing_has_no_cells() -> None:
+def test_no_curves_have_no_cells() -> None:
     assert edges_of([[]], 10) == []
 
 
-def test_huge_values_do_not_raise() -> None:
-    points = curve_of([1.7e308, -1.7e308] * 3000).points()
-    assert {y for _, y in points} == {1.7e308, -1.7e308}
+@pytest.mark.parametrize("values", [[1.7e308, -1.7e308], [1.7e308]], ids=["of both signs", "of one sign"])
+def test_huge_values_do_not_raise(values: list[float]) -> None:
+    curve = curve_of(values * 3000)
+    assert {y for _, y in curve.points()} == set(values)
+    stretches = curve.stretches(16)
+    assert cells(stretches, edges_of([stretches], 4))

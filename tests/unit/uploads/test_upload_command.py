@@ -32,7 +32,7 @@ def test_the_command_names_directories_without_runs(
 ) -> None:
     (tmp_path / "other").mkdir()
     assert main(["sync", *options, str(tmp_path), str(tmp_path / "other")]) == 1
-    assert f"No W&B run lies below {str(tmp_path)!r} or {str(tmp_path / 'other')!r}" in capsys.readouterr().err
+    assert f"No W&B run was found below {str(tmp_path)!r} or {str(tmp_path / 'other')!r}" in capsys.readouterr().err
 
 
 class Uploads:

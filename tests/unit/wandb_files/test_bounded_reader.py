@@ -1,4 +1,4 @@
-"""Readers that print without end, hang, or start what outlives them: each is ended, within its limits."""
+"""Readers that print without end, hang, or start processes that outlive them: each is killed within its limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLENTY = Limits(seconds=120)
 
 
 def read(directory: Path, code: str, limits: Limits = PLENTY, stopped: threading.Event | None = None) -> list[bytes]:
-    """The lines that some Python prints; its exit code is the last of them."""
+    """Return the lines that Python code prints, and its exit code as the last item."""
     with (directory / "stderr").open("w+b") as errors:
         command = [sys.executable, "-c", f"import os, sys, time, subprocess\n{code}"]
         with lines_of(
@@ -36,7 +36,7 @@ def read(directory: Path, code: str, limits: Limits = PLENTY, stopped: threading
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Those that `read` started there and that still run."""
+    """Return the processes that `read` started there and that are still running."""
     mark = f"MARK={directory}".encode()
     return [
         int(process.name)
@@ -48,20 +48,20 @@ def processes_of(directory: Path) -> list[int]:
 def content_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # the process has ended, or is somebody else's
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 
-def test_lines_of_any_length_come_whole(tmp_path: Path) -> None:
+def test_lines_of_any_length_are_complete(tmp_path: Path) -> None:
     code = "for size in (0, 1, 70_000, 1_000_000, 3): print('x' * size)\nsys.stdout.write('no end')"
     assert read(tmp_path, code) == [*(b"x" * size for size in (0, 1, 70_000, 1_000_000, 3)), b"no end", b"0"]
 
 
-def test_the_exit_code_is_told(tmp_path: Path) -> None:
+def test_the_exit_code_is_returned(tmp_path: Path) -> None:
     assert read(tmp_path, "sys.exit(3)") == [b"3"]
 
 
-def test_lines_that_are_too_long_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_lines_that_are_too_long_are_skipped_and_counted(tmp_path: Path) -> None:
     code = "for size in (10, 11, 500_000, 10, 300_000): print('x' * size)\nsys.stdout.write('x' * 11)"
     with (
         (tmp_path / "stderr").open("w+b") as errors,
@@ -97,9 +97,7 @@ ENDLESS: dict[str, tuple[str, Limits, str]] = {
 
 
 @pytest.mark.parametrize(("code", "limits", "reason"), ENDLESS.values(), ids=ENDLESS.keys())
-def test_a_reader_without_end_is_ended_with_all_that_it_has_started(
-    tmp_path: Path, code: str, limits: Limits, reason: str
-) -> None:
+def test_an_endless_reader_is_killed_with_its_children(tmp_path: Path, code: str, limits: Limits, reason: str) -> None:
     with pytest.raises(ReadError, match=reason):
         read(tmp_path, code, limits)
     deadline = time.monotonic() + 30
@@ -108,7 +106,7 @@ def test_a_reader_without_end_is_ended_with_all_that_it_has_started(
     assert processes_of(tmp_path) == []
 
 
-def test_a_reader_is_ended_when_nobody_wants_to_know_any_more(tmp_path: Path) -> None:
+def test_a_reader_is_killed_when_reading_is_stopped(tmp_path: Path) -> None:
     stopped = threading.Event()
     timer = threading.Timer(1, stopped.set)
     timer.start()
@@ -128,12 +126,12 @@ def test_a_reader_is_ended_when_nobody_wants_to_know_any_more(tmp_path: Path) ->
     ],
     ids=["memory", "a file"],
 )
-def test_what_a_reader_takes_is_bounded(tmp_path: Path, code: str, limits: Limits) -> None:
+def test_the_resources_of_a_reader_are_limited(tmp_path: Path, code: str, limits: Limits) -> None:
     assert read(tmp_path, code, limits) != [b"0"]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2**22 + 2**16
 
 
-def test_more_than_a_file_needs_is_more_for_a_larger_file() -> None:
+def test_limits_grow_with_the_size_of_the_file() -> None:
     of_size: Callable[[int], Limits] = Limits.for_file
     assert of_size(0).seconds == 120
     assert of_size(2**30).seconds > 4000

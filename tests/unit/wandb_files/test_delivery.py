@@ -1,4 +1,4 @@
-"""What the log of wandb's own process tells of what it gave up."""
+"""The data that wandb's own process gave up, according to its log."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def error(message: str, **more: str) -> dict[str, str]:
     return {"time": "now", "level": "ERROR", "msg": message, **more}
 
 
-def test_a_refused_upload_is_told_with_its_reason(log: Any) -> None:
+def test_a_refused_upload_is_reported_with_its_reason(log: Any) -> None:
     fatal = error("filestream: fatal error: filestream: failed to upload: 404 Not Found")
     assert untaken(log(error("api: HTTP error", status="404"), {**fatal, "level": "ERROR+4"})) == {
         "rows and console lines": "failed to upload: 404 Not Found"
     }
 
 
-def test_what_was_being_retried_is_the_reason_not_that_the_time_was_over(log: Any) -> None:
+def test_the_retried_error_is_the_reason_and_not_the_timeout(log: Any) -> None:
     assert untaken(log(error(RETRIED)))["rows and console lines"] == 'HTTP 500: {"error": "overload"}'
 
 
@@ -57,7 +57,7 @@ def test_the_first_reason_of_each_kind_counts(log: Any) -> None:
     }
 
 
-def test_files_and_artifacts_are_told_of_which_wandb_says_nothing(log: Any) -> None:
+def test_lost_files_and_artifacts_are_reported_although_wandb_does_not(log: Any) -> None:
     path = log(
         error("file transfer: upload: failed to upload: status: 404 Not Found", task="DefaultUploadTask{...}"),
         error("sender: failed to log artifact: ArtifactSaver.createArtifact: returned error 404", artifactID=""),
@@ -68,31 +68,31 @@ def test_files_and_artifacts_are_told_of_which_wandb_says_nothing(log: Any) -> N
     }
 
 
-def test_what_was_tried_again_with_success_is_no_loss(log: Any) -> None:
+def test_a_successful_retry_is_not_a_loss(log: Any) -> None:
     path = log({"level": "INFO", "msg": "filestream: fatal error: no"}, error("api: HTTP error", status="409"))
     assert untaken(path) == {}
 
 
-def test_a_log_that_was_cut_off_or_is_gone_tells_what_it_can(log: Any, tmp_path: Path) -> None:
+def test_a_truncated_or_missing_log_is_tolerated(log: Any, tmp_path: Path) -> None:
     assert untaken(tmp_path / "none") == {}
     path = log('{"level":"ERROR","msg":"filestr', '["level":"ERROR"]', error("filestream: fatal error: no"))
     assert untaken(path) == {"rows and console lines": "no"}
 
 
-def test_a_disk_that_did_not_take_rows_is_told(log: Any) -> None:
+def test_rows_that_were_not_written_to_disk_are_reported(log: Any) -> None:
     assert unwritten(log(error("writer: failed to flush: write run.wandb: file too large"))) == {
         "rows": "to flush: write run.wandb: file too large"
     }
     assert unwritten(log()) == {}
 
 
-def test_a_full_disk_is_told_though_the_log_is_on_it(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_although_the_log_is_on_it(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     (reason,) = unwritten(log()).values()
     assert reason.endswith("is full")
 
 
-def test_a_log_of_anything_tells_what_it_can(log: Any, tmp_path: Path) -> None:
+def test_a_log_with_any_content_is_tolerated(log: Any, tmp_path: Path) -> None:
     path = log("[" * 200_000, '{"level":"ERROR","msg":["filestream: fatal error"],"error":{}}', error("runfiles: no"))
     assert untaken(path) == {"files": "no"}
     os.mkfifo(tmp_path / "pipe")
@@ -100,6 +100,6 @@ def test_a_log_of_anything_tells_what_it_can(log: Any, tmp_path: Path) -> None:
     assert untaken(tmp_path / "pipe") == untaken(tmp_path / "endless") == {}
 
 
-def test_a_reason_has_a_length(log: Any) -> None:
+def test_the_length_of_a_reason_is_limited(log: Any) -> None:
     (reason,) = untaken(log(error("runfiles: " + "x" * 100_000))).values()
     assert len(reason) == 2000

@@ -1,4 +1,4 @@
-"""Finding the files of runs below a directory."""
+"""Find the run files below a directory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_single_file_may_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), [("missing", "No such file or directory"), ("file", "Not a directory")])
-def test_a_place_that_is_no_directory_is_named(tmp_path: Path, name: str, reason: str) -> None:
+def test_a_path_that_is_not_a_directory_is_named(tmp_path: Path, name: str, reason: str) -> None:
     touch(tmp_path / "file")
     with pytest.raises(ReadError, match=f"{name}': {reason}. Give an existing directory"):
         find_runs(tmp_path / name)
@@ -70,13 +70,13 @@ def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
     ]
 
 
-def test_a_link_that_is_given_is_followed(tmp_path: Path) -> None:
+def test_a_given_link_is_followed(tmp_path: Path) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     (tmp_path / "link.wandb").symlink_to(run)
     assert find_runs(tmp_path / "link.wandb") == [run]
 
 
-def test_a_directory_that_cannot_be_looked_through_is_reported(
+def test_a_directory_that_cannot_be_searched_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
@@ -90,20 +90,20 @@ def test_a_directory_that_cannot_be_looked_through_is_reported(
     assert "closed: cannot be searched" in caplog.text
 
 
-def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_an_endless_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
     reported: list[ReadError] = []
     assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error).rpartition(":")[2] for error in reported] == [f" lies more than 64 levels below {tmp_path}."]
+    assert [str(error).rpartition(":")[2] for error in reported] == [f" is more than 64 levels below {tmp_path}."]
     monkeypatch.setattr(finding, "_MOST_ENTRIES", 10)
     reported.clear()
     assert find_runs(tmp_path, report=reported.append) == [run]
     assert "only 10 entries are searched" in str(reported[0])
 
 
-def test_a_name_is_ordered_by_its_first_characters() -> None:
-    """All parts of a name of a megabyte took 50 times its room."""
+def test_a_name_is_sorted_by_its_first_characters() -> None:
+    """The parts of a name of one megabyte once took 50 times its memory."""
     parts = natural_order("a1" * 500_000)
     assert len(parts) < 1000
     assert natural_order("a" * 600 + "2") < natural_order("a" * 600 + "3")

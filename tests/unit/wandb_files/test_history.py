@@ -1,4 +1,4 @@
-"""History rows that are decoded without W&B's reader: the same as by W&B's reader."""
+"""History rows that are decoded without W&B's reader equal those of W&B's reader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMES = ["loss", "val/acc", "a.b", "ünïcode", "あ", "x" * 130, "_runtime", "\
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are split as well."""
+    """Let small files be split, too."""
     monkeypatch.setattr(inspection, "LARGE", 0)
 
 
@@ -66,12 +66,12 @@ def rows_of(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[str]
 
 
 def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
-    """Values with their types, and with NaN equal to itself."""
+    """Return values with their types, and with NaN equal to NaN."""
     return [{name: repr(with_floats(value)) for name, value in row.items()} for row in rows]
 
 
 def both_ways(path: Path) -> list[dict[str, str]]:
-    """The rows, after both ways to read them were found to give the same."""
+    """Return the rows, after checking that both ways to read them have the same result."""
     by_reader, problems = rows_of(path)
     decoded, found = rows_of(path, in_order=False)
     assert comparable(decoded) == comparable(by_reader)
@@ -80,7 +80,7 @@ def both_ways(path: Path) -> list[dict[str, str]]:
 
 
 def nested(names: Iterable[str], value: bytes) -> bytes:
-    """An item of a row."""
+    """Return an item of a row."""
     return field_of(1, b"".join(field_of(2, name.encode()) for name in names) + field_of(16, value))
 
 
@@ -89,12 +89,12 @@ def of_items(*items: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_each_number_is_what_the_reader_makes_of_it(tmp_path: Path, number: float) -> None:
+def test_each_number_equals_that_of_the_reader(tmp_path: Path, number: float) -> None:
     rows = both_ways(file_of(tmp_path, [row(0, {"x": number}), row(1, {"x": number})]))
     assert [set(found) for found in rows] == [{"loss", "global_step", "_step", "x"}] * 2
 
 
-def test_each_way_to_write_a_number(tmp_path: Path) -> None:
+def test_each_notation_of_a_number(tmp_path: Path) -> None:
     records = [row(step, {"x": text}) for step, text in enumerate([*JSON, *JSON])]
     assert [found["x"] for found in both_ways(file_of(tmp_path, records))[: len(JSON)]] == [
         *("5", "100000", "0.1", "inf", "-inf", "0", "1795477853.6973689", "2000000000", "7", "12345678")
@@ -140,7 +140,7 @@ def test_names_and_values_of_all_kinds_in_many_rows(tmp_path: Path) -> None:
     ],
 )
 def test_items_of_each_form(tmp_path: Path, items: list[bytes]) -> None:
-    """Twice, as names are remembered, and among numbers."""
+    """Each form is read twice, because names are cached, and among numbers."""
     plain = nested(["plain"], b"1.5")
     odd = [of_items(plain, *items), of_items(*items, plain), of_items(*items)]
     rows = both_ways(file_of(tmp_path, [*odd, of_items(nested(["a"], b"1"))]))
@@ -149,8 +149,8 @@ def test_items_of_each_form(tmp_path: Path, items: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("cut", ["length of an item", "length of a value", "end"])
-def test_lengths_that_contradict_each_other_are_no_numbers(tmp_path: Path, cut: str) -> None:
-    """The pattern for numbers finds items also where lengths say otherwise: such rows are decoded field by field."""
+def test_items_with_contradicting_lengths_are_not_numbers(tmp_path: Path, cut: str) -> None:
+    """The pattern for numbers also matches items with wrong lengths: such rows are decoded field by field."""
     good = nested(["a"], b"1.25")
     bad = {
         "length of an item": good[:1] + bytes([good[1] - 1]) + good[2:],
@@ -160,22 +160,22 @@ def test_lengths_that_contradict_each_other_are_no_numbers(tmp_path: Path, cut: 
     assert bad != good
     rows, problems = rows_of(file_of(tmp_path, [of_items(good), field_of(2, bad), of_items(good)]), in_order=False)
     assert rows == [{"a": 1.25}] * 2
-    assert problems == ["1 of its rows are malformed, and skipped"]
+    assert problems == ["1 of its rows are malformed, and are skipped"]
 
 
-def test_half_a_character_becomes_a_whole_one(tmp_path: Path) -> None:
-    """Python takes it out of JSON, but writes it nowhere."""
+def test_a_lone_surrogate_is_replaced(tmp_path: Path) -> None:
+    """Python parses a lone surrogate in JSON, but cannot encode it."""
     rows, _ = rows_of(file_of(tmp_path, [row(0, {"x": b'"\\ud800"', "y": b'["\\ud83d\\ude00"]'})]), in_order=False)
     assert rows[0]["x"] == "?"
     assert rows[0]["y"] == ["\U0001f600"]
 
 
-def test_new_names_come_in_alphabetic_order_as_from_the_reader(tmp_path: Path) -> None:
+def test_new_names_are_in_alphabetical_order_as_from_the_reader(tmp_path: Path) -> None:
     path = file_of(tmp_path, [of_items(nested(["b"], b"1"), nested(["a"], b"2"))])
     assert list(rows_of(path, in_order=False)[0][0]) == list(rows_of(path)[0][0]) == ["a", "b"]
 
 
-def test_rows_come_after_the_other_records_and_what_is_not_needed_not_at_all(tmp_path: Path) -> None:
+def test_rows_follow_other_records_and_unneeded_kinds_are_skipped(tmp_path: Path) -> None:
     summary, stats = new_record(), new_record()
     summary.summary.update.add(key="loss", value_json="1")
     stats.stats.item.add(key="cpu", value_json="1")
@@ -201,7 +201,7 @@ def test_a_record_with_more_than_a_row_is_left_to_the_reader(tmp_path: Path) -> 
     assert len(both_ways(path)) == 2
 
 
-def test_values_that_are_nested_too_deeply_are_skipped_and_told(tmp_path: Path) -> None:
+def test_values_that_are_nested_too_deeply_are_skipped_and_reported(tmp_path: Path) -> None:
     deep = b"[" * 100 + b"]" * 100
     path = file_of(tmp_path, [row(0), row(1, {"x": deep}), row(2)])
     rows, problems = rows_of(path, in_order=False)
@@ -210,7 +210,7 @@ def test_values_that_are_nested_too_deeply_are_skipped_and_told(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["damaged", "cut off", "cut off in a header", "no record file"])
-def test_what_is_not_sound_is_left_to_the_reader_as_a_whole(tmp_path: Path, what: str) -> None:
+def test_a_damaged_file_is_left_to_the_reader(tmp_path: Path, what: str) -> None:
     path = file_of(tmp_path, [row(step) for step in range(2000)])
     content = bytearray(path.read_bytes())
     if what == "damaged":
@@ -228,8 +228,10 @@ def test_what_is_not_sound_is_left_to_the_reader_as_a_whole(tmp_path: Path, what
         assert len(both_ways(path)) > 500
 
 
-@pytest.mark.parametrize("limit", ["_MOST_OF_OTHERS", "_MOST_CHUNKS"])
-def test_what_is_very_large_is_left_to_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+@pytest.mark.parametrize("limit", ["_MOST_COPIED", "_LARGEST_RECORD"])
+def test_a_file_with_very_large_parts_is_left_to_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     path = file_of(tmp_path, [row(0, {"x": "x" * 100_000})])
     assert history.split(path, tmp_path / "copy" / "others.wandb", (), threading.Event()) == 1
     monkeypatch.setattr(history, limit, 1)
@@ -237,7 +239,7 @@ def test_what_is_very_large_is_left_to_the_reader(tmp_path: Path, monkeypatch: p
     assert len(both_ways(path)) == 1
 
 
-def test_a_full_disk_is_no_reason_not_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_prevent_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -245,8 +247,8 @@ def test_a_full_disk_is_no_reason_not_to_read(tmp_path: Path, monkeypatch: pytes
     assert len(both_ways(file_of(tmp_path, [row(0)]))) == 1
 
 
-def test_a_file_that_grows_meanwhile_is_read_as_it_was(tmp_path: Path) -> None:
-    """Also if what was added is not whole yet."""
+def test_rows_that_are_appended_during_reading_are_ignored(tmp_path: Path) -> None:
+    """The added data may be incomplete."""
     path = file_of(tmp_path, [row(step) for step in range(10)])
     more = framed(serialised([row(step) for step in range(10, 20)]))[7:-3]
 
@@ -262,7 +264,7 @@ def test_a_file_that_grows_meanwhile_is_read_as_it_was(tmp_path: Path) -> None:
     assert rows == list(range(10))
 
 
-def test_a_file_that_shrinks_meanwhile_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_during_reading_is_an_error(tmp_path: Path) -> None:
     path = file_of(tmp_path, [row(step) for step in range(10)])
 
     def shrink(record: dict[str, Any]) -> None:
@@ -273,7 +275,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_error_that_names_it(tmp_path: Path)
         inspection.inspect(path, shrink, in_order=False)
 
 
-def test_reading_of_rows_stops_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_of_rows_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_BETWEEN_CHECKS", 10)
     path = file_of(tmp_path, [row(step) for step in range(1000)])
     stopped = threading.Event()
@@ -305,7 +307,7 @@ def test_small_files_and_followed_ones_are_not_split(tmp_path: Path, monkeypatch
 
 
 def test_a_run_of_many_rows_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is split by its size, without any setting."""
+    """The file is split because of its size, without any setting."""
     monkeypatch.setattr(inspection, "LARGE", history.LARGE)
     chance = random.Random(3)
     rows = [row(step, {f"m{number}": chance.gauss(0, 1) for number in range(20)}) for step in range(2500)]

@@ -1,4 +1,4 @@
-"""What runs on other threads ends by Ctrl-C at any moment."""
+"""Work on other threads ends on Ctrl-C at any moment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dist_wandb.wandb_files.interruptible import call_interruptibly
 ROUNDS = 40
 
 
-def test_what_a_function_returns_or_raises_is_passed_on() -> None:
+def test_the_result_or_exception_of_a_function_is_passed_on() -> None:
     assert call_interruptibly(lambda: [1, 2], lambda: None) == [1, 2]
     with pytest.raises(ZeroDivisionError):
         call_interruptibly(lambda: 1 // 0, lambda: None)
 
 
-def test_an_interrupt_that_wakes_another_thread_than_the_one_that_waits_is_noticed() -> None:
+def test_an_interrupt_that_wakes_another_thread_is_detected() -> None:
     stopped, ended = threading.Event(), threading.Event()
 
     def wait_to_be_stopped() -> None:
@@ -36,7 +36,7 @@ def test_an_interrupt_that_wakes_another_thread_than_the_one_that_waits_is_notic
 
 
 def test_an_interrupt_at_any_moment_of_the_start_of_a_pool_ends_it() -> None:
-    """With the pool in the main thread, one round of some hundred hangs."""
+    """With the pool in the main thread, about one in some hundred attempts hangs."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -60,8 +60,8 @@ def test_an_interrupt_at_any_moment_of_the_start_of_a_pool_ends_it() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_function_that_does_not_stop_is_waited_for_for_some_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.wandb_files.interruptible._TIME_TO_STOP", 0.2)
+def test_the_wait_for_a_function_that_does_not_stop_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_wandb.wandb_files.interruptible._STOP_TIMEOUT", 0.2)
     stopped = threading.Event()
 
     def ignore_it() -> None:

@@ -1,6 +1,6 @@
-"""Reading runs back, with a stand-in for `wandb leet inspect --json` that prints the file it is given.
+"""Read runs with a stand-in for `wandb leet inspect --json` that prints the given file.
 
-That the real one prints such records is shown by tests/e2e/test_show.py.
+tests/e2e/test_show.py shows that the real reader prints such records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ended(exit_code: int = 0) -> dict[str, Any]:
 
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
-    """Write a run file of given records; the stand-in prints it, and what else it is told, when it is read."""
+    """Write a run file with records. The stand-in prints it when it is read, with the given stderr and exit code."""
     install_reader(tmp_path, monkeypatch, 'cat "$6"\ncat "$6.stderr" >&2\nexit "$(cat "$6.code")"')
 
     def write(*records: dict[str, Any] | str, run_id: str = "abc", stderr: str = "", code: int = 0) -> Path:
@@ -71,7 +71,7 @@ def touch(path: Path) -> Path:
 # --- read_run ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_read_whole(write_run: WriteRun) -> None:
+def test_a_run_is_read_completely(write_run: WriteRun) -> None:
     path = write_run(HEADER, RUN, history(loss=2.0, acc=0.5), history(loss=1.0), history(loss=1.5), ended())
     run = read_run(path)
     assert (run.path, run.run_id, run.name, run.project, run.group) == (path, "abc", "night", "digits", "sweep")
@@ -110,7 +110,7 @@ def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) ->
 
 
 class Costly(str):
-    """A name that counts how often it is compared."""
+    """A name that counts its comparisons."""
 
     compared = 0
     __slots__ = ()
@@ -120,8 +120,8 @@ class Costly(str):
         return super().startswith(*given)
 
 
-def test_many_images_in_a_row_are_told_apart_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each name was compared with each image: 8,000 of both took 2 s a row."""
+def test_many_images_in_a_row_are_recognised_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name was once compared with each image: 8,000 of each took 2 s per row."""
     monkeypatch.setattr(Costly, "compared", 0)
     row: dict[str, Any] = {Costly(f"k{number}._type"): "x" for number in range(2000)}
     row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
@@ -133,7 +133,7 @@ def test_many_images_in_a_row_are_told_apart_in_linear_time(monkeypatch: pytest.
 
 
 @given(st.dictionaries(st.text("ab._", max_size=4) | st.just("a._type"), st.integers() | st.text(max_size=2)))
-def test_what_belongs_to_an_image_begins_with_its_name(row: dict[str, Any]) -> None:
+def test_the_parts_of_an_image_start_with_its_name(row: dict[str, Any]) -> None:
     prefixes = tuple(
         name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
     )
@@ -143,7 +143,7 @@ def test_what_belongs_to_an_image_begins_with_its_name(row: dict[str, Any]) -> N
     assert set(contents.metrics) == numbers
 
 
-def test_so_many_metrics_are_kept_and_those_that_are_asked_for(
+def test_the_number_of_metrics_is_limited_and_patterns_select_them(
     write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "MOST_METRICS", 3)
@@ -163,7 +163,7 @@ def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, mon
     assert run.problems == ("1 values of its config are left out because it is too large",)
 
 
-def test_values_of_other_types_are_none(write_run: WriteRun) -> None:
+def test_values_of_unexpected_types_are_ignored(write_run: WriteRun) -> None:
     odd = {"run_id": 7, "display_name": ["x"], "project": {}, "tags": ["x", 7, None], "config": [], "start_time": 1}
     ending = {"type": "exit", "exit": {"exit_code": "seven"}}
     strange = {"type": "history", "history": {"item": 7}}
@@ -172,7 +172,7 @@ def test_values_of_other_types_are_none(write_run: WriteRun) -> None:
     assert (run.started, run.exit_code, run.rows, run.metrics) == (None, 1, 1, {})
 
 
-def test_records_that_are_too_deep_or_too_long_are_passed_over_and_told(
+def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
     write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(Limits.for_file(0), line=20_000)
@@ -186,15 +186,15 @@ def test_records_that_are_too_deep_or_too_long_are_passed_over_and_told(
     )
 
 
-def test_of_a_thousand_problems_some_are_told(write_run: WriteRun) -> None:
+def test_only_some_of_a_thousand_problems_are_reported(write_run: WriteRun) -> None:
     stderr = "".join(f"wandb leet inspect: skipped {number} {'x' * 5000}\n" for number in range(100))
     run = read_run(write_run(RUN, stderr=stderr))
-    assert (len(run.problems), run.problems[-1]) == (21, "and 80 problems more")
+    assert (len(run.problems), run.problems[-1]) == (21, "and 80 more problems")
     assert max(map(len, run.problems)) == 1000
 
 
-def test_a_reader_that_crashes_over_one_file_says_nothing_of_the_others(write_run: WriteRun) -> None:
-    """A program in Go that runs out of memory has the exit code that click has for bad usage."""
+def test_a_reader_that_crashes_on_one_file_does_not_affect_others(write_run: WriteRun) -> None:
+    """A Go program that runs out of memory has the same exit code as click's for bad usage."""
     stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
     hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
     healthy = write_run(RUN, run_id="healthy")
@@ -221,7 +221,7 @@ def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
     assert list(run.metrics) == ["image_count", "kind._type", "loss"]
 
 
-def test_what_is_not_finite_is_counted_and_left_out_of_the_trend(write_run: WriteRun) -> None:
+def test_values_that_are_not_finite_are_counted_and_left_out_of_the_trend(write_run: WriteRun) -> None:
     rows = [history(x=value, nan="NaN") for value in (1.0, "NaN", "Infinity", 3.0, "-Infinity", 10**400)]
     metrics = read_run(write_run(RUN, *rows)).metrics
     x = metrics["x"]
@@ -232,12 +232,24 @@ def test_what_is_not_finite_is_counted_and_left_out_of_the_trend(write_run: Writ
     assert all(math.isnan(value) for value in (nan.last, nan.smallest, nan.largest, *nan.trend))
 
 
-def test_records_that_nothing_needs_are_passed_over_unparsed(write_run: WriteRun) -> None:
+def test_large_integers_are_floats(write_run: WriteRun) -> None:
+    values = [10**20, -(10**20), 10**30, 10**308, -(10**400)]
+    rows = read_history(
+        write_run(
+            RUN,
+            *(history(x=[value]) for value in values),
+            f'{{"num":1,"type":"history","history":{{"item":{{"x":[{"9" * 5000}]}}}}}}',
+        )
+    )
+    assert [repr(row["x"][0]) for row in rows] == [repr(10**20), repr(-(10**20)), "1e+30", "1e+308", "-inf", "inf"]
+
+
+def test_unneeded_records_are_skipped_without_parsing(write_run: WriteRun) -> None:
     unparsable = '{"num":3,"type":"summary","summary":{"update":'
     assert read_run(write_run(RUN, unparsable, history(a=1))).rows == 1
 
 
-def test_damage_that_the_reader_skipped_is_told(write_run: WriteRun) -> None:
+def test_damage_that_the_reader_skipped_is_reported(write_run: WriteRun) -> None:
     stderr = "/lib/x.py:1: DeprecationWarning: old\nwandb leet inspect: skipped corrupt data: bad checksum\n"
     run = read_run(write_run(RUN, history(a=1), stderr=stderr))
     assert run.problems == ("skipped corrupt data: bad checksum",)
@@ -252,10 +264,10 @@ def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run:
 def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun) -> None:
     with pytest.raises(ReadError, match=r"run-empty.wandb: is empty: the run was killed at its start"):
         read_run(write_run(run_id="empty"))
-    with pytest.raises(ReadError, match=r"run-new.wandb: holds no run yet \(\d+ bytes\)"):
+    with pytest.raises(ReadError, match=r"run-new.wandb: does not contain a run yet \(\d+ bytes\)"):
         read_run(write_run(HEADER, run_id="new"))
     with pytest.raises(
-        ReadError, match=r"run-hurt.wandb: its \d+ bytes contain nothing readable of a run: skipped corrupt"
+        ReadError, match=r"run-hurt.wandb: its \d+ bytes contain no readable data of a run: skipped corrupt"
     ):
         read_run(write_run(HEADER, run_id="hurt", stderr="wandb leet inspect: skipped corrupt data\n"))
 
@@ -275,7 +287,7 @@ def test_a_reader_that_crashes_is_quoted_without_its_traceback(write_run: WriteR
         read_run(write_run(RUN, stderr=stderr, code=1))
 
 
-def test_a_reader_that_says_nothing_is_quoted_by_its_exit_code(write_run: WriteRun) -> None:
+def test_the_exit_code_is_reported_if_the_reader_prints_no_reason(write_run: WriteRun) -> None:
     with pytest.raises(ReadError, match=r"cannot read it: exit code 9$"):
         read_run(write_run(RUN, code=9))
 
@@ -283,13 +295,15 @@ def test_a_reader_that_says_nothing_is_quoted_by_its_exit_code(write_run: WriteR
 @pytest.mark.parametrize(
     ("stderr", "code"), [("Error: No such command 'leet'.", 2), ("x: No module named wandb", 1)], ids=["old", "none"]
 )
-def test_a_wandb_that_cannot_read_is_told_with_the_version_needed(write_run: WriteRun, stderr: str, code: int) -> None:
+def test_a_wandb_without_a_reader_is_reported_with_the_required_version(
+    write_run: WriteRun, stderr: str, code: int
+) -> None:
     with pytest.raises(UnsupportedVersionError, match=r"wandb \d.*pip install 'wandb>=0.31'"):
         read_run(write_run(stderr=stderr, code=code))
 
 
 @pytest.mark.parametrize("line", ["no json", "[1]", '{"type":"run"}', '{"run":{}}'])
-def test_what_is_no_record_is_refused(write_run: WriteRun, line: str) -> None:
+def test_a_line_that_is_not_a_record_is_refused(write_run: WriteRun, line: str) -> None:
     with pytest.raises(ReadError, match="printed a line that is not a record"):
         read_run(write_run(RUN, line))
 
@@ -299,7 +313,7 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "none.wandb")
 
 
-def test_what_has_the_name_of_a_run_file_and_is_none_is_found_and_refused_in_its_turn(
+def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
     write_run: WriteRun, tmp_path: Path
 ) -> None:
     healthy = write_run(RUN, run_id="healthy")
@@ -358,12 +372,12 @@ def test_a_reader_that_cannot_be_started_is_an_error_of_that_file(
         read_run(path)
 
 
-def test_without_a_temporary_directory_the_reader_says_what_to_do(
+def test_without_a_temporary_directory_the_error_names_the_remedy(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_run(RUN)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ReadError, match=r"cannot be made: No such file or directory \(.*missing.*set TMPDIR to"):
+    with pytest.raises(ReadError, match=r"cannot be created: No such file or directory \(.*missing.*set TMPDIR to"):
         read_run(path)
 
 
@@ -379,7 +393,7 @@ def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_r
     assert "is empty" in str(errors[broken])
 
 
-def test_whatever_a_file_brings_about_is_told_of_it_alone(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failure_affects_only_its_file(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
 
     def read(path: Path, **given: Any) -> reading.StoredRun:
@@ -402,7 +416,7 @@ def test_history_has_every_row_in_order_with_floats_for_what_is_not_finite(write
     assert second == {"_step": 1, "loss": -math.inf}
 
 
-def test_the_largest_step_of_a_file_is_a_whole_number_that_floats_can_tell(write_run: WriteRun) -> None:
+def test_the_largest_step_of_a_file_is_an_exact_integer(write_run: WriteRun) -> None:
     values = ["NaN", "Infinity", "-Infinity", 1e300, 10**400, "7", None, [8], True, 4, 5.0, -3]
     path = write_run(RUN, *(history(x=value, other=9) for value in values), history(other=10))
     assert largest_step(path, "x") == 5
@@ -434,7 +448,7 @@ def test_without_a_sidecar_the_run_is_an_ordinary_one(tmp_path: Path) -> None:
     assert read_sidecar(tmp_path) is None
 
 
-def test_what_is_not_known_of_the_rank_may_be_null(tmp_path: Path) -> None:
+def test_unknown_facts_of_the_rank_may_be_null(tmp_path: Path) -> None:
     unknown = dict.fromkeys(("run_id", "base_id", "group", "label", "local_rank", "node_rank", "num_nodes"))
     (tmp_path / "dist-wandb.json").write_text(json.dumps(SIDECAR | unknown))
     sidecar = read_sidecar(tmp_path)
@@ -481,9 +495,7 @@ def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_what_lies_in_the_place_of_a_sidecar_neither_blocks_nor_leads_elsewhere(
-    write_run: WriteRun, obstacle: str
-) -> None:
+def test_obstacles_in_place_of_a_sidecar_neither_block_nor_are_followed(write_run: WriteRun, obstacle: str) -> None:
     path = write_run(RUN, history(a=1))
     OBSTACLES[obstacle](path.parent / "dist-wandb.json")
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""W&B's record files, copied without their first lines: with records of every size, and damaged in every place."""
+"""Copies of W&B's record files without their first lines: records of all sizes, and damage at every position."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def record(kind: int, content: bytes, number: int = 300) -> bytes:
-    """A protobuf message as W&B writes it: its number, its contents, and a note about the run behind them."""
+    """Return a protobuf message as W&B writes it: record number, contents, and then a note about the run."""
     return varint(1 << 3) + varint(number) + field(kind, content) + field(200, b"\n\x01p")
 
 
 def output(line: str) -> bytes:
-    """What was printed; the time stamp in it has a byte that is no line break but looks like one."""
+    """Return a record of console output; its time stamp contains a byte that looks like a line break but is none."""
     return record(OUTPUT_RAW, b"\x08\x01" + field(2, b"\x08\x0a\x10\x0a") + field(3, line.encode()))
 
 
@@ -48,7 +48,7 @@ def copied(directory: Path, content: bytes, first: Lines = NOTHING) -> bytes:
 
 
 @given(sizes=st.lists(st.integers(0, 3 * BLOCK) | st.integers(BLOCK - 40, BLOCK), max_size=6))
-def test_a_copy_of_everything_is_the_same(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+def test_a_copy_of_all_records_equals_the_file(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     content = framed([record(SUMMARY, bytes(size)) for size in sizes])
     assert copied(tmp_path_factory.mktemp("log"), content) == content
 
@@ -63,19 +63,19 @@ def test_the_first_lines_of_each_stream_are_left_out(tmp_path: Path) -> None:
     assert copied(tmp_path, framed(mixed), Lines(history=2, events=1, console=2)) == framed(left)
 
 
-def test_more_lines_than_there_are_leave_none(tmp_path: Path) -> None:
+def test_leaving_out_too_many_lines_leaves_none(tmp_path: Path) -> None:
     assert copied(tmp_path, framed([record(HISTORY, b"row"), record(EXIT, b"")]), Lines(9, 9, 9)) == framed(
         [record(EXIT, b"")]
     )
 
 
 @pytest.mark.parametrize("lost", [1, 3, 6, 7, 8, 30])
-def test_a_record_that_was_not_written_to_its_end_is_left_out(tmp_path: Path, lost: int) -> None:
+def test_an_incomplete_record_is_left_out(tmp_path: Path, lost: int) -> None:
     records = [record(HISTORY, b"a row of some length, number %d" % number) for number in range(3)]
     assert copied(tmp_path, framed(records)[:-lost]) == framed(records[:2])
 
 
-def test_after_damage_the_next_block_goes_on(tmp_path: Path) -> None:
+def test_reading_continues_with_the_block_after_damage(tmp_path: Path) -> None:
     schedule = random.Random(0)
     records = [record(HISTORY, schedule.randbytes(500), number) for number in range(300)]
     content = bytearray(framed(records))
@@ -97,12 +97,12 @@ def test_a_record_over_several_blocks_of_which_one_is_damaged_is_left_out(tmp_pa
 
 
 @pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
-def test_what_is_no_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ReadError, match=r"run-exp\.wandb: does not begin like a \.wandb file"):
+def test_a_file_that_is_not_a_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ReadError, match=r"run-exp\.wandb: does not start like a \.wandb file"):
         copied(tmp_path, content)
 
 
-def test_lines_add_up_and_none_are_false() -> None:
+def test_lines_can_be_added_and_no_lines_are_false() -> None:
     assert Lines(1, 2, 3) + Lines(10, 20, 30) == Lines(11, 22, 33)
     assert not Lines()
     assert Lines(console=1)
@@ -124,7 +124,7 @@ NEVER_WRITTEN = {
 
 
 @pytest.mark.parametrize("content", NEVER_WRITTEN.values(), ids=NEVER_WRITTEN.keys())
-def test_a_record_that_is_no_message_is_left_out_though_its_checksum_is_right(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_message_with_a_valid_checksum_is_left_out(tmp_path: Path, content: bytes) -> None:
     rows = [record(HISTORY, b"first"), record(HISTORY, b"last")]
     assert copied(tmp_path, framed([rows[0], content, rows[1]])) == framed(rows)
 
@@ -132,16 +132,16 @@ def test_a_record_that_is_no_message_is_left_out_though_its_checksum_is_right(tm
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (varint(25 << 3 | 3) + record(HISTORY, b"row"), r"a group in it \(field 25\)"),
+        (varint(25 << 3 | 3) + record(HISTORY, b"row"), r"a group \(field 25\)"),
         (b"\x08\x01" * 1001, "more than 1000 fields"),
     ],
 )
-def test_a_file_with_records_as_wandb_writes_none_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(ReadError, match=rf"run-exp\.wandb: has a record .*{reason}"):
+def test_a_file_with_records_that_wandb_never_writes_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(ReadError, match=rf"run-exp\.wandb: contains a record .*{reason}"):
         copied(tmp_path, framed([record(HISTORY, b"row"), content]))
 
 
-def test_a_record_that_is_larger_than_any_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_file, "MOST_BYTES", 3 * BLOCK)
     whole = framed([record(HISTORY, bytes(3 * BLOCK - 20))])
     assert copied(tmp_path, whole) == whole
@@ -149,14 +149,14 @@ def test_a_record_that_is_larger_than_any_is_refused(tmp_path: Path, monkeypatch
         copied(tmp_path, framed([record(HISTORY, bytes(3 * BLOCK))]))
 
 
-def test_lines_are_not_counted_in_output_that_is_no_message(tmp_path: Path) -> None:
+def test_lines_are_not_counted_in_invalid_output_records(tmp_path: Path) -> None:
     hurt = record(OUTPUT_RAW, b"\x1a\x7fone\n")
     lines = [output("one\n"), output("two\n")]
     assert copied(tmp_path, framed([hurt, *lines]), Lines(console=1)) == framed(lines[1:])
 
 
-def test_a_record_of_many_blocks_takes_no_more_than_three_times_its_room(tmp_path: Path) -> None:
-    """Its blocks were added up one by one, and cut off one by one: the time was that of the square of its size."""
+def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: Path) -> None:
+    """The blocks were once added and cut off one by one, which took quadratic time."""
     content = framed([record(HISTORY, bytes(32 * 2**20))])
     (tmp_path / "run-exp.wandb").write_bytes(content)
     begun = time.monotonic()
@@ -166,12 +166,12 @@ def test_a_record_of_many_blocks_takes_no_more_than_three_times_its_room(tmp_pat
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * len(content)
-    assert time.monotonic() - begun < 10  # it was 17 s on an idle machine; it is 0.2 s
+    assert time.monotonic() - begun < 10  # it once took 17 s on an idle machine; it takes 0.2 s
     assert (tmp_path / "copy").read_bytes() == content
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_other_kinds_of_files_do_not_block(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "run-exp.wandb")
     with pytest.raises(ReadError, match=r"run-exp\.wandb is a"):
         copy_without(tmp_path / "run-exp.wandb", tmp_path / "copy", NOTHING)

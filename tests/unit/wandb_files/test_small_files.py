@@ -1,4 +1,4 @@
-"""Small files in untrusted places: what is read, what is refused, and that nothing blocks or follows."""
+"""Small files in untrusted directories: which are read or rejected, without blocking or following links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.small_files import open_ordinary, own_directory, parse_json, read_small, write_small
 
 
-def test_what_is_written_is_read_and_is_the_users_alone(tmp_path: Path) -> None:
+def test_a_written_file_can_be_read_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "note.json"
     write_small(path, b"one")
     write_small(path, b"two")
@@ -36,7 +36,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert read_small(tmp_path / "note") == b"note"
 
 
-def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "note").mkdir()
     with pytest.raises(OSError, match="directory"):
         write_small(tmp_path / "note", b"note")
@@ -52,7 +52,7 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
         (os.mkfifo, "a named pipe"),
     ],
 )
-def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, make: object, said: str) -> None:
+def test_a_file_that_is_not_ordinary_is_refused_immediately(tmp_path: Path, make: object, said: str) -> None:
     path = tmp_path / "note"
     assert callable(make)
     make(path)
@@ -72,9 +72,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
         read_small(path, limit=10)
 
 
-def test_a_file_of_somebody_else_is_refused_where_it_must_be_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_user_is_refused_if_it_must_be_owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "note"
     write_small(path, b"note")
     owner = os.getuid()
@@ -84,7 +82,7 @@ def test_a_file_of_somebody_else_is_refused_where_it_must_be_ones_own(
         read_small(path, owned=True)
 
 
-def test_a_file_may_be_for_others_as_far_as_the_user_lets_them(tmp_path: Path) -> None:
+def test_the_permissions_of_a_file_follow_mode_and_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_small(tmp_path / "note", b"note", mode=0o666)
@@ -93,7 +91,7 @@ def test_a_file_may_be_for_others_as_far_as_the_user_lets_them(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "note").stat().st_mode) == 0o640
 
 
-def test_a_name_that_could_be_foreseen_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "precious"
     victim.write_bytes(b"precious")
     monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
@@ -103,7 +101,7 @@ def test_a_name_that_could_be_foreseen_is_not_written_through(tmp_path: Path, mo
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_directory_of_ones_own_becomes_ones_own_alone(tmp_path: Path) -> None:
+def test_an_own_directory_becomes_private(tmp_path: Path) -> None:
     directory = tmp_path / "notes"
     directory.mkdir(mode=0o775)
     assert own_directory(directory) == os.getuid()
@@ -121,16 +119,14 @@ def test_a_directory_of_ones_own_becomes_ones_own_alone(tmp_path: Path) -> None:
         (os.mkfifo, "is a named pipe, so it is not the expected directory"),
     ],
 )
-def test_what_is_no_directory_is_refused(tmp_path: Path, make: object, said: str) -> None:
+def test_a_file_that_is_not_a_directory_is_refused(tmp_path: Path, make: object, said: str) -> None:
     assert callable(make)
     make(tmp_path / "notes")
     with pytest.raises(ReadError, match=said):
         own_directory(tmp_path / "notes")
 
 
-def test_somebody_elses_directory_is_refused_and_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_another_user_is_refused_and_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "notes"
     directory.mkdir()
     directory.chmod(0o777)
@@ -141,10 +137,10 @@ def test_somebody_elses_directory_is_refused_and_stays_as_it_is(
     assert list(directory.iterdir()) == []
 
 
-def test_on_a_file_server_that_knows_the_user_as_another_that_other_is_the_owner(
+def test_on_a_file_server_that_maps_users_the_mapped_user_is_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for root on NFS with root_squash: what it makes there belongs to nobody."""
+    """For example root on NFS with root_squash: its files there belong to nobody."""
     directory, there = tmp_path / "notes", os.getuid()
     directory.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: there + 1)
@@ -155,12 +151,12 @@ def test_on_a_file_server_that_knows_the_user_as_another_that_other_is_the_owner
         read_small(directory / "note", owner=there + 1)
 
 
-def test_what_is_not_there_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_raises_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_small(tmp_path / "note")
 
 
-def test_json_has_a_depth() -> None:
+def test_the_depth_of_json_is_limited() -> None:
     assert parse_json("[" * 64 + "]" * 64) == json.loads("[" * 64 + "]" * 64)
     assert parse_json(json.dumps({"text": '["' * 100})) == {"text": '["' * 100}
     assert parse_json(json.dumps([[]] * 100)) == [[]] * 100
@@ -179,7 +175,7 @@ def test_json_has_a_depth() -> None:
     ),
     st.integers(0, 6),
 )
-def test_brackets_in_texts_are_no_depth(value: object, depth: int) -> None:
+def test_brackets_in_texts_do_not_count_as_depth(value: object, depth: int) -> None:
     def depth_of(value: object) -> int:
         if not isinstance(value, list | dict):
             return 0

@@ -1,4 +1,4 @@
-"""Statistics of a metric while its values come, in bounded room."""
+"""Running statistics of a metric in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_statistics_are_those_of_the_whole_series(values: list[float]) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=150), st.integers(1, 40))
-def test_a_trend_is_the_means_of_equal_stretches_in_bounded_room(values: list[float], together: int) -> None:
+def test_a_trend_is_the_means_of_equal_stretches_in_bounded_memory(values: list[float], together: int) -> None:
     room = 8
     trend = Trend(room)
     for begin in range(0, len(values), together):
@@ -47,9 +47,9 @@ def test_a_trend_of_the_largest_floats_does_not_overflow() -> None:
     assert trend.means() == pytest.approx([1.7e308] * TREND_LENGTH)
 
 
-def test_a_history_of_many_metrics_takes_little_room() -> None:
+def test_a_history_of_many_metrics_takes_little_memory() -> None:
     metric = RunningMetric()
-    for value in range(TREND_LENGTH):  # as much as a metric ever takes
+    for value in range(TREND_LENGTH):  # the most that a metric takes
         metric.add(value)
     before = metric.history()
     tracemalloc.start()
@@ -61,11 +61,11 @@ def test_a_history_of_many_metrics_takes_little_room() -> None:
         metrics.append(metric)
     room = tracemalloc.get_traced_memory()[0] / len(metrics)
     tracemalloc.stop()
-    assert room < 8000  # it was 45,000
+    assert room < 8000  # it was once 45,000
     assert metric.history() == before
 
 
-def test_of_metrics_that_name_ranks_the_values_are_counted() -> None:
+def test_the_values_of_metrics_that_name_ranks_are_counted() -> None:
     metric, plain = RunningMetric(counted=True), RunningMetric()
     for value in [3, 1, 3.0, math.nan, 3, *range(10_000)]:
         metric.add(value)

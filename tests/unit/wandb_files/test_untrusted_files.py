@@ -1,4 +1,4 @@
-"""Files in places where others may write are opened by `small_files` alone; other ways there have a reason."""
+"""Only `small_files` opens files in directories that others can write to; each exception has a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 import dist_wandb
 
 SOURCES = Path(dist_wandb.__file__).parent
-LEFT_OUT = {"wandb_files/small_files.py", "uploads/copy.py"}  # the latter looks up names in folders that it has open
+LEFT_OUT = {
+    "wandb_files/small_files.py",
+    "uploads/copy.py",
+}  # the latter looks up names in directories that it has open
 MODULES = sorted(
     path.relative_to(SOURCES).as_posix()
     for pattern in (
@@ -23,7 +26,7 @@ MODULES = sorted(
     for path in SOURCES.glob(pattern)
     if path.relative_to(SOURCES).as_posix() not in LEFT_OUT
 )
-# What opens, reads, writes, follows or parses without a bound, by its last name.
+# Functions that open, read, write, follow or parse without a limit, by their last name.
 OPENS = frozenset(
     {
         *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"),
@@ -31,7 +34,7 @@ OPENS = frozenset(
         *("NamedTemporaryFile", "TemporaryFile", "ZipFile", "mkfifo", "truncate"),
     }
 )
-# By sub-package and function: what is called there, and why that may be.
+# By sub-package and function: the called functions, and why each is safe.
 ALLOWED = {
     ("wandb_files", "_records_of"): {"open": "a new file in a private directory"},
     ("wandb_files", "_parsed"): {"loads": "a line of the reader's, of bounded length and depth"},
@@ -51,7 +54,7 @@ ALLOWED = {
 
 
 def opened_in(source: str) -> Iterator[tuple[str, str]]:
-    """The innermost function around each call that opens a file, and the name of what is called."""
+    """Yield the innermost function around each call that opens a file, and the name of the called function."""
 
     def within(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
@@ -66,17 +69,17 @@ def opened_in(source: str) -> Iterator[tuple[str, str]]:
     yield from within(ast.parse(source), "")
 
 
-def test_a_call_is_found_wherever_it_stands() -> None:
+def test_calls_are_found_at_any_depth() -> None:
     source = "def f(p):\n    with open(p) as x: json.load(x)\n    def g(): return [p.read_text() for p in q]\n"
     assert sorted(opened_in(source)) == [("f", "load"), ("f", "open"), ("g", "read_text")]
 
 
-def test_nothing_else_opens_files_where_others_may_write() -> None:
+def test_no_other_module_opens_files_that_others_may_have_written() -> None:
     found = {
         (module.partition("/")[0], function, name)
         for module in MODULES
         for function, name in opened_in((SOURCES / module).read_text())
     }
     allowed = {(room, function, name) for (room, function), names in ALLOWED.items() for name in names}
-    assert found - allowed == set(), "use dist_wandb.wandb_files.small_files, or say here why not"
-    assert allowed - found == set(), "no longer there"
+    assert found - allowed == set(), "use dist_wandb.wandb_files.small_files, or add an exception with its reason"
+    assert allowed - found == set(), "these exceptions are not needed"
