@@ -138,6 +138,8 @@ class Facts:
                 codes.add(0)  # Python does not expose the exit code of a process that is ending
             if rank in self.given_up:
                 codes.add(0)  # it was late, and may have failed after the run's end
+        if (concerned & self.given_up).difference(self.fatal, {writer.rank}):
+            codes |= {0, 1}  # a stalled rank counts as failed if it is still away when the run ends
         if concerned & self.ended_by_launcher:
             codes |= {_TERMINATED, 1, None}
         return codes | {0} if reduction is None or not codes else codes

@@ -208,6 +208,15 @@ def test_a_run_must_not_hide_that_a_rank_was_killed() -> None:
     assert found(evidence) == {"exit code"}
 
 
+@pytest.mark.parametrize("warns", [True, False])
+def test_a_run_may_end_as_failed_while_a_lost_rank_stalls(warns: bool) -> None:
+    evidence = sound(job(faults=(Fault("stop", 1, 3, 9.0),)))
+    evidence.files[0] = replace(evidence.files[0], exit_code=1)
+    if warns:
+        evidence.entries.append(say(0, "dist_wandb: Lost rank 1 after step 2; continuing without it."))
+    assert found(evidence) == (set() if warns else {"exit code"})
+
+
 def test_losses_reported_by_a_living_rank_are_excused() -> None:
     evidence = killed({})
     evidence.entries.append(say(1, "dist_wandb: what rank 1 logged after step 1 may be lost: nobody can be reached."))
