@@ -1,4 +1,4 @@
-"""What a session is beside its own methods: its W&B run, attribute by attribute."""
+"""Attributes of a session that it does not define itself: those of its W&B run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SETTABLE = ("name", "notes", "tags")  # of a run
 
 
 class AsRun:
-    """Looks up on a run what is not found here, and sets there what users set of a run."""
+    """Looks up undefined attributes on a run, and sets on it what users set of a run."""
 
     if TYPE_CHECKING:
 
@@ -29,7 +29,7 @@ class AsRun:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _SETTABLE:
-            setattr(self.run, name, value)  # on a rank without a run to no effect: the run's are the primary's to set
+            setattr(self.run, name, value)  # no effect on a rank without a run: the primary sets them
         else:
             super().__setattr__(name, value)
 

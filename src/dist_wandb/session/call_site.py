@@ -15,13 +15,13 @@ _PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where the script calls this package, including the calls that led there.
+    """Where the script calls this package, including the call stack that led there.
 
-    A function that opens a run and is called from two lines has two call sites; a loop comes back to the same.
+    A function that opens a run and is called from two lines has two call sites; a loop returns to the same one.
 
     Args:
-        stack: For each frame of the call stack: file, function, its first line, and the instruction in it.
-        flow: The thread, and the task of asyncio in it.
+        stack: For each frame of the call stack: file, function, first line of the function, instruction in it.
+        flow: The thread, and its asyncio task.
         line: File and line, for messages.
     """
 
@@ -31,7 +31,7 @@ class CallSite:
 
     @classmethod
     def current(cls) -> CallSite:
-        """Where the script has called this package."""
+        """Return the place from which the script called this package."""
         frame = inspect.currentframe()
         while frame is not None and frame.f_back is not None and _is_ours(frame):
             frame = frame.f_back
@@ -46,7 +46,7 @@ class CallSite:
 
 def is_notebook() -> bool:
     """Whether this is an interactive session of IPython, such as a notebook, whose cells are run again and again."""
-    module: Any = sys.modules.get("IPython")  # nobody is in one without it
+    module: Any = sys.modules.get("IPython")  # without it, there is none
     return module is not None and getattr(module, "get_ipython", lambda: None)() is not None
 
 
@@ -57,5 +57,5 @@ def _is_ours(frame: FrameType) -> bool:
 def _task() -> int:
     try:
         return id(asyncio.current_task())
-    except RuntimeError:  # no loop runs here
+    except RuntimeError:  # no event loop is running
         return 0

@@ -1,4 +1,4 @@
-"""What processes log that this rank has started: pickled or forked, a session hands its rows to the first process."""
+"""Rows from processes that this rank has started: pickled or forked, a session sends its rows to the first process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Children:
-    """The processes that have a session from the process that opened it.
+    """The processes that hold a copy of this process's session.
 
     Args:
-        deliver: Takes a row that one of them logs.
-        topology: Who this rank is.
-        metadata: Metadata of the run for them; if called with `False`, without waiting for other ranks.
+        deliver: Called with the arguments of each row that one of them logs.
+        topology: Rank and layout of this process.
+        metadata: Returns the run's metadata for them; if called with `False`, without waiting for other ranks.
     """
 
     def __init__(
@@ -34,36 +34,36 @@ class Children:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is a fork."""
+        """Whether this process is a fork of the session's."""
         return os.getpid() != self._pid
 
     def remote(self) -> RemoteSession:
-        """The session, in a fork of its process."""
+        """Return the stand-in for the session in a fork of its process."""
         if self._remote is None:
             self._remote = RemoteSession(self._relay.address, self._topology, self._for_forks)
         return self._remote
 
     def reduced(self) -> tuple[Any, ...]:
-        """What pickle makes of the session: in another process, such as a spawned worker, it hands over its rows."""
+        """Reduce the session for pickle: in another process, such as a spawned worker, it sends rows to this one."""
         if self.is_here:
             return self.remote().__reduce__()
         return RemoteSession, (self._relay.open(), self._topology, self._metadata(True))
 
     def prepare_fork(self) -> None:
-        """Be ready to take what a fork of this process logs."""
+        """Prepare to receive rows from a fork of this process."""
         if not self.is_here:
             self._relay.open()
             self._for_forks = self._metadata(False)
 
     def after_fork(self) -> None:
-        """In the fork, hold nothing that only the process of the session is to hold."""
+        """In the fork, close what only the session's own process may hold."""
         self._relay.after_fork()
 
     def close(self, *, failed: bool) -> None:
-        """Take what they have logged until now, and no more.
+        """Receive the rows that they have logged until now, and no more.
 
         Args:
-            failed: Whether not even that.
+            failed: Whether to skip these rows, too.
         """
         if not self.is_here:
             self._relay.close(failed=failed)

@@ -1,4 +1,4 @@
-"""What `log` does on the thread that trains: check, count, copy, and hand over. Never waits for a rank or a device."""
+"""What `log` does on the training thread: check, count, copy and pass on. Never waits for a rank or a device."""
 
 from __future__ import annotations
 
@@ -29,20 +29,12 @@ if TYPE_CHECKING:
 
 
 class Intake:
-    """Takes the rows that this rank logs.
-
-    Args:
-        link: To the other ranks.
-        own: This rank's run.
-        exchange: Where rows go.
-        life: Whether rows are taken.
-        notices: Says what is not as the user may expect.
-        first_row: Position on the x axis of the first row without a step.
+    """Accepts the rows that this rank logs.
 
     Attributes:
-        rows: How many rows were taken.
+        rows: How many rows were accepted.
         first_row: Position on the x axis of the first row without a step.
-        sections: What is timed, which rows take along.
+        sections: Timed sections, which some rows include.
     """
 
     def __init__(
@@ -62,10 +54,10 @@ class Intake:
         self._life = life
         self._notices = notices
         self.first_row = first_row
-        self._last_step: int | None = None  # that this rank gave
-        self._first_thread = 0  # that logged here
+        self._last_step: int | None = None  # given by this rank
+        self._first_thread = 0  # the first to log
         self.sections: Sections = Sections()
-        self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
+        self._counting = threading.RLock()  # several threads may log; a signal handler may log in an interrupted one
 
     def put(
         self,
@@ -76,14 +68,14 @@ class Intake:
         *,
         leads: bool = True,
     ) -> None:
-        """Take a row. The arguments are those of `Session.log`.
+        """Accept a row. The other arguments are those of `Session.log`.
 
         Args:
             metrics: Values by name.
             step: Position on the x axis.
-            weight: What a mean over ranks is weighted with.
+            weight: Weight of the values in a mean over ranks.
             commit: As in `wandb.Run.log`.
-            leads: Whether later rows without a step go on at the step of this one.
+            leads: Whether the row's step also applies to later rows without a step.
         """
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
@@ -96,28 +88,24 @@ class Intake:
         with self._counting:
             if leads:
                 self._last_step = self._step_of(metrics, step)
-                times = self.sections.taken_along(metrics, step) if commit is not False else {}
+                times = self.sections.due_timings(metrics, step) if commit is not False else {}
                 if times:
                     metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
             if self._link.reduces:
                 self._put_reduced(metrics, step, weight)
             elif self._link.unit.is_member:
                 self._put_own(metrics, step, weight, commit)
-            if commit is not False:  # a row that is not committed goes on in the next call
+            if commit is not False:  # the next call continues a row that is not committed
                 self.rows += 1
 
-    def put_of_child(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
-        """Take a row that a process logs which this rank has started."""
-        self.put(metrics, step, weight, commit, leads=False)
-
     def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
-        """The step that a row gives, also as a value of the x axis; else the last one."""
+        """The step of a row, which may be a value of the x axis; otherwise the last one."""
         if step is None and self._own.step_metric is not None:
             step = metrics.get(self._own.step_metric)
         return step if type(step) is int and step >= 0 else self._last_step
 
     def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
-        """Hand over what becomes a row together with other ranks'."""
+        """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         if self._life.phase is not Phase.OPEN:
             if self._life.phase is Phase.DETACHED:
@@ -132,13 +120,13 @@ class Intake:
             step = checked_step(values.pop(axis), rank)
         calls = self.rows if self._last_step is None else calls_at(self._last_step)
         own_weight = None if weight is None else copied_weight(weight, rank)
-        thread = threading.get_ident()  # what children log comes by threads of its own
+        thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
         in_order = thread == self._first_thread
         self._exchange.put(Contribution(values, step, None, own_weight, calls, in_order))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
-        """Hand over a row that is this rank's own."""
+        """Pass on a row of this rank alone."""
         rank = self._link.topology.global_rank
         metrics = copied_row(metrics, rank, flat=self._link.plan.label is not None)
         if weight is not None:
@@ -151,21 +139,16 @@ class Intake:
 
 
 def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
-    """The weight of a row for what the user logged alone: timings of all ranks count the same."""
+    """The weight of a row for the user's values only: timings have equal weight on all ranks."""
     return weight if weight is None or isinstance(weight, Mapping) else dict.fromkeys(metrics, weight)
 
 
 def exchange_of(
     link: JobLink, own: OwnRun, rows: Rows, look: Callable[[float], None], news: Callable[[], int]
 ) -> Exchange:
-    """Where this rank's rows go: together with other ranks' or by themselves.
+    """The exchange for this rank's rows: one that reduces them with other ranks', or one for its own rows alone.
 
-    Args:
-        link: To the other ranks.
-        own: This rank's run.
-        rows: Makes rows of what is logged.
-        look: Called now and then on the thread of the exchange, with how often any rank has published something.
-        news: How often this rank has.
+    It calls `look` and `news` as `Hooks` says.
     """
     options = link.options
     if link.reduces:

@@ -1,8 +1,8 @@
 """What the ranks of a job publish before they open their runs: the session, its options and arguments.
 
-The coordinator publishes its options and describing arguments (name, tags, config, ...). Ranks with another mode or
-scope are refused as far as they look; in `auto` a rank without a run does not. Ranks that were given no arguments take
-them; secondaries of a shared run do in any case, because W&B keeps what any writer sent last.
+The coordinator publishes its options and describing arguments (name, tags, config, ...). A rank that reads them is
+refused if its mode or scope differs; in `auto`, ranks without a run do not read them. Ranks that were given no
+arguments use the coordinator's. Secondaries of a shared run always do, because W&B keeps what any writer sent last.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class JobDescription(TypedDict):
 
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
-    """The session's name, equal on all ranks, and its keys in the job's store; a world of one needs none.
+    """Return the session's name, equal on all ranks, and its keys in the job's store; a world of one needs none.
 
     Args:
         options: The session's options.
-        topology: Who this rank is.
+        topology: Rank and layout of this process.
         integration: Name of the integration.
-        number: Which of its sessions it is; counted if `None`.
+        number: Number of the session among the integration's; counted if `None`.
     """
     if topology.world_size == 1:
         return integration, None
@@ -61,7 +61,7 @@ def meet(options: Options, topology: Topology, integration: str, number: int | N
 
 
 def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
-    """What this rank does with W&B."""
+    """Return what this rank does with W&B."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     in_sweep = sweeps.is_trial()
     return plan_run(
@@ -70,13 +70,13 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 
 def needs_base_id_of(topology: Topology, options: Options) -> bool:
-    """Whether what this rank does depends on the base id."""
+    """Whether this rank's plan depends on the base id."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     return needs_base_id(topology, mode, scope, all_nodes=options.all_nodes, unit=unit)
 
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
-    """Describe the job to the other ranks, as the coordinator."""
+    """Publish the description of the job, as the coordinator."""
     arguments = job_arguments.arguments_for_others(init_arguments)
     store.publish(_JOB, JobDescription(options=asdict(options), arguments=arguments))
 
@@ -84,11 +84,11 @@ def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]
 def complete(
     options: Options, topology: Topology, store: JobStore | None, init_arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """The arguments of `wandb.init`, completed with those of the coordinator, which publishes them.
+    """Return the arguments of `wandb.init`, completed with the coordinator's, which the coordinator publishes here.
 
     Raises:
         ConfigurationError: The coordinator opens another kind of run.
-        RendezvousError: It does not come within `join_timeout`.
+        RendezvousError: It did not publish them within `join_timeout`.
     """
     if store is None:
         return init_arguments
@@ -102,7 +102,7 @@ def complete(
     own = {name: value for name, value in init_arguments.items() if value is not None}
     given: dict[str, Any] = job_arguments.with_own_secrets(described["arguments"], init_arguments)
     if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
-        # every writer sends what describes the run, and W&B keeps what came last
+        # every writer sends the describing arguments, and W&B keeps the last ones
         local: dict[str, Any] = {name: own[name] for name in ("dir", "mode") if name in own}
         own.pop("config", None)
         return {**own, **given, **local}
@@ -120,26 +120,26 @@ def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str
 
 
 def _checked(message: object, topology: Topology) -> JobDescription:
-    """A message of the store, into which others may write."""
+    """Check a message from the store, to which others may also write."""
     if isinstance(message, dict) and all(isinstance(message.get(name), dict) for name in ("options", "arguments")):
         return cast("JobDescription", message)
     raise not_of_a_rank("description of the job", message, topology)
 
 
 def next_job(integration: str, topology: Topology, timeout: float) -> JobDescription | None:
-    """The coordinator's description of the integration's next session that this rank has not opened. Waits for nothing.
+    """Return the coordinator's description of the integration's next session, which this rank has not opened.
 
     Args:
         integration: Name of the integration.
-        topology: Who this rank is.
+        topology: Rank and layout of this process.
         timeout: How long the job's store may take to answer, in seconds.
 
     Returns:
-        The description; `None` if the coordinator has not opened the session, or there is no store. Sessions that it
-        has finished already are passed over: this rank had no part in them.
+        The description, without waiting for it; `None` if the coordinator has not opened the session, or there is no
+        store. Sessions that the coordinator has already finished are skipped: this rank had no part in them.
 
     Raises:
-        RendezvousError: The store does not answer, or holds something else.
+        RendezvousError: The store does not answer, or holds a different message.
     """
     while True:
         number = _opened[integration] + 1
@@ -149,4 +149,4 @@ def next_job(integration: str, topology: Topology, timeout: float) -> JobDescrip
         if not leftovers.is_over(store):
             message = store.try_get(_JOB)
             return None if message is None else _checked(message, topology)
-        _opened[integration] = max(_opened[integration], number)  # another thread may look as well
+        _opened[integration] = max(_opened[integration], number)  # another thread may count, too

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class JobLink:
-    """Publishes for the other ranks of the job, and looks up what they publish. Without a store, nothing.
+    """Exchanges messages with the other ranks of the job. Without a store, it does nothing.
 
     Args:
         options: The checked arguments of the integration.
-        topology: Who this rank is.
+        topology: Rank and layout of this process.
         plan: What it does with W&B.
-        store: The session's keys in the job's store, where there is one.
+        store: The session's keys in the job's store; `None` if there is no store.
         name: Name of the session, equal on all ranks.
-        is_counted: Whether no other session will have this name: its number was counted, not given.
+        is_counted: Whether no other session will have this name, because its number was counted, not given.
 
     Attributes:
         unit: The ranks whose numbers belong together.
-        reduces: Whether the numbers of several ranks become one: if not, every rank's row is its own.
+        reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class JobLink:
         self._is_counted = is_counted
 
     def find_store(self) -> JobStore | None:
-        """The store; it may appear after the session was opened."""
+        """Return the store, which may appear after the session was opened."""
         return self.store or JobStore.find(self._name, self.topology, self.options.limits.join_timeout)
 
     def report_opened(self) -> None:
-        """Publish for the other ranks of the unit that this one takes part."""
+        """Publish to the other ranks of the unit that this one takes part."""
         if self.store is not None and self.unit.is_member:
             say_opened(self.store.below(keys_of(self.unit)), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
-        """Meet the other ranks, if this session was opened before there was a store, and describe the job to them."""
+        """Find the store and publish the job's description, for a session that was opened before there was a store."""
         _, self.store = job_description.meet(self.options, self.topology, integration, number)
         if self.store is not None and self.topology.is_coordinator:
             publish_base_id(self.store, self.plan.base_id)
@@ -78,9 +78,9 @@ class JobLink:
         self.report_opened()
 
     def run_id(self) -> str | None:
-        """Id of the unit's run; where the coordinator makes it, this waits for it up to `join_timeout`."""
+        """Return the id of the unit's run; if the coordinator makes it, wait for it up to `join_timeout`."""
         if self.plan.base_id is None and self.store is not None:
-            within = 0.0 if self.is_over() else None  # a rank that comes too late may find nothing
+            within = 0.0 if self.is_over() else None  # a rank that comes too late may not find it
             try:
                 base_id = wait_base_id(self.store, self.topology, within)
             except (RendezvousError, ConfigurationError):
@@ -89,10 +89,10 @@ class JobLink:
         return unit_run_id(self.plan)
 
     def run_url(self) -> str | None:
-        """Address of the unit's run, as far as its primary has published one."""
+        """Return the URL of the unit's run, if its primary has published one."""
         store = self.store
         published = briefly(lambda: store.try_get(run_key(self.plan)), None) if store is not None else None
-        return published.get("url") if published else None  # a primary that could not open its run published why
+        return published.get("url") if published else None  # a reason, but no URL, if opening it failed
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
@@ -100,7 +100,7 @@ class JobLink:
         return store is not None and briefly(lambda: is_accompanied(store.below(keys)), True)
 
     def has_all_writers(self) -> bool:
-        """Whether all writers of a shared run are attached; asks for one key."""
+        """Whether all writers of a shared run are attached. Reads a single key."""
         store = self.store
         if store is None:
             return True
@@ -108,10 +108,11 @@ class JobLink:
         return briefly(lambda: writers.count() >= self.unit.size, True)  # the job may be over
 
     def other_writers(self, deadline: float) -> set[int]:
-        """Indices in the unit of the other ranks that write into its run, as far as the store answers in time.
+        """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.
 
         Args:
-            deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
+            deadline: Time of the monotonic clock until which to wait. Without an answer, the run ends before its
+                writers.
         """
         store, none = self.store, list[int]()
         if store is None:
@@ -121,7 +122,7 @@ class JobLink:
         return set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
-        """How the ranks of the unit report their ends to each other; runs of their own have ends of their own."""
+        """Return the ends of the unit's ranks; with a run per rank, they are not shared."""
         return UnitEnd(None if self.plan.run_mode == "new" else self.store, self.unit)
 
     def report_over(self) -> None:
@@ -131,7 +132,7 @@ class JobLink:
             briefly(lambda: leftovers.publish_over(store), None)
 
     def is_over(self) -> bool:
-        """Whether the coordinator has ended this session, which this rank opens too late."""
+        """Whether the coordinator has already ended this session, so that this rank opens it too late."""
         store = self.store
         if store is None or self.topology.is_coordinator or self.options.rank_scope != "global":
             return False
@@ -140,13 +141,13 @@ class JobLink:
     def leave(self, exchange: Exchange) -> None:
         """Delete the keys of this session once its exchange has ended.
 
-        Where the integration gave the session its number, the same keys may be needed again: a logger may open it anew.
+        If the integration gave the session its number, the same keys may be needed again: a logger may reopen it.
         """
         store = self.store
         if store is None or not self._is_counted:
             return
         self._is_counted = False
         if isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
-            briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes now finds that it is over
+            briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
         else:
             leftovers.leave(store, lambda: exchange.has_ended)

@@ -1,4 +1,4 @@
-"""The life cycle of a session: whether rows are taken, and which thread finishes it.
+"""The life cycle of a session: whether it accepts rows, and which thread finishes it.
 
 States and transitions::
 
@@ -7,13 +7,13 @@ States and transitions::
       ▼                                                            ▼
     CLOSED                                                      (ended)
 
-- `OPEN`: rows are taken. Also while `finish` hands over what was logged: rows of other threads still count then.
+- `OPEN`: rows are accepted, also while `finish` passes on what was logged: rows of other threads still count then.
 - `CLOSED`: the exchange is closed; `log` raises, or writes into a run that has ended. The run itself may still be
   ending: the thread that finishes holds the claim until that is done.
-- `DETACHED`: rows are dropped, with one warning. Only ranks without a run come here.
+- `DETACHED`: rows are dropped, with one warning. Only ranks without a run reach this state.
 
-Invariants: nothing leads back to `OPEN`; one thread at most finishes a session, and others wait until it is done; no
-lock is taken, so a signal handler that interrupts the training thread may log and finish.
+Invariants: no transition leads back to `OPEN`; at most one thread finishes a session, and others wait until it is done;
+no lock is taken, so a signal handler that interrupts the training thread may log and finish.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """What a session does with rows."""
+    """Whether a session accepts rows."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -31,10 +31,10 @@ class Phase(Enum):
 
 
 class LifeCycle:
-    """Where a session is in its life.
+    """The state of one session.
 
     Attributes:
-        phase: What is done with rows.
+        phase: Whether rows are accepted.
     """
 
     def __init__(self) -> None:
@@ -43,27 +43,27 @@ class LifeCycle:
         self._finished = threading.Event()
 
     def claim_finish(self, within: float) -> bool:
-        """Whether the caller is the one to finish. Others return once it is done, or after `within` seconds.
+        """Return whether the caller is to finish the session. Otherwise wait until that is done, for `within` seconds.
 
-        The thread that finishes is not made to wait for itself.
+        The thread that finishes does not wait for itself.
         """
         mine = (threading.get_ident(),)
-        first = self._claims.setdefault("finish", mine)  # in one step, also for signal handlers
+        first = self._claims.setdefault("finish", mine)  # atomic, also in signal handlers
         if first is not mine and first != mine:
             self._finished.wait(within)
         return first is mine
 
     def finished(self) -> None:
-        """Let those go on who wait in `claim_finish`."""
+        """Release the threads that wait in `claim_finish`."""
         self._finished.set()
 
     def close(self) -> None:
-        """Take no more rows."""
+        """Stop accepting rows."""
         if self.phase is Phase.OPEN:
             self.phase = Phase.CLOSED
 
     def detach(self) -> bool:
-        """Drop further rows; whether they were taken until now."""
+        """Drop further rows. Return whether they were accepted until now."""
         if self.phase is not Phase.OPEN:
             return False
         self.phase = Phase.DETACHED

@@ -1,11 +1,11 @@
 """Messages of a session to its user: the line at the start, and warnings, each once.
 
-Writers beside the primary open and end their runs while wandb prints warnings alone; so does the primary of a shared
-run on disk at its end, where W&B's advice to run "wandb sync" is wrong. Its line comes from here: how to upload it.
-Settings of the user's about it hold.
+wandb prints only warnings while the writers other than the primary open and end their runs, and while the primary of a
+shared run on disk ends its run, where W&B's advice to run "wandb sync" is wrong. Instead, `OwnRun.end` prints how to
+upload it. The user's own settings for wandb's output take precedence.
 
-The line at the start is printed when the runs are open; Lightning's when the ranks are certain: at the first row in a
-world of one, which may still grow before.
+The line at the start is printed when the runs are open. Lightning's is printed when the ranks are certain: in a world
+of one, which may still grow, that is at the first row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SessionNotices:
     """The messages of one session.
 
     Args:
-        link: To the other ranks: who this rank is.
+        link: Connection to the other ranks, which knows this rank.
     """
 
     def __init__(self, link: JobLink) -> None:
@@ -44,13 +44,13 @@ class SessionNotices:
         self._given = Notices()
 
     def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
-        """Print in one line, on a unit's primary, what was decided and where the runs are.
+        """Print one line, on a unit's primary, about what was decided and where the runs are.
 
         Args:
             run: This rank's run.
-            run_id: Its id: in a world of one W&B has made it.
-            where: Where it is; found out if `None`.
-            group_url: Address of the group's page, if there is one.
+            run_id: Its id, which W&B generates in a world of one.
+            where: Its location; determined if `None`.
+            group_url: URL of the group's page, if there is one.
         """
         plan = self._link.plan
         if plan.announces:
@@ -59,7 +59,7 @@ class SessionNotices:
             print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
     def opened_again(self, line: str, run_id: str | None) -> None:
-        """Warn that `init` finishes a run which it has opened at the same line before."""
+        """Warn that `init` finishes a run that it opened at the same line before."""
         if self._link.plan.announces:
             _log.warning(
                 "dist_wandb: init is called again at %s, where it has opened the run %s, which is not finished: it is "
@@ -77,10 +77,10 @@ class SessionNotices:
         )
 
     def not_gathered(self) -> None:
-        """Warn that tables and images are not gathered, as nothing is.
+        """Warn that tables and images are not gathered, because nothing is reduced.
 
         Raises:
-            ConfigurationError: Those of the other ranks would be lost.
+            ConfigurationError: The tables and images of the other ranks would be lost.
         """
         plan = self._link.plan
         if plan.run_mode == "auto":
@@ -97,18 +97,18 @@ class SessionNotices:
             )
 
     def unused_patterns(self, patterns: Iterable[str]) -> None:
-        """Warn, on the primary, of patterns of `reduce` that no name has matched."""
+        """Warn, on the primary, about patterns of `reduce` that matched no name."""
         unused = [pattern for pattern in patterns if pattern != "*"]
         if unused and self._link.reduces and self._link.plan.primary:
             message = (
                 f"reduce has patterns that decided about no name that was logged: {', '.join(map(repr, unused))}. Look "
                 "for a misspelt name, or an earlier pattern that matches the same names."
             )
-            warn(message, users_line(), may_raise=False)  # the run has yet to end
+            warn(message, users_line(), may_raise=False)  # the run must still be ended
 
 
 def print_line(line: str) -> None:
-    """Print a line, as wandb prints its own: seen without any set-up, unless the user has silenced wandb."""
+    """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
     if not console.is_silent():
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -116,13 +116,13 @@ def print_line(line: str) -> None:
 def announcement(
     topology: Topology, plan: RunPlan, where: str, group_url: str | None, unit: Sequence[int] | None = None
 ) -> str:
-    """What was decided, in one line.
+    """Return one line about what was decided.
 
     Args:
-        topology: Who the announcing rank is.
+        topology: Rank and layout of the announcing process.
         plan: What it does with W&B.
-        where: Where its run is: an address, or a directory.
-        group_url: Address of the group's page, if there is one.
+        where: Location of its run: a URL or a directory.
+        group_url: URL of the group's page, if there is one.
         unit: Global ranks of the unit, in ascending order; `None` for all ranks, or those of a node.
 
     Example:
@@ -142,7 +142,7 @@ def _ranks(topology: Topology) -> str:
 
 
 def _runs(topology: Topology, plan: RunPlan, group: str, members: str | None) -> str:
-    """Which runs this unit has, as seen from its primary."""
+    """Describe the runs of this unit from its primary's point of view."""
     if topology.world_size == 1:
         return f"one run{group}:"
     by_node = plan.rank_scope == "worker" and topology.num_nodes != 1

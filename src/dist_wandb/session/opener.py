@@ -1,13 +1,13 @@
-"""How a session is opened: step by step, each of which may refuse. The one path of all integrations.
+"""Opening a session, in steps that may each refuse. All integrations open their sessions here.
 
 1. *Arguments* are checked before anything starts.
 2. *Topology* (`topology.model`): nothing is guessed.
-3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); which session it is, and the coordinator's
-   mode, scope and describing arguments (`job_description`); the config that the coordinator was given, for the others
-   to compare theirs with (`run_config.comparison`).
-4. *Earlier start* (`restart.store`): the coordinator alone looks back, so that all ranks decide alike, and nothing
+3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); the session's name and the coordinator's
+   mode, scope and describing arguments (`job_description`); the coordinator's config, with which the other ranks
+   compare theirs (`run_config.comparison`).
+4. *Earlier start* (`restart.store`): only the coordinator looks for one, so that all ranks decide alike and nothing
    depends on files that only some nodes see.
-5. *Plan* (`settings.plan`), pure, once: nothing after it asks for the rank again.
+5. *Plan* (`settings.plan`): pure, and made once. No later code asks for the rank again.
 6. *Run* (`runs.opening`, `runs.wandb_init`), or a `NullRun`.
 7. *Announcement* (`notices`): one line from each unit's primary.
 """
@@ -28,9 +28,9 @@ from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import job_description, registry
-from dist_wandb.session.exit_codes import FAILED
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.own_run import OwnRun
+from dist_wandb.session.process_end import FAILED
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, check_unit, needs_layout
 from dist_wandb.settings.recommendations import beside_trial, too_large
@@ -63,30 +63,30 @@ def open_session(
     restarts: bool = True,
     as_given: bool = False,
 ) -> Session:
-    """Find out who this rank is, decide, agree with the other ranks, and open the run.
+    """Identify this rank, agree with the other ranks, decide on a plan, and open the run.
 
     Args:
         options: The checked arguments of the integration.
         init_arguments: Keyword arguments of `wandb.init`.
         integration: Name of the integration, for messages and to keep the sessions of integrations apart.
-        topology: Who this rank is, where a framework knows; found out otherwise.
+        topology: Rank and layout of this process if a framework knows them; detected otherwise.
         step_metric: Name of the x axis; `None` for none.
-        number: Which of the integration's sessions of this job it is, if known; counted otherwise.
-        proposed_id: Base id to use unless the user asked for one, if this is the coordinator.
-        adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
-        create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
-        announces: Whether to print what was decided; otherwise `Session.announce` is the integration's to call.
-        catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
-        restarts: Whether this start may continue the runs of an earlier one, and a later one those of this.
-        as_given: Whether, in a world of one, wandb.init gets exactly `init_arguments`; otherwise settings that bound
-            what a dead server or a killed process costs come with them.
+        number: Number of the session among the integration's sessions of this job, if known; counted otherwise.
+        proposed_id: Base id to use on the coordinator unless the user asked for one.
+        adopt: Called if the plan opens a run. May return a run that is open already and is used instead.
+        create_new: Whether to create a new run if this process has one already; `wandb.init` would return that one.
+        announces: Whether to print what was decided. Otherwise the integration calls `Session.announce`.
+        catches_sigterm: Whether SIGTERM ends the runs before it ends the process, unless another handler is installed.
+        restarts: Whether this start may continue the runs of an earlier one, and a later start the runs of this one.
+        as_given: Whether, in a world of one, `wandb.init` gets exactly `init_arguments`. Otherwise settings are added
+            that limit the cost of an unreachable server or a killed process.
 
     Returns:
         The session.
 
     Raises:
         ConfigurationError: Arguments that cannot be honoured.
-        TopologyError: Not enough is known of this rank's place.
+        TopologyError: This process's rank is not sufficiently known.
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
     argument_checks.check_init_arguments(init_arguments, integration)
@@ -101,7 +101,7 @@ def open_session(
 
 
 def identify() -> Topology:
-    """Find out who this rank is; warn where a launcher contradicts it."""
+    """Detect rank and layout of this process; warn if a launcher contradicts them."""
     topology = Topology.detect()
     if topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
@@ -117,13 +117,7 @@ def identify() -> Topology:
 
 
 class Opener:
-    """Opens one session. Its methods are the steps, in the order in which `open_session` takes them.
-
-    Args:
-        options: The checked arguments of the integration.
-        init_arguments: Keyword arguments of `wandb.init`.
-        topology: Who this rank is.
-    """
+    """Opens one session. Its methods are the steps of `open_session`, in order; their arguments are the same."""
 
     _name: str
     _store: JobStore | None
@@ -144,12 +138,7 @@ class Opener:
         return self._store is not None
 
     def meet(self, integration: str, number: int | None) -> None:
-        """Find the job's store, and learn from it how the ranks lie on nodes, where the plan needs that.
-
-        Args:
-            integration: Name of the integration.
-            number: Which of its sessions it is; counted if `None`.
-        """
+        """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
         options = self._options
         self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
@@ -164,20 +153,14 @@ class Opener:
             raise
 
     def compare(self) -> None:
-        """Compare the config with what the other ranks were given."""
+        """Compare the given config with those of the other ranks."""
         store = self._store
         self._config_sync = ConfigSync(self._options, self._topology, job_arguments.chosen_config(self._arguments))
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()
 
     def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
-        """Find the runs of an earlier start that this one continues.
-
-        Args:
-            integration: Name of the integration.
-            number: Which of its sessions it is; counted if `None`.
-            enabled: Whether the integration leaves and follows restart records.
-        """
+        """Find the runs of an earlier start that this one continues, if the integration supports that (`enabled`)."""
         if enabled and self._topology.is_coordinator:
             name = resuming.session_name(integration, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
@@ -186,11 +169,11 @@ class Opener:
         self._arguments = resuming.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
-        """Decide what this rank does, by the base id and the coordinator's arguments.
+        """Decide what this rank does, from the base id and the coordinator's arguments.
 
         Args:
-            proposed_id: Base id to use unless the user asked for one.
-            not_kept: What the coordinator warns of: arguments that do not hold in a trial of a sweep.
+            proposed_id: As in `open_session`.
+            not_kept: A warning for the coordinator about arguments that a sweep's trial overrides, if any.
         """
         options, topology = self._options, self._topology
         base_id = self._base_id(proposed_id)
@@ -204,7 +187,7 @@ class Opener:
         self._link.report_opened()
 
     def _base_id(self, proposed: str | None) -> str | None:
-        """The base id as far as this rank's plan needs it; the coordinator also publishes it for ranks that do."""
+        """The base id if this rank's plan needs it. The coordinator also publishes it for ranks that need it."""
         options, topology, wanted = self._options, self._topology, requested.wanted_id(self._arguments)
         if topology.world_size == 1:
             return wanted
@@ -212,7 +195,7 @@ class Opener:
         if not job_description.needs_base_id_of(topology, options):
             return wanted or (None if self._has_store else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
-            return wanted or id_of_job(name, topology) or proposed or make_id()  # no other rank's plan names it
+            return wanted or id_of_job(name, topology) or proposed or make_id()  # no other rank's plan contains it
         return agree_on_base_id(self._store, topology, wanted, proposed, name)
 
     def open(
@@ -223,14 +206,7 @@ class Opener:
         create_new: bool,
         as_given: bool,
     ) -> Session:
-        """Open the run, and make the session of it.
-
-        Args:
-            step_metric: Name of the x axis; `None` for none.
-            adopt: As in `open_session`.
-            create_new: Likewise.
-            as_given: Likewise.
-        """
+        """Open the run, and create its session."""
         link, config_sync, plan = self._link, self._config_sync, self._link.plan
         adopted = adopt(plan) if adopt and plan.opens_run else None
         before = run_metadata.running_run()
@@ -258,7 +234,7 @@ class Opener:
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 
     def _first_row(self, run: AnyRun) -> int:
-        """Where rows without a step begin; one position for all writers of a shared run, found out by its primary."""
+        """Where rows without a step start. The primary of a shared run determines it for all writers of the run."""
         plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
             return next_row(run, STEP_METRIC, self._arguments)
@@ -271,13 +247,7 @@ class Opener:
             return 0
 
     def announce(self, session: Session, *, announces: bool, catches_sigterm: bool) -> None:
-        """Start the session, and announce it to the other ranks, a later start of the job, and the user.
-
-        Args:
-            session: The session.
-            announces: As in `open_session`.
-            catches_sigterm: Likewise.
-        """
+        """Start the session, and announce it to the other ranks, a later start of the job, and the user."""
         try:
             session.start()
             session.report_run()
@@ -295,5 +265,5 @@ class Opener:
             if catches_sigterm:
                 session.catch_sigterm()
         except BaseException:
-            session.end_with_process(FAILED, failed=True)  # nobody holds it who could
+            session.end_with_process(FAILED, failed=True)  # no caller has it
             raise

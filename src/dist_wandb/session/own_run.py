@@ -1,10 +1,10 @@
-"""This rank's own W&B run as long as a session uses it: intercepted, replaced if wandb's process dies, and ended.
+"""This rank's own W&B run while a session uses it: intercepted, replaced if wandb's process dies, and ended.
 
-Users finish runs themselves too: by `run.finish()`, `wandb.finish()`, or a new `wandb.init`, which finishes the last
-run. All of these call `finish` of the run object, so it is intercepted, and the session ends first, with what is still
-on its way. On a rank without a run `wandb.finish()` reaches nothing: the primary reports it in the store, and those
-sessions end at their next look. Leaving a ``with wandb.init()`` block calls another method: a session that is still
-open then is detached.
+Users also finish runs themselves, by `run.finish()`, `wandb.finish()`, or a new `wandb.init`, which finishes the last
+run. All of these call `finish` of the run object. It is intercepted, so that the session ends first, with the rows that
+are still in progress. On a rank without a run, `wandb.finish()` has no effect there: the primary publishes it in the
+store, and the sessions without a run end when they poll next. Leaving a ``with wandb.init()`` block calls another
+method: a session that is still open then is detached.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class OwnRun:
     """The run that this rank writes into, or a `NullRun`.
 
     Args:
-        run: What the plan opened.
-        link: To the other ranks.
-        opening: How it was opened: to publish it, and to open it again should wandb's own process die.
-        config_sync: This rank's part in having one config on all ranks.
-        is_owned: Whether the session may end the run: not if it was there before.
+        run: The run that was opened according to the plan.
+        link: Connection to the other ranks.
+        opening: How it was opened: to publish it, and to reopen it if wandb's own process dies.
+        config_sync: This rank's end of the config sync.
+        is_owned: Whether the session may end the run: not if the run was open before.
         step_metric: Name of the x axis; `None` for none.
-        attached: The unit's run where this rank only records the hardware of its node in it.
+        attached: The unit's run, if this rank only records the hardware of its node in it.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class OwnRun:
 
     @property
     def run(self) -> AnyRun:
-        """The run. Another one if wandb's own process had to be replaced."""
+        """The run. It changes if wandb's own process had to be replaced."""
         return self._record.run
 
     @property
     def has_our_axis(self) -> bool:
-        """Whether the x axis is that which this package defines, and counts rows on."""
+        """Whether the x axis is the one that this package defines and counts rows on."""
         return self.step_metric == axes.STEP_METRIC
 
     def writer(self) -> RunWriter:
-        """What rows are written with."""
+        """Return a writer of rows into the run."""
         target = self._record if self._axes is None else self._axes
         return RunWriter(target, self._link.plan, self.step_metric, self._link.topology.global_rank)
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None]) -> None:
-        """Have what is called on the run by itself, or by a function of wandb's, come to the session first.
+        """Redirect calls on the run, direct or through wandb's functions, to the session first.
 
         Args:
             log: Called in place of the run's method.
@@ -114,7 +114,7 @@ class OwnRun:
             self._restore.pop()()
 
     def report(self, first_row: int) -> None:
-        """Publish for the other ranks that the run is open, if there is a store.
+        """Publish to the other ranks that the run is open, if there is a store.
 
         Args:
             first_row: Position on the x axis of the first row without a step.
@@ -127,7 +127,7 @@ class OwnRun:
     def end(self, exit_code: int | None) -> None:
         """End the run."""
         if self._attached:
-            with suppress(Exception):  # only system metrics of this node, which training needs not
+            with suppress(Exception):  # only this node's system metrics are lost
                 finishing.finish(self._attached, exit_code)
         with finishing.quiet_finish(self.run, self._link.plan, self._opening.arguments):
             problem = self._record.finish(exit_code)
@@ -135,14 +135,14 @@ class OwnRun:
             _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
         upload_hint = finishing.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
-            print_line(upload_hint)  # in place of wandb's own words
+            print_line(upload_hint)  # instead of wandb's own hint
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        """The run once more, on disk, with the id and the config that it had."""
+        """Reopen the run on disk, with the same id and the given config."""
         run = self._opening.again(run_id, config, self.step_metric)
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
         if self._axes is not None and run:
             self._axes.redefine(run)
-        registry.process_end.register()  # to come before the end of wandb's new process
+        registry.process_end.register()  # so that it runs before the end of wandb's new process
         return run

@@ -1,9 +1,9 @@
-"""The end of a process in which nobody has finished the sessions: `atexit`, children of multiprocessing, SIGTERM.
+"""Finishing sessions that are still open when the process ends: `atexit`, children of multiprocessing, SIGTERM.
 
-`atexit` is registered anew with every session, so that it comes before the end of wandb's own process; children of
-multiprocessing leave without it, and have `Finalize`. The exit code is that of the exception nobody caught, or what
-wandb's replacement of `sys.exit` has noticed. SIGTERM, where nobody else handles it, ends the runs in a thread, because
-the main thread may hold any lock, and then the process by the same signal.
+`atexit` is registered anew with every session, so that it runs before the end of wandb's own process. Children of
+multiprocessing exit without it; there, `Finalize` is used. The exit code is taken from the uncaught exception, or from
+wandb's replacement of `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the main
+thread may hold any lock, and then ends the process by the same signal.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from dist_wandb.session.exit_codes import SIGTERM, exit_code_of
-
 if TYPE_CHECKING:
     from types import FrameType
 
+FAILED = 1  # exit codes, as shells report them
+SIGTERM = 128 + signal.SIGTERM
+_CTRL_C = 255  # as wandb records it
+
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
-_AT_A_TIME = 1.0  # seconds of it that the main thread waits before it is let go on
-_MOMENT = 0.05  # seconds for which it is
+_AT_A_TIME = 1.0  # seconds of these that the main thread waits before it continues for a moment
+_MOMENT = 0.05  # seconds
 
 
 class ProcessEnd:
-    """Calls a function when this process ends, before what was registered for its end until then.
+    """Calls a function when this process ends, before everything that was registered for its end until then.
 
     Args:
-        function: Given the exit code of the process, as far as it is known (that of an exception which nobody
-            caught, or of `sys.exit` where `code_of_exit` returns it), and whether the process ends in the middle of its
-            work: by an exception or a signal, rather than by `sys.exit`.
-        code_of_exit: What `sys.exit` was called with; `None` if that is not known.
+        function: Called with the exit code of the process, if known (of an uncaught exception, or of `sys.exit` if
+            `code_of_exit` returns it), and whether the process ends in the middle of its work: by an exception or a
+            signal, rather than by `sys.exit`.
+        code_of_exit: Returns the argument of `sys.exit`; `None` if it is not known.
     """
 
     def __init__(self, function: Callable[[int, bool], None], code_of_exit: Callable[[], int | None]) -> None:
@@ -46,41 +48,41 @@ class ProcessEnd:
         self._pid: int | None = None
         self._ending: threading.Thread | None = None  # after SIGTERM
         self._ends_by = 0.0
-        self._is_waiting = threading.Event()  # whether the main thread is, for `_ending`
+        self._is_waiting = threading.Event()  # set while the main thread waits for `_ending`
         self._finishing = 0
         self._is_due = False
 
     def register(self) -> None:
-        """Be the first to be called, from now on. wandb registers an end of its own when its first run is opened."""
-        if self._pid != os.getpid():  # in a fork nothing is registered
+        """Call the function before anything else. wandb registers an end of its own when its first run is opened."""
+        if self._pid != os.getpid():  # the first time, and in a fork, where nothing is registered yet
             self._failure_before = _last_failure()
             self._finishing, self._is_due = 0, False
         if multiprocessing.parent_process() is None:
             atexit.unregister(self._end)
             atexit.register(self._end)
-        elif self._pid != os.getpid():  # children of multiprocessing leave without atexit
+        elif self._pid != os.getpid():  # children of multiprocessing exit without atexit
             from multiprocessing.util import Finalize
 
             Finalize(None, self._end, exitpriority=100)
         self._pid = os.getpid()
 
     def catch_sigterm(self) -> None:
-        """Let SIGTERM end runs before it ends the process, unless somebody else handles it."""
+        """Let SIGTERM end runs before it ends the process, unless another handler is installed."""
         if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def restore_sigterm(self) -> None:
-        """Undo `catch_sigterm`: when the last run has ended, and in a fork, which has none to end.
+        """Undo `catch_sigterm`: after the end of the last run, and in a fork, which has no run to end.
 
-        Python calls handlers between its own steps only: a fork that waits for a lock, as workers of a `Pool` do, may
-        miss it for ever, and `Pool.terminate` waits for it.
+        Python calls handlers only between its own steps. A fork that waits for a lock, as workers of a `Pool` do, may
+        never call them, and `Pool.terminate` waits for it.
         """
         if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """While a run is being ended by the main thread, SIGTERM waits for that, though not for long."""
+        """While the main thread ends a run, delay SIGTERM until that is done, for a limited time."""
         self._finishing += 1
         try:
             yield
@@ -90,10 +92,11 @@ class ProcessEnd:
                 _die_of(signal.SIGTERM)
 
     def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
-        """End the runs, then die of the signal as the process would have.
+        """End the runs, then end the process by the signal, as it would have without a handler.
 
-        In a thread, because the main thread may have been interrupted anywhere, and may hold what the end needs: a lock
-        of wandb's, while it prints a traceback. So it goes on for a moment now and then, until the runs have ended.
+        This happens in a thread, because the main thread may have been interrupted anywhere, and may hold a lock that
+        the end needs, such as one of wandb's while it prints a traceback. Therefore the main thread continues for a
+        moment now and then, until the runs have ended.
         """
         if self._pid != os.getpid():  # a fork, such as a DataLoader's worker
             _die_of(number)
@@ -108,7 +111,7 @@ class ProcessEnd:
             self._await_ending(self._ending)
         elif not self._is_waiting.is_set():
             self._await_ending(self._ending)
-        # Else to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry.
+        # Otherwise it was signalled several times, as by SLURM and torchrun's agent, which is no reason to hurry.
 
     def _await_ending(self, ending: threading.Thread) -> None:
         self._is_waiting.set()
@@ -125,17 +128,17 @@ class ProcessEnd:
         if main is not None:
             signal.pthread_kill(main, signal.SIGTERM)
         ending.join(max(0.0, self._ends_by - time.monotonic()))
-        if not self._is_waiting.wait(_AT_A_TIME):  # it is in native code, which no handler interrupts
+        if not self._is_waiting.wait(_AT_A_TIME):  # the main thread is in native code, which no handler interrupts
             os._exit(SIGTERM)
 
     def _end(self) -> None:
         if self._pid != os.getpid():
             return
-        if self._ending is not None:  # the main thread has come to its end while it was let go on
+        if self._ending is not None:  # the main thread has ended while it was allowed to continue
             self._ending.join(max(0.0, self._ends_by - time.monotonic()))
             _die_of(signal.SIGTERM)
             return
-        in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which ends within a `finally`
+        in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
         failure = in_flight or _last_failure()
         if isinstance(failure, BaseException) and failure is not self._failure_before:
             self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
@@ -143,16 +146,30 @@ class ProcessEnd:
             self._function(self._code_of_exit() or 0, False)
 
 
+def exit_code_of(error: BaseException | None) -> int | None:
+    """Return the exit code for an exception that ends a block or a process, if any.
+
+    Returns:
+        `None` for no exception, and for the end of a generator that is not exhausted; the code of `sys.exit`; 255 for
+        Ctrl-C, as wandb records it; 1 for other exceptions.
+    """
+    if error is None or isinstance(error, GeneratorExit):
+        return None
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return _CTRL_C if isinstance(error, KeyboardInterrupt) else FAILED
+
+
 def _call_in(seconds: float, function: Callable[..., object], argument: object) -> None:
-    """Call a function on a thread of its own, unless the process has ended by then."""
+    """Call a function on a separate thread, unless the process has ended by then."""
     timer = threading.Timer(seconds, function, (argument,))
     timer.daemon = True
-    with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+    with suppress(RuntimeError):  # some versions of Python start no threads during shutdown
         timer.start()
 
 
 def _die_of(number: int) -> None:
-    """End the process by a signal, as if nobody had handled it."""
+    """End the process by a signal, as if there were no handler."""
     if not _is_main_thread():
         os._exit(128 + number)
     signal.signal(number, signal.SIG_DFL)
@@ -160,7 +177,7 @@ def _die_of(number: int) -> None:
 
 
 def _is_main_thread() -> bool:
-    """Whether this is the only thread that may set handlers of signals."""
+    """Whether this is the main thread: only that may set signal handlers."""
     return threading.current_thread() is threading.main_thread()
 
 

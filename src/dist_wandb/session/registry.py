@@ -1,4 +1,4 @@
-"""The sessions of this process that have not ended, and what becomes of them when it forks or ends."""
+"""The sessions of this process that have not ended, and what happens to them when it forks or ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ if TYPE_CHECKING:
     from dist_wandb.session.session import Session
 
 entered: Current[Session | None] = Current("entered", None)
-"""The session of the decorated function around the code that runs."""
+"""The session of the enclosing decorated function."""
 is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
-"""Whether `init` is called for a decorated function, which ends what it opens."""
+"""Whether `init` is called for a decorated function, which ends the session that it opens."""
 
 _sessions: list[Session] = []
 
 
 class History:
-    """What has been in this process.
-
-    Attributes:
-        has_begun: Whether any session was opened.
-    """
+    """Whether any session was opened in this process (`has_begun`)."""
 
     has_begun = False
 
@@ -36,33 +32,33 @@ history: History = History()
 
 
 def add(session: Session) -> None:
-    """Register a session that begins."""
+    """Register a session that starts."""
     _sessions.append(session)
     history.has_begun = True
     process_end.register()
 
 
 def remove(session: Session) -> None:
-    """Forget a session that takes no more rows."""
-    with suppress(ValueError):  # another thread may be about to do the same
+    """Remove a session that accepts no more rows."""
+    with suppress(ValueError):  # another thread may do the same
         _sessions.remove(session)
 
 
 def release_sigterm() -> None:
-    """Give SIGTERM back once the last session has ended."""
+    """Restore SIGTERM's handler once the last session has ended."""
     if not _sessions:
         process_end.restore_sigterm()
 
 
 def open_sessions() -> list[Session]:
-    """The sessions that have not ended, the oldest first; those whose run the user has finished are closed."""
+    """Return the sessions that have not ended, the oldest first. Close those whose run the user has finished."""
     for session in [session for session in _sessions if wandb_private.is_finished(session.run)]:
         session.close_without_run()
     return _sessions.copy()
 
 
 def current() -> Session | None:
-    """The session that was opened last: in a decorated function that of its call, or one opened in it."""
+    """Return the session that was opened last; in a decorated function, the session of its call or one opened in it."""
     found, inside = open_sessions(), entered()
     mine = [session for session in found if inside in (session, session.opened_inside)]
     return next(reversed(mine if inside is not None else mine or found), None)
@@ -74,7 +70,7 @@ def holds(run: object) -> bool:
 
 
 def _end_with_process(exit_code: int, failed: bool) -> None:
-    """Finish what nobody has finished: the last session first, and the threads at last."""
+    """Finish the sessions that are still open, the newest first, and then the exchanges' threads."""
     for session in reversed(_sessions.copy()):
         session.end_with_process(exit_code, failed=failed)
     end_all(failed=failed)

@@ -1,13 +1,13 @@
-"""How long sections of the script take on this rank: what `Session.timed` measures, until a row takes it along.
+"""How long sections of the script take on this rank: measured by `Session.timed`, and included in a later row.
 
-A section begins and ends on one thread. The host's clock measures it, and where CUDA is in use also events on the
-current stream, which are read once the device has passed them, never by waiting; the longer one counts. Sums are those
-of the sections that have ended since the last row with timings.
+A section begins and ends on one thread. It is measured by the host's clock and, if CUDA is in use, also by events on
+the current stream. These are read once the device has passed them, never by waiting; the longer of the two times
+counts. Sums cover the sections that have ended since the last row with timings.
 
-*Busy* is a rank in sections that do not wait for other ranks. A section inside another one of the same kind adds
-nothing to it; one that waits, inside one that does not, is taken off, and the other way round it is added. What is
-compared between ranks is the share of the time in which a rank is busy, because ranks in step take the same time for a
-step, and the slow one waits least.
+A rank is *busy* in sections that do not wait for other ranks. A section inside another one of the same kind adds
+nothing; a waiting section inside one that does not wait is subtracted, and the reverse is added. Ranks are compared by
+the share of time in which they are busy: ranks that run in step take the same time for a step, and the slow one waits
+least.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _OWN = ("step", "busy", "straggler_rank", "straggler_excess")
-_STRANGE_ROWS = 3  # rows one after the other without the name that rows with timings have, until another name counts
-_MOST_WAITING = 10_000  # sections whose events the device has not passed
+_UNMATCHED_ROWS = 3  # consecutive rows without the name that rows with timings have, until another name is used
+_MOST_WAITING = 10_000  # sections with events that the device has not passed yet
 
 
 class Event(Protocol):
-    """What is used of `torch.cuda.Event`."""
+    """The part of `torch.cuda.Event` that is used."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Return whether the device has passed it."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds from this event to a later one."""
+        """Return the milliseconds from this event to a later one."""
 
 
 def device_event() -> Event | None:
-    """An event on the current stream, where this process uses CUDA."""
+    """Record an event on the current stream, if this process uses CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -54,12 +54,12 @@ def device_event() -> Event | None:
 
 
 class _Entry(NamedTuple):
-    """A section that a thread is in.
+    """A section that a thread has entered.
 
     Args:
-        section: Which one.
-        began: By the host's clock.
-        event: Where the device was then; `None` without one.
+        section: The section.
+        began: Nanoseconds of the host's clock.
+        event: Position of the device at the same time; `None` without one.
     """
 
     section: Section
@@ -71,9 +71,9 @@ class _Ended(NamedTuple):
     """A section that has ended on the host.
 
     Args:
-        name: Its name; `None` inside another one of the same name, for which that counts.
-        sign: Whether its time is added to that in which the rank is busy (1), taken off (-1), or neither.
-        took: Nanoseconds by the host's clock.
+        name: Its name; `None` inside another section of the same name, which is counted instead.
+        sign: Whether its time is added to the busy time (1), subtracted (-1), or neither (0).
+        took: Nanoseconds of the host's clock.
     """
 
     name: str | None
@@ -82,10 +82,10 @@ class _Ended(NamedTuple):
 
 
 class Section:
-    """One section of the script: use it in a ``with`` block, or as a decorator. It may be entered several times.
+    """One section of the script, to be used in a ``with`` block or as a decorator. It may be entered several times.
 
     Args:
-        sections: Where its time counts.
+        sections: Receives its time.
         name: Its name.
         waits: Whether it waits for other ranks.
     """
@@ -104,10 +104,10 @@ class Section:
         self._sections.leave(self)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, each call of which is such a section.
+        """Return the function, each call of which is timed as this section.
 
         Raises:
-            ConfigurationError: It is a coroutine or generator function: it returns before it has done its work.
+            ConfigurationError: It is a coroutine or generator function, which returns before its work is done.
         """
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise ConfigurationError(
@@ -128,7 +128,7 @@ class Sections:
 
     Args:
         clock: Nanoseconds of the host's clock.
-        event: Makes an event on the current stream of a device; `None` where there is none.
+        event: Records an event on the current stream of a device; returns `None` if there is none.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class Sections:
         self._busy = 0
         self._waiting: deque[tuple[_Ended, Event, Event | None]] = deque()
         self._since: int | None = None
-        self._marks = _Marks()
+        self._selection = _RowSelection()
 
     def timed(self, name: str, rank: int, *, waits: bool) -> Section:
-        """A section. The arguments are those of `Session.timed`, and this rank for messages.
+        """Create a section. The arguments are those of `Session.timed`, and this rank for messages.
 
         Raises:
-            ConfigurationError: The name is not a text that W&B can store, or is of a timing that is written by itself.
+            ConfigurationError: The name is not text that W&B can store, or is reserved for a built-in timing.
         """
         if name not in self._known:
             check_name(name, rank)
@@ -173,7 +173,7 @@ class Sections:
         entered.append(_Entry(section, began, event))
 
     def leave(self, section: Section) -> None:
-        """End a section on this thread: mostly the innermost one; one of a generator may outlive those around it."""
+        """End a section on this thread, usually the innermost; one in a generator may outlive those around it."""
         now = self.clock()
         entered: list[_Entry] = self._local.entered
         at = len(entered) - 1
@@ -188,7 +188,7 @@ class Sections:
         if event is None:
             self._add(ended, ended.took)
             return
-        if len(self._waiting) == _MOST_WAITING:  # the device is far behind: what the host has measured counts
+        if len(self._waiting) == _MOST_WAITING:  # the device is far behind: use the host's time
             first, *_ = self._waiting.popleft()
             self._add(first, first.took)
         self._waiting.append((ended, event, self.event()))
@@ -199,16 +199,16 @@ class Sections:
                 self._sums[ended.name] = self._sums.get(ended.name, 0) + took
             self._busy += ended.sign * took
 
-    def taken_along(self, names: Collection[str], step: int | None) -> dict[str, float]:
-        """The timings that a row takes along, in seconds by name; none if it is not the row to take them.
+    def due_timings(self, names: Collection[str], step: int | None) -> dict[str, float]:
+        """Return the timings to include in a row, in seconds by name; none if the row should not include them.
 
         Args:
-            names: What is logged in the row.
+            names: Names that the row logs.
             step: The row's step.
         """
-        if self._since is None or not self._marks.is_next(names, step):
+        if self._since is None or not self._selection.is_next(names, step):
             return {}
-        self._ask_device()
+        self._poll_device()
         now = self.clock()
         with self._lock:
             sums, self._sums = self._sums, {}
@@ -219,8 +219,8 @@ class Sections:
         found = {f"{TIMES}{name}": took / 1e9 for name, took in sums.items()}
         return {**found, STEP: elapsed / 1e9, BUSY: min(1.0, max(0.0, busy / elapsed))}
 
-    def _ask_device(self) -> None:
-        """Count the sections that the device has passed."""
+    def _poll_device(self) -> None:
+        """Add the sections that the device has passed."""
         while self._waiting:
             ended, began, end = self._waiting[0]
             if end is not None and not end.query():
@@ -230,25 +230,25 @@ class Sections:
             self._waiting.popleft()
 
 
-class _Marks:
-    """Which rows take timings along: one of those that are logged at a step, and of a kind that comes again and again.
+class _RowSelection:
+    """Selects the rows that include timings: one for each step, of a kind that recurs.
 
-    So what one rank logs beside the others, under a guard, does not shift its timings against theirs.
+    So rows that a single rank logs additionally, under a rank check, do not shift its timings against the others'.
     """
 
     def __init__(self) -> None:
         self._name: str | None = None
         self._step: int | None = None
-        self._strange = 0
+        self._unmatched = 0
 
     def is_next(self, names: Collection[str], step: int | None) -> bool:
-        """Whether a row takes along what was measured."""
+        """Return whether a row includes timings."""
         if step is not None and step == self._step:
             return False
         if self._name is None or self._name not in names:
-            self._strange += 1
-            if self._name is not None and self._strange <= _STRANGE_ROWS:
+            self._unmatched += 1
+            if self._name is not None and self._unmatched <= _UNMATCHED_ROWS:
                 return False
             self._name = next(iter(names), None)
-        self._strange, self._step = 0, step
+        self._unmatched, self._step = 0, step
         return True

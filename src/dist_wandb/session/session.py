@@ -1,15 +1,15 @@
-"""What every integration holds: one rank's part in the logging of a job, from `init` to `finish`.
+"""The object that every integration holds: one rank's part in the logging of a job, from `init` to `finish`.
 
-`Session` only hands on. Its parts, each in a module of this name:
+`Session` delegates to its parts, each in a module of the same name:
 
-- `job_link`: messages of the ranks to each other through the job's store.
-- `own_run`: this rank's W&B run, intercepted, replaced, ended.
-- `intake`: what `log` does on the thread that trains.
-- `shutdown` and `life_cycle`: how it ends, once.
-- `children`: rows of processes that this rank has started.
+- `job_link`: messages between the ranks, through the job store.
+- `own_run`: this rank's W&B run, which is intercepted, replaced after a failure, and ended.
+- `intake`: what `log` does on the training thread.
+- `shutdown` and `life_cycle`: the end of a session, which happens once.
+- `children`: rows from processes that this rank has started.
 - `notices`: messages to the user.
 
-`opener` puts them together, and `registry` knows the sessions of this process.
+`opener` assembles the parts. `registry` lists the sessions of this process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,10 @@ from dist_wandb.runs import run_metadata
 from dist_wandb.session import registry
 from dist_wandb.session.as_run import AsRun
 from dist_wandb.session.children import Children
-from dist_wandb.session.exit_codes import exit_code_of
 from dist_wandb.session.intake import Intake, exchange_of
 from dist_wandb.session.life_cycle import LifeCycle
 from dist_wandb.session.notices import SessionNotices
+from dist_wandb.session.process_end import exit_code_of
 from dist_wandb.session.shutdown import Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import check_per_rank
@@ -52,23 +53,24 @@ if TYPE_CHECKING:
 
 
 class Session(AsRun):
-    """One rank's part in the W&B logging of a job. Made by `dist_wandb.init`, and by the integrations for frameworks.
+    """One rank's part in the W&B logging of a job. Created by `dist_wandb.init` and by the framework integrations.
 
-    What is not found on the session is looked up on its W&B run, so ``session.summary``, ``session.watch`` and the like
-    work as on a `wandb.Run`; on a rank without a run they do nothing. ``session.name = "late"`` renames the run.
+    Attributes that the session does not define are looked up on its W&B run, so ``session.summary``,
+    ``session.watch`` and so on work as on a `wandb.Run`. On a rank without a run they have no effect.
+    ``session.name = "late"`` renames the run.
 
     Args:
-        link: To the other ranks of the job.
+        link: Connection to the other ranks of the job.
         own: This rank's run.
-        config_sync: This rank's part in having one config on all ranks.
-        restart_store: Keeps the restart record, by which a later start finds the runs, on the coordinator.
-        first_row: Position on the x axis of the first row without a step: behind those of a run that is continued.
+        config_sync: This rank's end of the config sync.
+        restart_store: Keeps the restart record of this job; `None` except on the coordinator.
+        first_row: Position on the x axis of the first row without a step, after the rows of a run that is continued.
 
     Attributes:
         options: The checked arguments of the integration.
-        topology: Who this rank is.
-        opened_inside: The session of the decorated function in which this one was opened, if any.
-        opened_at: Where the script called `init`, if that opened it.
+        topology: Rank and layout of this process.
+        opened_inside: The session of the decorated function in which this session was opened, if any.
+        opened_at: Where the script called `init`; `None` if another integration opened the session.
     """
 
     def __init__(
@@ -100,13 +102,12 @@ class Session(AsRun):
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
-        self._children = Children(self._intake.put_of_child, self.topology, self._metadata)
+        self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         self._shutdown = Shutdown(*parts, closed=lambda handed_over: self._closed(rows if handed_over else None))
 
-    def _look(self, heard: float) -> None:
-        """Now and then, on the thread of the exchange."""
-        self._shutdown.look(heard)
+    def _look(self, published: float) -> None:
+        self._shutdown.look(published)  # made after the exchange, which calls this
 
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)
@@ -114,7 +115,7 @@ class Session(AsRun):
             self._notices.unused_patterns(handed_over.held.reductions.unused)
 
     def start(self) -> None:
-        """Begin to take part: complete only now, as other threads look at the session from here on."""
+        """Start to take part. Called after the constructor because other threads use the session from here on."""
         registry.add(self)
         self._exchange.start()
         self._own.intercept(self.log, self._shutdown.finish_with_run)
@@ -126,25 +127,25 @@ class Session(AsRun):
 
     @property
     def run(self) -> AnyRun:
-        """The W&B run of this rank, or a `NullRun`. Another one if wandb's own process had to be replaced."""
+        """The W&B run of this rank, or a `NullRun`. It changes if wandb's own process had to be replaced."""
         return self._own.run
 
     @property
     def owns_run(self) -> bool:
-        """Whether `finish` may end the run: not if it was there before."""
+        """Whether `finish` may end the run: `False` for a run that was open before the session."""
         return self._own.is_owned
 
     @property
     def brings_together(self) -> bool:
-        """Whether the numbers of several ranks become one: if not, every rank's row is its own."""
+        """Whether numbers are reduced over several ranks. If not, each row comes from a single rank."""
         return self._link.reduces
 
     @property
     def id(self) -> str | None:
         """Id of the W&B run that this rank's numbers go to.
 
-        On a rank that opens no run it is the id that its primary published. If the primary has not opened its run yet,
-        this waits for it up to `join_timeout`; `None` if it never does.
+        On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
+        this waits up to `join_timeout`; `None` after that.
         """
         if os.getpid() != self._pid:
             return self._children.remote().id
@@ -152,23 +153,23 @@ class Session(AsRun):
 
     @property
     def url(self) -> str | None:
-        """Address of that run in W&B; `None` offline, and until the primary has published it."""
+        """URL of that run in W&B; `None` offline, and until the primary has published it."""
         if os.getpid() != self._pid:
             return self._children.remote().url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
     @property
     def group_url(self) -> str | None:
-        """Address of the page of this run's group in W&B; `None` offline, and for a run without a group."""
+        """URL of the page of this run's group in W&B; `None` offline, and for a run without a group."""
         return run_metadata.group_url(self.run, self.plan.group)
 
     @property
     def config(self) -> Any:
-        """The run's config; on a rank without a run, that of the run which its primary has.
+        """The run's config. On a rank without a run, the config of its primary's run.
 
-        There it reads the same, a heartbeat later at most. The first read waits for the primary to open its run, up to
-        `join_timeout`; if it never does, it reads what this rank was given. What is written there does not reach the
-        run: it shows on this rank, until the primary sets another value.
+        Such a rank reads the same values, at most one heartbeat old. Its first read waits up to `join_timeout` for the
+        primary to open its run; after that it reads the values that this rank was given. Values written on such a rank
+        do not reach the run: they are visible on this rank only, until the primary sets another value.
 
         Example:
             Two ranks, ``run_mode="auto"``, ``config={"lr": 0.1}``::
@@ -182,7 +183,7 @@ class Session(AsRun):
 
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
-        """The config, into which nothing comes from other ranks meanwhile: to write what is not there."""
+        """The config, without updates from other ranks inside the block: for writing names that are missing from it."""
         with self._config_sync.look.undisturbed():
             yield self.config
 
@@ -194,30 +195,31 @@ class Session(AsRun):
         *,
         commit: bool | None = None,
     ) -> None:
-        """Log one row. Never waits for other ranks, nor for a device.
+        """Log one row. Never waits for other ranks or for a device.
 
-        The numbers that the ranks of a unit log under one name at one step become one number, by `reduce`; it is
-        written as soon as all of them are there. Without a step, the k-th number of a name on each rank belong
-        together. What is no number (text, media, tables, lists, vectors) goes into the primary's row as it is there,
-        and in a shared run from the other ranks under their labels. Tables and images of all ranks are logged with
-        `dist_wandb.gathered`.
+        The numbers that the ranks of a unit log under one name at one step are reduced to one number by `reduce`. The
+        result is written as soon as all of them have contributed. Without a step, the k-th numbers of a name on each
+        rank belong together. Values that are not numbers (text, media, tables, lists, vectors) are not reduced: the
+        primary's go into its row, and in a shared run those of the other ranks are written under their labels. Log
+        tables and images of all ranks with `dist_wandb.gathered`.
 
         Args:
-            metrics: Values by name: numbers of Python and numpy, tensors of one element on any device, metrics and
-                metric collections of torchmetrics that are not computed, and whatever `wandb.Run.log` takes.
-            step: Position of the row on the x axis (`global_step`). With `None` the row lies at the last step that this
-                rank gave, and as long as it gave none, at the number of calls.
-            weight: What a mean over ranks is weighted with, such as the number of samples behind the values: one
-                number, or a mapping of names to numbers. 1 where it is not given. With 0 this rank has no part in it.
-            commit: As in `wandb.Run.log`, where one rank is a unit; between ranks rows form by step.
+            metrics: Values by name: Python and numpy numbers, tensors with one element on any device, torchmetrics
+                metrics and metric collections that are not computed yet, and whatever `wandb.Run.log` accepts.
+            step: Position of the row on the x axis (`global_step`). If `None`, the row belongs to the last step that
+                this rank gave or, if it has not given any, to the number of previous calls.
+            weight: Weight of the values in a mean over ranks, such as the number of samples behind them: one number, or
+                a mapping of names to numbers. Default: 1. A rank with weight 0 does not contribute.
+            commit: As in `wandb.Run.log`, for rows of a single rank. Rows of several ranks are formed by step.
 
         Raises:
-            ConfigurationError: `metrics` is no mapping, a name is no text, a `DTensor` has only a part of its elements
-                on this rank, the step is no integer or negative, or a weight is negative or not finite.
+            ConfigurationError: `metrics` is not a mapping, a name is not text, only a part of a `DTensor`'s elements is
+                on this rank, the step is not an integer or is negative, or a weight is negative or not finite.
 
         Note:
-            While the session is open, ``run.log`` of its W&B run comes here too, and so does ``wandb.log``, where
-            ``wandb.run`` is that run; on a rank without a run, ``wandb.log`` if wandb is imported by then.
+            While the session is open, calls of ``run.log`` of its W&B run also come here, and so do calls of
+            ``wandb.log`` if ``wandb.run`` is that run. On a rank without a run, ``wandb.log`` does if wandb was
+            imported before.
 
         Example:
             Two ranks, ``run_mode="shared"``::
@@ -231,23 +233,23 @@ class Session(AsRun):
             self._intake.put(metrics, step, weight, commit)
 
     def timed(self, name: str, *, waits: bool = False) -> Section:
-        """Measure a section of the script: in a ``with`` block, or as a decorator of a function.
+        """Measure a section of the script, in a ``with`` block or as a decorator of a function.
 
-        The next row takes along how long the sections took that have ended since the last one: ``time/NAME``, in
-        seconds, the mean over ranks and its spread (``/min``, ``/max``, ``/std``, ``/argmax_rank``). Beside it are
-        ``time/step``, the seconds since the last row with timings, and ``time/busy``, the share of them in sections
-        that do not wait; and where one rank holds the others up, ``time/straggler_rank`` and
-        ``time/straggler_excess``, by how many seconds it was busy longer than the mean of the others. The rule is in
-        ``docs/timings.md``. A section that ends by an exception counts as well; inside one of the same name it counts
-        once. In a process that a rank has started, nothing is measured.
+        The next row includes the time of the sections that have ended since the last such row: ``time/NAME``, in
+        seconds, as the mean over ranks and its spread (``/min``, ``/max``, ``/std``, ``/argmax_rank``). It also
+        includes ``time/step``, the seconds since the last row with timings, and ``time/busy``, the share of them spent
+        in sections that do not wait. If one rank delays the others, it includes ``time/straggler_rank`` and
+        ``time/straggler_excess``: by how many seconds that rank was busy longer than the mean of the others.
+        ``docs/timings.md`` has the rule. A section that ends with an exception also counts. A section inside another of
+        the same name counts once. Nothing is measured in processes that a rank has started.
 
         Args:
-            name: Of the section, such as ``"data"``.
-            waits: Whether other ranks are waited for in it, as in a backward pass that reduces gradients: it does not
-                count as busy.
+            name: Name of the section, such as ``"data"``.
+            waits: Whether this rank waits for other ranks in the section, as in a backward pass that reduces gradients.
+                The section then does not count as busy.
 
         Raises:
-            ConfigurationError: The name is not a text that W&B can store, or is of a timing that is written by itself.
+            ConfigurationError: The name is not text that W&B can store, or is reserved for a built-in timing.
 
         Example:
             Two ranks, of which rank 1 loads its data more slowly::
@@ -259,15 +261,15 @@ class Session(AsRun):
         return self._intake.sections.timed(name, self.topology.global_rank, waits=waits)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until all that was logged is handed to W&B.
+        """Wait until everything logged so far has been passed to W&B.
 
         Args:
             timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            together: Whether all ranks flush at this point of the script: then it ends once all have come to it, and
-                what only other ranks logged is handed over as well.
+            together: Whether all ranks call `flush` at this point of the script. It then returns when all have called
+                it, and values that only other ranks logged are passed on as well.
 
         Returns:
-            Whether all that this rank logged is, together with what the other ranks logged for the same rows.
+            Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
         if os.getpid() != self._pid:
             return self._children.remote().flush(timeout)
@@ -275,29 +277,29 @@ class Session(AsRun):
         return self._exchange.flush(timeout, together=together)
 
     def finish(self, exit_code: int | None = None) -> None:
-        """End this rank's part; on a rank with a run, end the run. May be called again, to no effect.
+        """End this rank's part and, on a rank with a run, the run. Further calls have no effect.
 
-        The other writers of a shared run end before its primary, which waits for them up to `finish_timeout`. A run
-        gets the exit code of the first rank of its unit that failed. A rank that fails waits for nobody.
+        The other writers of a shared run end before its primary, which waits up to `finish_timeout` for them. A run
+        gets the exit code of the first rank of its unit that failed. A rank that fails waits for no other rank.
 
         Args:
-            exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
+            exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
         """
         self._shutdown.finish(exit_code)
 
     def fail(self, exit_code: int | None) -> None:
-        """Set the exit code of the run for when nobody calls `finish` with one.
+        """Set the exit code of the run, to be used if `finish` is not called with one.
 
         Args:
-            exit_code: Exit code of the job as W&B is to show it; `None` or 0 if a failure was overcome.
+            exit_code: Exit code of the job to show in W&B; `None` or 0 if the job recovered from a failure.
         """
         self._shutdown.failure = exit_code or None
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
-        """Hand over what was logged and stop being the current session, but leave the run open for others.
+        """Pass on what was logged and stop being the current session, but leave the run open for others.
 
         Args:
-            failed: Whether to wait for no other rank.
+            failed: Whether to skip waiting for other ranks.
             within: How long to wait, in seconds; `None` for `finish_timeout`.
         """
         if os.getpid() == self._pid:  # not in a fork
@@ -309,19 +311,19 @@ class Session(AsRun):
         self._shutdown.close_without_run()
 
     def end_with_process(self, exit_code: int, *, failed: bool) -> None:
-        """Finish, as the process ends, with this code or in the middle of its work, and nobody has."""
+        """Finish because the process ends and `finish` was not called. See `Shutdown.end_with_process`."""
         self._shutdown.end_with_process(exit_code, failed=failed)
 
     def catch_sigterm(self) -> None:
-        """Let SIGTERM end the runs of this process before it ends the process, unless somebody else handles it."""
+        """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
         registry.process_end.catch_sigterm()
 
     def may_end_before(self, call_site: CallSite, *, in_notebook: bool) -> bool:
-        """Whether `init` at `call_site` is to finish this session: it opened it there before, and not as a block.
+        """Whether `init` at `call_site` should finish this session: it was opened there, and not as a block.
 
         Args:
             call_site: Where `init` is called.
-            in_notebook: Whether the call site does not matter, because cells are changed and run again.
+            in_notebook: Whether to ignore the call site, because cells are changed and run again.
         """
         is_here = os.getpid() == self._pid and self.opened_inside is registry.entered()
         if not is_here or self._is_block or self.opened_at is None or not (in_notebook or call_site == self.opened_at):
@@ -331,44 +333,44 @@ class Session(AsRun):
         return True
 
     def announce(self, where: str | None = None) -> None:
-        """Print in one line, on a unit's primary, what was decided and where the runs are.
+        """Print one line, on a unit's primary, about what was decided and where the runs are.
 
         Args:
-            where: Where this rank's run is; found out if `None`.
+            where: Location of this rank's run; determined if `None`.
         """
         if self.plan.announces:
             self._notices.announce(self.run, self.id, where, self.group_url)
 
     @property
     def has_met(self) -> bool:
-        """Whether this rank has a store through which it meets the others; a world of one meets nobody."""
+        """Whether this rank has a store through which it reaches the others; always `True` in a world of one."""
         return self._link.store is not None or self.topology.world_size == 1
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
-        """Describe the job to the other ranks, if this session was opened before there was a store."""
+        """Publish the job's description, for a session that was opened before there was a store."""
         self._link.meet(init_arguments, integration, number)
         self.report_run()
 
     def report_run(self) -> None:
-        """Publish this rank's run for the other ranks, if there is a store."""
+        """Publish this rank's run to the other ranks, if there is a store."""
         self._own.report(self._intake.first_row)
 
     def _metadata(self, waits: bool) -> dict[str, Any]:
-        """The run's metadata for other processes; without waiting, as far as it is known."""
+        """The run's metadata for other processes; if not `waits`, only what is already known."""
         if self.run or waits:
             return {"id": self.id, "url": self.url, "config": dict(given_values(self.config))}
         return {"id": self.plan.run_id, "url": None, "config": self._config_sync.known()}
 
     def prepare_fork(self) -> None:
-        """Be ready to take what a fork of this process logs."""
+        """Prepare to receive rows from a fork of this process."""
         self._children.prepare_fork()
 
     def after_fork(self) -> None:
-        """In the fork, hold nothing that only the process of the session is to hold."""
+        """In the fork, close what only the session's own process may hold."""
         self._children.after_fork()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process, such as a spawned worker, what hands over to this one what is logged there."""
+        """Pickle as a `RemoteSession`, which sends rows from another process, such as a spawned worker, to this one."""
         return self._children.reduced()
 
     def __enter__(self) -> Self:
@@ -378,11 +380,11 @@ class Session(AsRun):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish; with the exit code that the exception means, if there is one."""
+        """Finish, with the exit code for the exception if there is one."""
         self.finish(exit_code_of(error))
 
     def _repr_html_(self) -> str:
-        """For notebooks: the run's page, as wandb shows it; without one, its text."""
+        """The session for notebooks: the run's page, as wandb shows it; if there is none, the `repr`."""
         url = self.url
         shown = escape(repr(self))
         return f'{shown}<br/>View run at: <a href="{escape(url)}" target="_blank">{escape(url)}</a>' if url else shown

@@ -1,13 +1,13 @@
 """How a session ends: the exchange, the other writers, the run, the restart record; in that order, once.
 
-`finish` goes through these steps, on the thread that called it first:
+`finish` runs these steps, on the thread that called it first:
 
-1. Report how this rank ends (`UnitEnd.report`); of several failures in a unit the first one's exit code holds for all.
-2. Hand over: rows of child processes, the config, then the exchange. From here on no rows are taken.
-3. End the run. Writers beside the primary of a shared run end theirs first and report it; the primary waits for them.
-4. Delete the restart record, if the job ended well, and what this rank has set in the job's store.
+1. Publish this rank's exit code (`UnitEnd.report`). If several ranks of a unit fail, the first exit code counts.
+2. Pass on rows of child processes, the config, and what is in the exchange. From here on no rows are accepted.
+3. End the run. The other writers of a shared run end theirs first and report it; the primary waits for them.
+4. Delete the restart record, if the job ended successfully, and this rank's keys in the job's store.
 
-After a failure nobody is waited for. SIGTERM waits for step 3 (`ProcessEnd.finishing`).
+After a failure, other ranks are not waited for. SIGTERM waits for step 3 (`ProcessEnd.finishing`).
 """
 
 from __future__ import annotations
@@ -33,24 +33,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, however long its last rows were waited for
+_LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, even if waiting for its last rows took long
 
 
 class Shutdown:
     """Ends one session.
 
     Args:
-        life: Where the session is in its life.
-        link: To the other ranks.
-        own: This rank's run.
-        config_sync: This rank's part in having one config on all ranks.
-        exchange: Where rows go.
-        children: Processes that this rank has started.
-        restart_store: Keeps the restart record, on the coordinator.
-        closed: Called once no rows are taken any more, with whether what was logged is handed over.
+        closed: Called once no rows are accepted any more, with whether the logged rows were passed on.
 
     Attributes:
-        failure: Exit code of a failure that is to end the run, should `finish` be given none.
+        failure: Exit code of a failure, to be used for the run if `finish` is not called with one.
     """
 
     def __init__(
@@ -76,12 +69,12 @@ class Shutdown:
         self._closed = closed
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
-        """Go through all steps, unless another thread does.
+        """Run all steps, unless another thread does.
 
         Args:
             exit_code: As in `Session.finish`.
-            within: How long other ranks are waited for, in seconds; `None` for `finish_timeout`.
-            failed: Whether nobody is waited for; `None` if the exit code decides it, and there is time for the upload.
+            within: How long to wait for other ranks, in seconds; `None` for `finish_timeout`.
+            failed: Whether to skip waiting for other ranks; `None` if the exit code decides and uploads may take time.
         """
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within
@@ -97,42 +90,42 @@ class Shutdown:
             self._own.restore()
 
     def end_with_process(self, exit_code: int, *, failed: bool) -> None:
-        """Finish, because the process ends and nobody has; never raises, as other sessions must end as well.
+        """Finish because the process ends. Never raises, so that other sessions can end as well.
 
         Args:
-            exit_code: Of the process.
+            exit_code: Exit code of the process.
             failed: Whether it ends in the middle of its work.
         """
         try:
             self.finish(exit_code, min(self._link.options.limits.flush_timeout, WITHOUT_FINISH), failed=failed)
-        except Exception:  # noqa: BLE001  # whatever it is
+        except Exception:  # noqa: BLE001  # other sessions must end as well
             _log.exception("dist_wandb: the run of rank %d could not be ended", self._link.topology.global_rank)
 
     def finish_with_run(self, exit_code: int | None = None) -> None:
-        """Finish, because the user finishes the run itself. Tell ranks without a run, which do not notice."""
+        """Finish because the user finishes the run. Publish it to ranks without a run, which do not notice."""
         within, began = self._link.options.limits.flush_timeout, time.monotonic()
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
             if not exit_code and self._link.is_accompanied():
-                self._exchange.flush()  # with what other ranks have yet to log for the same rows
+                self._exchange.flush()  # also waits for what other ranks still log for the same rows
             briefly(self._config_sync.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
         self.finish(exit_code, within)
 
-    def look(self, heard: float) -> None:
-        """Bring the config up to date, and detach after the run was finished on the rank that has it.
+    def look(self, published: float) -> None:
+        """Refresh the config, and detach after the run was finished on the rank that has it.
 
         Args:
-            heard: How often any rank has published something.
+            published: How often any rank has published something.
         """
-        self._config_sync.look.in_background(heard)
+        self._config_sync.look.in_background(published)
         if self._config_sync.has_run_ended and self._life.detach():
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
 
     def close_without_run(self) -> None:
-        """Close after the user has finished this rank's run: nothing can be written any more."""
+        """Close after the user has finished this rank's run, so that nothing more can be written."""
         if self._children.is_here:
             self._close(handed_over=False)
             return
@@ -146,10 +139,10 @@ class Shutdown:
         registry.release_sigterm()
 
     def hand_over(self, *, failed: bool, within: float | None) -> None:
-        """Hand over what was logged, and take no more.
+        """Pass on what was logged, and accept no more.
 
         Args:
-            failed: Whether to wait for no other rank.
+            failed: Whether to skip waiting for other ranks.
             within: How long to wait, in seconds; `None` for `finish_timeout`.
         """
         deadline = time.monotonic() + (self._link.options.limits.flush_timeout if within is None else within)
@@ -161,12 +154,12 @@ class Shutdown:
         self._close(handed_over=True)
 
     def _close(self, *, handed_over: bool) -> None:
-        self._children.close(failed=True)  # to no effect where they were closed in peace
+        self._children.close(failed=True)  # no effect if they are closed already
         self._life.close()
         self._closed(handed_over)
 
     def _end(self, exit_code: int | None, within: float, *, failed: bool | None) -> None:
-        failed = bool(self.failure) or (bool(exit_code) if failed is None else failed)  # then nobody is waited for
+        failed = bool(self.failure) or (bool(exit_code) if failed is None else failed)  # then do not wait
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
@@ -184,12 +177,12 @@ class Shutdown:
         registry.release_sigterm()
 
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
-        """End the run as its primary: after its other writers, and with the exit code of the first that failed.
+        """End the run as its primary: after its other writers, and with the exit code of the first rank that failed.
 
         Args:
-            unit_end: What the ranks of the unit report to each other.
+            unit_end: The ends of the unit's ranks.
             exit_code: This rank's.
-            deadline: Until when the other writers are waited for; `None` if they are not.
+            deadline: Time of the monotonic clock until which to wait for the other writers; `None` for not at all.
 
         Returns:
             The run's exit code.
@@ -208,6 +201,6 @@ class Shutdown:
         return exit_code
 
     def _delete_record(self) -> None:
-        """No later start is to continue runs that have ended well."""
+        """Delete the restart record, so that no later start continues runs that ended successfully."""
         if self._restart_store is not None:
             briefly(self._restart_store.delete, None)

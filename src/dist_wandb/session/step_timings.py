@@ -1,8 +1,8 @@
-"""Timings that an integration measures by itself: a training step is in one section after the other.
+"""Timings that an integration measures automatically: each part of a training step is a section.
 
-The sections are ``data`` (the next batch is loaded), ``forward``, ``backward`` and ``optimizer``. Gradients are reduced
-in ``backward``, and frameworks clip them behind it, so it waits for other ranks. The others do not, unless the
-parameters are sharded: then layers and updates are gathered in ``forward`` and ``optimizer``, which wait as well.
+The sections are ``data`` (loading the next batch), ``forward``, ``backward`` and ``optimizer``. Gradients are reduced
+in ``backward`` and clipped after it, so it waits for other ranks. The other sections do not, unless the parameters are
+sharded: then ``forward`` and ``optimizer`` also wait, because layers and updates are gathered in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Part: TypeAlias = Literal["data", "forward", "backward", "optimizer"]
 
 
 def check_timings(timings: bool) -> bool:
-    """The argument `timings` of an integration.
+    """Check the argument `timings` of an integration.
 
     Raises:
         ConfigurationError: It is neither `True` nor `False`.
@@ -30,10 +30,10 @@ def check_timings(timings: bool) -> bool:
 
 
 class StepTimings:
-    """Measures in which part of a step this rank is, on the thread that trains.
+    """Measures how long this rank is in each part of a step, on the training thread.
 
     Args:
-        session: The session whose rows take the timings along; `None` while there is none, and nothing is measured.
+        session: Returns the session whose rows include the timings; `None` if there is none, and nothing is measured.
         is_sharded: Whether parameters are gathered from other ranks in the forward pass and for the update.
     """
 
@@ -45,15 +45,15 @@ class StepTimings:
 
     @property
     def part(self) -> Part | None:
-        """The part that is measured now."""
+        """The part that is being measured."""
         return None if self._current is None else self._current.name  # type: ignore[return-value]
 
     def waits_in(self, part: Part) -> None:
-        """Other ranks are waited for in a part, from now on."""
+        """Treat a part as one that waits for other ranks, from now on."""
         self._waiting.add(part)
 
     def enter(self, part: Part | None) -> None:
-        """Be in a part, or in none, from now on; a call on another thread than the first one changes nothing."""
+        """Enter a part, or leave the current one (`None`). Calls on a thread other than the first have no effect."""
         thread = threading.get_ident()
         if self._thread not in (None, thread):
             return
@@ -68,16 +68,16 @@ class StepTimings:
         self._current.__enter__()
 
     def end(self) -> None:
-        """Be in no part; another thread may train next."""
+        """Leave the current part. Another thread may train next."""
         self.enter(None)
         self._thread = None
 
 
 class ForwardHook:
-    """A hook of a module that calls something; copies of the module, and what is saved of it, have one that does not.
+    """A hook of a module that calls a function. Copies and saved versions of the module have a hook that does nothing.
 
     Args:
-        call: What is called with the module; `None` to do nothing.
+        call: Called with the module; `None` to do nothing.
     """
 
     def __init__(self, call: Callable[[Any], None] | None = None) -> None:
@@ -89,5 +89,5 @@ class ForwardHook:
             self._call(module)
 
     def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
-        """Without what is called: it belongs to one training."""
+        """Omit the function, which belongs to one training."""
         return ForwardHook, ()

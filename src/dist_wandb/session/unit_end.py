@@ -1,9 +1,9 @@
 """How the ranks of a unit report their ends, so that its run ends last and with the right exit code.
 
-A rank that fails reports its exit code before it does anything else at its end: the first failure of a unit is claimed
-in the store, and is the exit code of the unit's run (``run_mode="new"`` keeps each run to itself). Secondaries report
-that they write nothing more. The primary waits for that, within `finish_timeout` and not for ranks that its exchange
-has lost, and finishes last. A rank that fails waits for nobody.
+A rank that fails publishes its exit code before anything else at its end. The first failure of a unit is claimed in the
+store and becomes the exit code of the unit's run; with ``run_mode="new"``, each run has its own. Secondaries publish
+that they write nothing more. The primary waits for that, up to `finish_timeout` and not for ranks that its exchange has
+lost, and finishes last. A rank that fails does not wait for others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.session.exit_codes import FAILED
+from dist_wandb.session.process_end import FAILED
 from dist_wandb.store.polling import poll
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from dist_wandb.settings.plan import Unit
     from dist_wandb.store.job_store import JobStore
 
-_PAUSE = 0.02  # seconds between two looks whether writers have ended
+_PAUSE = 0.02  # seconds between two polls for writers that have ended
 
 
 class UnitEnd:
-    """What the ranks of a unit report to each other about their ends.
+    """The messages of a unit's ranks about their ends.
 
-    Ranks only ever set and look up keys of the job's store: nobody waits for a rank that is known to be gone, and where
-    the store is gone, so is what could be reported.
+    Ranks only set and read keys of the job's store: none waits for a rank that is known to be gone, and without the
+    store nothing can be reported.
 
     Args:
-        store: The session's keys in the job's store; `None` where there is no store.
+        store: The session's keys in the job's store; `None` if there is no store.
         unit: The unit, seen from this rank.
     """
 
@@ -42,10 +42,10 @@ class UnitEnd:
         self._unit = unit
 
     def report(self, exit_code: int | None) -> int | None:
-        """Report how this rank ends, before it does. Of several failures the first counts: others follow from it.
+        """Publish this rank's exit code, before it ends. The first of several failures counts: others follow from it.
 
         Returns:
-            `exit_code`; if it is that of a failure, that of the first one.
+            `exit_code`, or the unit's first failure if it is a failure.
         """
         store = self._store
         if not exit_code or store is None:
@@ -53,20 +53,20 @@ class UnitEnd:
         return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
 
     def report_written(self) -> None:
-        """Report that this rank writes nothing more into the unit's run."""
+        """Publish that this rank writes nothing more into the unit's run."""
         store = self._store
         if store is not None:
             briefly(lambda: self._written(store).append(self._unit.index), 0)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
-        """Wait for other ranks of the unit to have called `report_written`.
+        """Wait until other ranks of the unit have called `report_written`.
 
         Args:
-            deadline: Until when, by the monotonic clock.
-            writers: Their indices in the unit.
+            deadline: Time of the monotonic clock until which to wait.
+            writers: Indices of these ranks in the unit.
 
         Returns:
-            Whether they have.
+            Whether all of them have.
         """
         store = self._store
         if store is None or not writers:
@@ -85,9 +85,9 @@ class UnitEnd:
         return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
 
     def exit_code(self, gone: Collection[int]) -> int:
-        """The exit code of the first rank that failed; 1 if some are gone without having reported; else 0.
+        """Return the exit code of the first rank that failed; 1 if some are gone without a report; otherwise 0.
 
-        Without a store, or where each rank has a run of its own, no other rank counts.
+        Without a store, or if each rank has its own run, other ranks do not count.
         """
         store = self._store
         if store is None:
@@ -99,5 +99,5 @@ class UnitEnd:
         return f"end/{self._unit.name}/{what}"
 
     def _written(self, store: JobStore) -> SharedList:
-        """The ranks that write nothing more, by their indices."""
+        """The indices of the ranks that write nothing more."""
         return SharedList(store, self._key("written"))

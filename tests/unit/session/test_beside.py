@@ -216,7 +216,7 @@ def test_so_it_does_where_ranks_bring_rows_together(fake_wandb: FakeWandb, job: 
             run.log({"mine": 1})
         run.log({"loss": rank}, step=8)
         run.log({"val": rank})
-        run._intake.put_of_child({"child": rank}, 3, None, None)
+        run._intake.put({"child": rank}, 3, None, None, leads=False)
         run.log({"last": rank, "text": "a"})
         run.finish()
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dist_wandb.session import process_end
-from dist_wandb.session.exit_codes import exit_code_of
-from dist_wandb.session.process_end import ProcessEnd
+from dist_wandb.session.process_end import ProcessEnd, exit_code_of
 from dist_wandb.store import timed_caller
 from dist_wandb.topology.model import Topology
 

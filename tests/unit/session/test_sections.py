@@ -69,19 +69,19 @@ def test_sums_since_the_last_row_are_taken_along_once(sections: Sections, clock:
         spend(sections, clock, "data", 10)
         spend(sections, clock, "forward", 30)
         clock.pass_(20)
-    assert sections.taken_along(["loss"], 1) == {
+    assert sections.due_timings(["loss"], 1) == {
         "time/data": 0.02,
         "time/forward": 0.06,
         "time/step": 0.12,
         "time/busy": pytest.approx(2 / 3),
     }
-    assert sections.taken_along(["loss"], 2) == {}
+    assert sections.due_timings(["loss"], 2) == {}
     spend(sections, clock, "data", 10)
-    assert sections.taken_along(["loss"], 3) == {"time/data": 0.01, "time/step": 0.01, "time/busy": 1.0}
+    assert sections.due_timings(["loss"], 3) == {"time/data": 0.01, "time/step": 0.01, "time/busy": 1.0}
 
 
 def test_before_any_section_rows_have_no_timings(sections: Sections) -> None:
-    assert sections.taken_along(["loss"], 1) == {}
+    assert sections.due_timings(["loss"], 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_busy_is_what_does_not_wait(
     with sections.timed("outer", 0, waits=outer_waits):
         clock.pass_(60)
         spend(sections, clock, "inner", 40, waits=inner_waits)
-    taken = sections.taken_along(["loss"], 1)
+    taken = sections.due_timings(["loss"], 1)
     assert (taken["time/outer"], taken["time/inner"]) == (0.1, 0.04)
     assert taken["time/busy"] == pytest.approx(busy)
 
@@ -108,7 +108,7 @@ def test_a_section_that_ends_by_an_exception_counts(sections: Sections, clock: C
     with pytest.raises(ZeroDivisionError):
         fail()
     spend(sections, clock, "data", 5)
-    assert sections.taken_along(["loss"], 1)["time/data"] == 0.01
+    assert sections.due_timings(["loss"], 1)["time/data"] == 0.01
 
 
 def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: Clock) -> None:
@@ -119,7 +119,7 @@ def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: 
         return depth and forward(depth - 1)
 
     assert (forward(1), forward.__doc__) == (0, "What it does.")
-    assert sections.taken_along(["loss"], 1) == {"time/forward": 0.02, "time/step": 0.02, "time/busy": 1.0}
+    assert sections.due_timings(["loss"], 1) == {"time/forward": 0.02, "time/step": 0.02, "time/busy": 1.0}
 
 
 def test_what_returns_before_its_work_is_done_is_not_decorated(sections: Sections) -> None:
@@ -149,7 +149,7 @@ def test_sections_of_a_generator_may_end_in_another_order(sections: Sections, cl
     clock.pass_(10)
     second.__exit__()
     spend(sections, clock, "third", 10)
-    taken = sections.taken_along(["loss"], 1)
+    taken = sections.due_timings(["loss"], 1)
     assert [taken[f"time/{name}"] for name in ("first", "second", "third")] == [0.02, 0.02, 0.01]
     assert taken["time/busy"] == 0.75, "what waits is inside nothing when it ends"
     is_untouched(sections, clock)
@@ -171,7 +171,7 @@ def test_one_section_may_be_entered_again_inside_itself_and_in_several_threads(
         thread = threading.Thread(target=enter_again)
         thread.start()
         thread.join()
-    taken = sections.taken_along(["loss"], 1)
+    taken = sections.due_timings(["loss"], 1)
     assert taken["time/data"] == 0.04, "30 ms here, and 10 there"
     is_untouched(sections, clock)
 
@@ -184,7 +184,7 @@ def test_a_section_may_outlive_the_one_around_it(sections: Sections, clock: Cloc
     outer.__exit__()
     clock.pass_(10)
     inner.__exit__()
-    taken = sections.taken_along(["loss"], 1)
+    taken = sections.due_timings(["loss"], 1)
     assert (taken["time/outer"], taken["time/inner"], taken["time/busy"]) == (0.01, 0.02, 1.0)
     is_untouched(sections, clock)
 
@@ -193,7 +193,7 @@ def is_untouched(sections: Sections, clock: Clock) -> None:
     """What comes later is measured as ever."""
     spend(sections, clock, "data", 30)
     clock.pass_(10)
-    assert sections.taken_along(["loss"], 99)["time/busy"] == 0.75
+    assert sections.due_timings(["loss"], 99)["time/busy"] == 0.75
 
 
 def test_threads_have_sections_of_their_own(sections: Sections, clock: Clock) -> None:
@@ -201,7 +201,7 @@ def test_threads_have_sections_of_their_own(sections: Sections, clock: Clock) ->
         thread = threading.Thread(target=spend, args=(sections, clock, "inner", 10))
         thread.start()
         thread.join()
-    taken = sections.taken_along(["loss"], 1)
+    taken = sections.due_timings(["loss"], 1)
     assert taken == {"time/inner": 0.01, "time/outer": 0.01, "time/step": 0.01, "time/busy": 1.0}
 
 
@@ -210,10 +210,10 @@ def test_what_one_rank_logs_beside_takes_no_timings(sections: Sections, clock: C
     found = []
     for number, step in enumerate(steps):
         spend(sections, clock, "data", 10)
-        found.append(sections.taken_along(["loss"], step))
+        found.append(sections.due_timings(["loss"], step))
         if number % 2:
             spend(sections, clock, "data", 1)
-            assert sections.taken_along(["lr"], step) == {}
+            assert sections.due_timings(["lr"], step) == {}
     assert [round(taken["time/data"], 3) for taken in found] == [0.01, 0.01, 0.011, 0.01, 0.011, 0.01]
 
 
@@ -221,7 +221,7 @@ def test_a_name_that_was_logged_once_does_not_keep_timings_away(sections: Sectio
     found = []
     for step, name in enumerate(["parameters", *["loss"] * 6]):
         spend(sections, clock, "data", 10)
-        found.append(sections.taken_along([name], step).get("time/data"))
+        found.append(sections.due_timings([name], step).get("time/data"))
     assert found == [0.01, None, None, None, 0.04, 0.01, 0.01]
 
 
@@ -233,10 +233,10 @@ def test_a_device_is_asked_but_not_waited_for(sections: Sections, clock: Clock) 
     clock.device = 50.0  # what the host has launched in 2 ms takes the device 50
     forward.__exit__()
     clock.pass_(8)
-    assert sections.taken_along(["loss"], 1) == {}, "the device is not there yet"
+    assert sections.due_timings(["loss"], 1) == {}, "the device is not there yet"
     clock.passed = 50.0
     clock.pass_(90)
-    assert sections.taken_along(["loss"], 2)["time/forward"] == 0.05
+    assert sections.due_timings(["loss"], 2)["time/forward"] == 0.05
 
 
 def test_what_waits_for_a_device_is_bounded_and_nothing_is_lost(
@@ -246,13 +246,13 @@ def test_what_waits_for_a_device_is_bounded_and_nothing_is_lost(
     clock.device = 1.0
     for _ in range(5):
         spend(sections, clock, "forward", 10)
-    assert sections.taken_along(["loss"], 1)["time/forward"] == 0.02, "by the host's clock"
+    assert sections.due_timings(["loss"], 1)["time/forward"] == 0.02, "by the host's clock"
     clock.passed = 1.0
     clock.pass_(10)
-    assert sections.taken_along(["loss"], 2)["time/forward"] == 0.03
+    assert sections.due_timings(["loss"], 2)["time/forward"] == 0.03
 
 
 def test_of_host_and_device_the_longer_one_counts(sections: Sections, clock: Clock) -> None:
     clock.device = clock.passed = 10.0
     spend(sections, clock, "data", 30)
-    assert sections.taken_along(["loss"], 1)["time/data"] == 0.03
+    assert sections.due_timings(["loss"], 1)["time/data"] == 0.03

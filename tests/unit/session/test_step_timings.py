@@ -34,7 +34,7 @@ class Measured:
             timings.enter(part)
             self.now += seconds * S
         timings.enter(None)
-        return self.sections.taken_along({"loss"}, None)
+        return self.sections.due_timings({"loss"}, None)
 
 
 def test_each_part_has_its_time_and_those_that_wait_do_not_count_as_busy() -> None:
