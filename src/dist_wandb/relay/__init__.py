@@ -1,1 +1,1 @@
-"""What processes log that a rank has started."""
+"""Rows from processes that a rank has started."""

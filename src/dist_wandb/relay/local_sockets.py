@@ -1,8 +1,8 @@
 """Sockets between processes of one user on one host: in a private directory, authenticated by a key, with time limits.
 
-Other users of the host do not reach the directory; where the system reports the peer's user, they are also rejected
-before a byte is read. What multiprocessing has for this proves keys by HMAC-MD5 before Python 3.12, which hosts in
-FIPS mode refuse, and waits without a limit.
+Other users of the host cannot enter the directory. On systems that report the peer's user, they are also rejected
+before a byte is read. The equivalent in multiprocessing is not used: before Python 3.12 it proves keys by HMAC-MD5,
+which hosts in FIPS mode refuse, and it waits without a limit.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-HANDSHAKE = 5.0  # seconds that a child gets to authenticate, and waits until it is accepted
+HANDSHAKE = 5.0  # seconds that a child may take to authenticate, and waits to be accepted
 
-_LONGEST = 100  # bytes of a socket's path: Linux takes 107, macOS 103
-_NONCE = 32  # bytes; of a proof as many
+_LONGEST = 100  # bytes of a socket's path: Linux allows 107, macOS 103
+_NONCE = 32  # bytes; a proof has as many
 _RETRY = 0.01  # seconds between two attempts to connect
-_CHILD, _SESSION = b"dist_wandb child", b"dist_wandb session"  # so that no proof can be handed back
+_CHILD, _SESSION = b"dist_wandb child", b"dist_wandb session"  # so that a peer cannot return the other side's proof
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a session's process accepts its children.
+    """The address at which a session's process accepts its children.
 
     Args:
-        path: Of the socket.
-        key: Known to this job's processes alone.
+        path: Path of the socket.
+        key: Secret shared by this job's processes only.
     """
 
     path: str
@@ -45,14 +45,14 @@ class Address:
 
 
 class Listener:
-    """A socket in a directory of its own, which only this user may enter.
+    """A listening socket in a private directory, which only this user may enter.
 
     Args:
-        directories: Where its directory may lie, the best first.
+        directories: Possible parents of its directory, in order of preference.
         backlog: How many connections may wait to be accepted.
 
     Raises:
-        OSError: It can be made in none of them.
+        OSError: None of them can hold it.
     """
 
     def __init__(self, directories: Iterable[Path], backlog: int) -> None:
@@ -84,14 +84,17 @@ class Listener:
         self._remove = remove
 
     def has_pending(self, timeout: float) -> bool:
-        """Whether a connection comes within some seconds; not once it is closed."""
+        """Wait some seconds for a connection. Return whether there is one; `False` once the socket is closed."""
         try:
             return bool(wait([self._socket], timeout))
         except (OSError, ValueError):  # another thread has closed it
             return False
 
     def accept(self) -> Connection | None:
-        """The next connection; `None` if there is none, and for processes of other users, which are rejected.
+        """Accept the next connection.
+
+        Returns:
+            The connection; `None` if there is none, and for processes of other users, which are rejected.
 
         Raises:
             OSError: It cannot be accepted.
@@ -107,7 +110,7 @@ class Listener:
         return Connection(accepted.detach())
 
     def close(self) -> None:
-        """Stop listening. In the process that made it, the directory is deleted too."""
+        """Stop listening. In the process that created it, also delete the directory."""
         self._socket.close()
         self._remove()
 
@@ -116,12 +119,12 @@ def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
     """Connect, and authenticate both sides by the key.
 
     Args:
-        address: Of the session's process.
+        address: Address of the session's process.
         seconds: How long the listener may take to accept, and for each answer.
-        stuck: How many seconds later writing may wait while nothing is read; then it raises `BlockingIOError`.
+        stuck: How many seconds later writes may wait while nothing is read, before they raise `BlockingIOError`.
 
     Raises:
-        OSError: Not accepted in time, or another user listens.
+        OSError: The connection is not accepted in time, or another user listens.
         AuthenticationError: The listener does not know the key.
     """
     deadline = time.monotonic() + seconds
@@ -131,7 +134,7 @@ def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
             try:
                 client.connect(address.path)
                 break
-            except BlockingIOError:  # too many connections wait already
+            except BlockingIOError:  # too many connections are waiting
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the session's process accepts no connection for {seconds:g} s") from None
                 time.sleep(_RETRY)
@@ -141,9 +144,9 @@ def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
         connection = Connection(client.detach())
     try:
         _limit(connection, receiving=seconds, sending=seconds)
-        asked, own = connection.recv_bytes(_NONCE), secrets.token_bytes(_NONCE)
-        connection.send_bytes(own + _proof(address.key, _CHILD, asked + own))
-        _check(connection.recv_bytes(_NONCE), _proof(address.key, _SESSION, asked + own))
+        theirs, own = connection.recv_bytes(_NONCE), secrets.token_bytes(_NONCE)
+        connection.send_bytes(own + _proof(address.key, _CHILD, theirs + own))
+        _check(connection.recv_bytes(_NONCE), _proof(address.key, _SESSION, theirs + own))
         _limit(connection, receiving=0.0, sending=stuck)
     except BlockingIOError:
         connection.close()
@@ -155,15 +158,15 @@ def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
 
 
 def authenticate(connection: Connection, key: bytes, seconds: float) -> None:
-    """Authenticate an accepted connection, and this process to it.
+    """Authenticate an accepted connection, and prove the key to it.
 
     Args:
         connection: The connection.
         key: Known to both sides.
-        seconds: How long an answer may take, and how long writing may wait later.
+        seconds: How long an answer may take, and how long later writes may wait.
 
     Raises:
-        OSError: The answer is another one, or missing.
+        OSError: The answer is wrong or missing.
         EOFError: The other process is gone.
         AuthenticationError: It does not know the key.
     """
@@ -178,7 +181,7 @@ def authenticate(connection: Connection, key: bytes, seconds: float) -> None:
 
 
 def shut_down(connection: Connection) -> None:
-    """Shut both directions down: the peer notices at once, also while a fork still holds this end."""
+    """Shut down both directions: the peer notices at once, even while a fork still holds this end."""
     with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.shutdown(socket.SHUT_RDWR)
 
@@ -193,7 +196,7 @@ def _check(given: bytes, proof: bytes) -> None:
 
 
 def _is_own(connected: socket.socket) -> bool:
-    """Whether a process of this user is at the other end; macOS does not report it, and has the directory alone."""
+    """Return whether the peer is a process of this user. macOS does not report it, and relies on the directory."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -202,9 +205,9 @@ def _is_own(connected: socket.socket) -> bool:
 
 
 def _limit(connection: Connection, *, receiving: float, sending: float) -> None:
-    """Limit how long reading and writing wait while nothing moves; 0 for no limit."""
+    """Limit how long reads and writes wait without progress; 0 for no limit."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
-        end.setblocking(True)  # a default timeout of the user's would make it another kind
+        end.setblocking(True)  # a default timeout set by the user would make it non-blocking
         for option, seconds in ((socket.SO_RCVTIMEO, receiving), (socket.SO_SNDTIMEO, sending)):
             whole, rest = divmod(seconds, 1.0)
             end.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(whole), int(rest * 1e6)))

@@ -1,13 +1,13 @@
-"""A session's end of the relay: takes what processes log that its rank has started, over a local socket.
+"""A session's end of the relay: receives rows over a local socket from processes that its rank has started.
 
-Rows of a fork, or of a process that the session was pickled into, go to the session's own process, by a socket in a
-directory of mode 0700, opened at the first pickle or before the first fork. A child and the session prove to each other
-that they know a key, each child in a thread of its own and with limits of number and time: a connection that stays
-silent keeps nobody out. Each child's rows keep their order; media are refused there, because wandb keeps them in files
-of the process that made them.
+Rows of a fork, or of a process that the session was pickled into, are sent to the session's own process, through a
+socket in a directory of mode 0700, opened at the first pickle or before the first fork. A child and the session prove
+to each other that they know a key. Each child does so in a separate thread, with limits of number and time, so a silent
+connection does not block others. Each child's rows keep their order. Children cannot log media, because wandb keeps
+these in files of the process that made them.
 
-Before the exchange closes, `finish` takes what is in the sockets. At its end the session shuts all of them down: a fork
-may hold a copy of the socket, and others would write into it for ever.
+Before the exchange closes, `finish` reads what is in the sockets. At its end the session shuts all of them down: a fork
+may hold a copy of a socket, and other children would otherwise write into it forever.
 """
 
 from __future__ import annotations
@@ -34,59 +34,57 @@ from dist_wandb.runs.directories import runtime_directory
 
 _log = logging.getLogger("dist_wandb")
 
-_PAUSE = 0.2  # seconds between two looks whether the session ends
-_LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have sent already
+_PAUSE = 0.2  # seconds between two checks whether the session ends
+_LAST_ROWS = 2.0  # seconds in which a session that ends receives rows that its children have already sent
 _BACKLOG = 128  # connections that may wait to be accepted
-_MOST_UNAUTHENTICATED = 128  # accepted connections that are being authenticated, each in a thread of its own
-_CERTAIN = 1.0  # seconds that a child gets to authenticate at least, also if there are so many
+_MOST_UNAUTHENTICATED = 128  # accepted connections that are being authenticated, each in a separate thread
+_LEAST_TIME = 1.0  # seconds that a child has at least to authenticate, even if there are that many
 
 
 class Relay:
-    """Takes what children of this process log, in threads of their own.
+    """Receives rows from children of this process, in separate threads.
 
     Args:
         deliver: Called with the arguments of `Session.log`, in the order in which each child sent them.
+
+    Attributes:
+        address: The address at which it listens; `None` before `open`.
     """
 
     def __init__(self, deliver: Callable[..., None]) -> None:
         self._deliver = deliver
         self._listener: Listener | None = None
-        self._address: Address | None = None
+        self.address: Address | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._until = math.inf  # when taking ends, by the monotonic clock
+        self._until = math.inf  # when receiving ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
         self._connections: set[Connection] = set()
         self._unauthenticated: dict[Connection, float] = {}  # since when
         self._has_failed = False
 
-    @property
-    def address(self) -> Address | None:
-        """Where it listens; `None` as long as nobody has asked it to."""
-        return self._address
-
     def open(self) -> Address | None:
-        """Listen, from now on; `None` once it is closed, or where no socket can be made."""
+        """Start to listen. Return the address; `None` once it is closed, or if no socket can be made."""
         with self._lock:
-            if self._address is None and not self._closing.is_set() and not self._has_failed:
+            if self.address is None and not self._closing.is_set() and not self._has_failed:
                 self._listen(secrets.token_bytes(32))
-            return None if self._closing.is_set() else self._address
+            return None if self._closing.is_set() else self.address
 
     def _listen(self, key: bytes) -> None:
         try:
             self._listener = _listener()
-            self._begin(lambda listener: self._accept(listener, key), self._listener)
-        except (OSError, RuntimeError):  # no socket, or no thread: children warn, if they log
+            self._start_thread(lambda listener: self._accept(listener, key), self._listener)
+        except (OSError, RuntimeError):  # no socket, or no thread: children warn when they log
             self._has_failed = True
             if self._listener is not None:
                 self._listener.close()
             return
-        self._address = Address(self._listener.path, key)
+        self.address = Address(self._listener.path, key)
 
     def after_fork(self) -> None:
-        """In a fork, close the sockets of its parent: nothing accepts connections there.
+        """In a fork, close the parent's sockets, because nothing accepts connections there.
 
-        And connected children would not notice the end of the parent: a full socket would block them for ever.
+        Otherwise, connected children would not notice the end of the parent: a full socket would block them forever.
         """
         if self._listener is not None:
             self._listener.close()
@@ -94,59 +92,59 @@ class Relay:
             connection.close()
 
     def close(self, *, failed: bool = False) -> None:
-        """Take what children have sent until now, and no more.
+        """Receive the rows that children have sent until now, and no more.
 
         Args:
-            failed: Whether not even that.
+            failed: Whether to skip these rows, too.
         """
         with self._lock:
             self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()
-            listener, address = self._listener, self._address
+            listener, address = self._listener, self.address
         if listener is None or address is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
-            client.connect(address.path)  # wakes the thread that waits for the next child
-        self._await(self._threads[:1])  # it accepts children: after it no further thread begins
+            client.connect(address.path)  # wakes up the thread that waits for the next child
+        self._await(self._threads[:1])  # it accepts children: after it, no further thread starts
         self._await(self._threads[1:])
         listener.close()
         for connection in self._connections.copy():
-            self._shut_down_held(connection)  # its thread closes it
+            self._shut_down(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
             thread.join(max(0.0, self._until - time.monotonic()))
 
-    def _begin(self, what: Callable[[Any], None], argument: Any) -> None:
-        thread = threading.Thread(target=what, args=(argument,), name="dist_wandb-relay", daemon=True)
+    def _start_thread(self, target: Callable[[Any], None], argument: Any) -> None:
+        thread = threading.Thread(target=target, args=(argument,), name="dist_wandb-relay", daemon=True)
         thread.start()
         self._threads = [*(held for held in self._threads if held.is_alive()), thread]
 
     def _accept(self, listener: Listener, key: bytes) -> None:
         while True:
-            is_over = self._closing.is_set()  # those that connected before are accepted
+            is_over = self._closing.is_set()  # connections made before are still accepted
             if is_over and time.monotonic() > self._until:
                 return
             if not self._has_room():
                 time.sleep(_PAUSE / 4)
             elif listener.has_pending(0.0 if is_over else _PAUSE):
-                self._open_to(listener, key)
+                self._accept_one(listener, key)
             elif is_over:
                 return
 
     def _has_room(self) -> bool:
-        """Whether one more may be accepted; those are shut down that take too long to authenticate."""
+        """Return whether one more may be accepted. Shut down connections that take too long to authenticate."""
         now = time.monotonic()
         with self._lock:
             waiting = sorted(self._unauthenticated.items(), key=lambda item: item[1])
         crowd = len(waiting) >= _MOST_UNAUTHENTICATED
         for number, (connection, since) in enumerate(waiting):
-            if now - since > (_CERTAIN if crowd and not number else local_sockets.HANDSHAKE):
-                self._shut_down_held(connection)
+            if now - since > (_LEAST_TIME if crowd and not number else local_sockets.HANDSHAKE):
+                self._shut_down(connection)
         return not crowd
 
-    def _open_to(self, listener: Listener, key: bytes) -> None:
+    def _accept_one(self, listener: Listener, key: bytes) -> None:
         try:
             connection = listener.accept()
         except OSError:  # too many open files
@@ -158,12 +156,12 @@ class Relay:
             self._connections.add(connection)
             self._unauthenticated[connection] = time.monotonic()
         try:
-            self._begin(lambda connection: self._serve(connection, key), connection)
+            self._start_thread(lambda connection: self._serve(connection, key), connection)
         except RuntimeError:  # no more threads: the child warns
-            self._part_with(connection)
+            self._drop(connection)
 
-    def _shut_down_held(self, connection: Connection) -> None:
-        with self._lock:  # what is closed meanwhile may be somebody else's socket by then
+    def _shut_down(self, connection: Connection) -> None:
+        with self._lock:  # the number of a closed socket may be in use again
             if connection in self._connections:
                 shut_down(connection)
 
@@ -174,29 +172,29 @@ class Relay:
                 self._unauthenticated.pop(connection, None)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
-                    self._take(connection)
+                    self._receive(connection)
                 elif self._closing.is_set():
                     break
         except (EOFError, OSError, multiprocessing.AuthenticationError) as error:
             _log.debug("dist_wandb: a process that connected is gone: %r", error)
         finally:
-            self._part_with(connection)
+            self._drop(connection)
 
-    def _part_with(self, connection: Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         with self._lock:
             self._unauthenticated.pop(connection, None)
             shut_down(connection)
             self._connections.discard(connection)
             connection.close()
 
-    def _take(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         message = connection.recv_bytes()
         try:
-            # Its sender has shown that it knows the key, so it is a child of this very process.
+            # Its sender has proved that it knows the key, so it is a child of this process.
             kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
             if kind == LOG:
                 self._deliver(*arguments)
-        except Exception:  # noqa: BLE001  # the training must not suffer from it
+        except Exception:  # noqa: BLE001  # must not affect the training
             _log.exception("dist_wandb: a row that another process handed over is lost")
         else:
             if kind == FLUSH:
@@ -204,6 +202,6 @@ class Relay:
 
 
 def _listener() -> Listener:
-    """A socket in the directory for temporary files, or in another one if its path is too long for a socket's."""
+    """Listen in the directory for temporary files, or in another one if its path is too long for a socket's."""
     directories = (Path(tempfile.gettempdir()), runtime_directory(), Path("/tmp"))  # noqa: S108  # in a private one
     return Listener(filter(None, directories), _BACKLOG)

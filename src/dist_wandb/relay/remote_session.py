@@ -1,7 +1,8 @@
-"""The end of the relay in a process that a rank has started: what is logged there goes to the rank's session.
+"""The other end of the relay, in a process that a rank has started: sends its rows to the rank's session.
 
-A `log` waits a few seconds for the connection, and longer for a session that takes nothing (`_STUCK`). Then rows are
-lost for a while without waiting, with one warning: a session that is stuck does not hold up its workers at each row.
+A `log` waits a few seconds for the connection, and longer for a session that reads nothing (`_STUCK`). After that, rows
+are dropped for a while without waiting, with one warning, so that a session that is stuck does not delay its workers at
+each row.
 """
 
 from __future__ import annotations
@@ -37,24 +38,23 @@ _log = logging.getLogger("dist_wandb")
 
 LOG, FLUSH = "log", "flush"  # kinds of messages
 
-_STUCK = 30.0  # seconds that a child waits while the session's process takes nothing
-_AGAIN = 30.0  # seconds after such a failure in which a child does not try again
+_STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
+_RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
 _ENDED = (EOFError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
 
 
 class RemoteSession:
-    """What a session is in another process, into which it was pickled or forked: what is logged arrives all the same.
+    """A session in another process, into which it was pickled or forked: it sends rows to the session's own process.
 
-    Everything else that a run can do (`summary`, `alert`, `define_metric`) is accepted there and does nothing.
-
-    Rows go to the process that holds the session, in the order of the calls, until that session ends. Text, numbers,
-    tensors, arrays and torchmetrics' objects may be logged, but no media of W&B: they lie in files of this process.
+    Rows arrive in the order of the calls, until the session ends. Text, numbers, tensors, arrays and torchmetrics
+    objects may be logged, but not W&B media, because they are in files of this process. Everything else that a run can
+    do (`summary`, `alert`, `define_metric`) is accepted and has no effect.
 
     Args:
-        address: Of the session's process; `None` if it does not listen.
-        topology: Who the rank is that holds the session.
-        metadata: `id`, `url` and `config` of its run, as they were.
+        address: Address of the session's process; `None` if it does not listen.
+        topology: Rank and layout of the process that holds the session.
+        metadata: `id`, `url` and `config` of its run at the time of the copy.
     """
 
     def __init__(self, address: Address | None, topology: Topology, metadata: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class RemoteSession:
         _remotes.add(self)
 
     def _reset(self) -> None:
-        """Begin anew: a fork must not share a connection, nor wait for threads that it does not have."""
+        """Start without a connection: a fork must not share one, nor wait for threads that it does not have."""
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
@@ -76,7 +76,7 @@ class RemoteSession:
 
     @property
     def run(self) -> NullRun:
-        """There is no run in this process: something that accepts every use and does nothing."""
+        """A stand-in for the run, which is not in this process: it accepts every use and has no effect."""
         return NullRun(self.id, None, self.url)
 
     def log(
@@ -91,8 +91,8 @@ class RemoteSession:
 
         Args:
             metrics: Values by name.
-            step: Position of the row on the x axis; counted by the session if `None`, over all processes.
-            weight: What a mean over ranks is weighted with.
+            step: Position of the row on the x axis. If `None`, the session counts the rows of all processes.
+            weight: Weight of the values in a mean over ranks.
             commit: As in `wandb.Run.log`.
 
         Raises:
@@ -109,7 +109,7 @@ class RemoteSession:
             self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the session's process has taken what was logged here.
+        """Wait until the session's process has received all rows logged here.
 
         Args:
             timeout: How long to wait, in seconds; `None` for 60.
@@ -127,16 +127,16 @@ class RemoteSession:
             self._flushing.release()
 
     def _is_answered(self, flush: tuple[int], deadline: float) -> bool:
-        """Whether this flush is answered in time; answers to earlier ones, that nobody waited for, do not count."""
+        """Return whether this flush is answered in time. Late answers to earlier ones do not count."""
         connection = self._connection
         with suppress(EOFError, OSError):
             while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
-                if pickle.loads(connection.recv_bytes()) == flush:  # noqa: S301  # it has shown that it knows the key
+                if pickle.loads(connection.recv_bytes()) == flush:  # noqa: S301  # it has proved that it knows the key
                     return True
         return False
 
     def finish(self, exit_code: int | None = None) -> None:
-        """Nothing ends here: the run is the other process's. What was logged here is handed over.
+        """Flush the rows logged here. The run does not end: it belongs to the other process.
 
         Args:
             exit_code: Not used.
@@ -164,8 +164,8 @@ class RemoteSession:
         try:
             self._connect().send_bytes(message)
         except (BlockingIOError, TimeoutError, multiprocessing.AuthenticationError) as error:
-            self._mute_until = time.monotonic() + _AGAIN  # `log` is not to wait each time
-            if self._connection is not None:  # a part of the message may be on its way
+            self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
+            if self._connection is not None:  # part of the message may be sent
                 self._connection.close()
                 self._connection = None
                 raise TimeoutError(f"the session's process takes nothing for {_STUCK:g} s") from error
@@ -186,7 +186,7 @@ class RemoteSession:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Hand over what was logged, and let exceptions through."""
+        """Flush what was logged, and let exceptions through."""
         self.finish()
 
     def __getattr__(self, name: str) -> Any:
@@ -216,7 +216,7 @@ def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _on_host(value: Any) -> Any:
-    """Values without what only this process has: graphs, and memory of devices."""
+    """Copy values to the host, without what only this process has: autograd graphs and device memory."""
     if isinstance(value, Mapping):
         return {name: _on_host(item) for name, item in value.items()}
     tensor = copied_tensor(value)

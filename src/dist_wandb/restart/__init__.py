@@ -1,1 +1,1 @@
-"""Which runs a restarted job continues."""
+"""The runs that a restarted job continues."""

@@ -1,10 +1,10 @@
-"""Where on the x axis a run that is resumed goes on.
+"""The position on the x axis at which a resumed run continues.
 
-A killed process's wandb-core sends nothing more, and no completion. Asked to resume, wandb-core asks `RunResumeStatus`
-and goes on behind the server's line count; shared writers come as new clients. The summary of the run comes with the
-answer: its `global_step` is where rows without a step go on. Of a shared run the primary finds it out and publishes it,
-because summaries of others may already hold rows of this start. Offline the newest earlier file of the same id is read
-(about 0.5 s).
+When a process is killed, its wandb-core sends nothing more, not even a completion. On resume, wandb-core requests
+`RunResumeStatus` and continues after the server's line count; shared writers register as new clients. The response
+contains the run's summary, whose `global_step` determines where rows without a step continue. For a shared run, the
+primary determines this position and publishes it, because the summaries that other writers get may already contain rows
+of this start. Offline, the newest earlier file with the same id is read (about 0.5 s).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_MOST_FILES = 32  # of one run that are looked at for the last row; each takes about half a second
+_MOST_FILES = 32  # files of one run that are searched for the last row; each takes about half a second
 
 
 def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, Any]) -> int:
-    """Where on the x axis the first row without a step belongs: behind those that a resumed run has.
+    """Return the position on the x axis of the first row without a step, after the rows of a resumed run.
 
     Args:
         run: The run that this rank has opened.
         step_metric: Name of the x axis; `None` for none.
-        init_arguments: What it was opened with.
+        init_arguments: The arguments of `wandb.init` with which it was opened.
 
     Returns:
-        0 for a new run. Online it comes from the run's summary, offline from the earlier files of the run's id.
+        0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id.
     """
     if not run or step_metric is None or run.disabled:
         return 0
@@ -51,12 +51,12 @@ def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, 
 
 
 def _last_on_disk(run: AnyRun, step_metric: str) -> int | None:
-    """The largest value of the x axis in the newest earlier file of this rank's run that has any."""
+    """Return the largest value of the x axis in the newest earlier file of this rank's run that has any."""
     own = Path(str(run.dir)).parent
     for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
         try:
             largest = largest_step(path, step_metric)
-        except ReadError:  # nothing of a run is in it
+        except ReadError:  # it contains no run
             continue
         except UnsupportedVersionError as error:
             _log.warning("dist_wandb: rows without a step are counted from 0 again in the run %s: %s", run.id, error)
@@ -67,7 +67,7 @@ def _last_on_disk(run: AnyRun, step_metric: str) -> int | None:
 
 
 def _newest_first(own: Path, pattern: str) -> list[Path]:
-    """The files of this pattern beside a run's directory that belong to the same user, the last changed first."""
+    """Return the files of this pattern next to a run's directory that belong to its user, the last changed first."""
     changed: dict[Path, float] = {}
     strangers: dict[int, Path] = {}
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The record that one start of a job leaves for a later one: read without trust, written for this user alone."""
+"""The record that one start of a job writes for a later one: validated when read, accessible only to this user."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _warned: set[Path] = set()
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """A record that one start of a job leaves for a later one.
+    """A record that one start of a job writes for a later one.
 
     Args:
-        base_id: The id that all run ids of the job are made from; in a world of one the run's id.
-        session: Name of the session, since a job may have several.
-        project: Name of the W&B project, as far as the user named one.
-        entity: Owner of the project, as far as the user named one.
+        base_id: The id from which all run ids of the job are made; in a world of one, the run's id.
+        session: Name of the session, because a job may have several.
+        project: Name of the W&B project, if the user gave one.
+        entity: Owner of the project, if the user gave one.
         run_mode: `"auto"`, `"shared"` or `"new"`.
         rank_scope: `"global"` or `"worker"`.
         world_size: Number of ranks.
-        job: The launcher's name for the job; `None` where it has none that would be found again.
-        requeues: How often SLURM had started the job again.
+        job: The launcher's name for the job, by which it can be found again; `None` if there is none.
+        requeues: How often SLURM had requeued the job.
     """
 
     base_id: str
@@ -48,7 +48,7 @@ class RestartRecord:
 
     @classmethod
     def read(cls, path: Path) -> RestartRecord | None:
-        """Read a record; `None` where there is none, or, with a warning, if it is something else or somebody else's."""
+        """Read a record; `None` if there is none or, with a warning, if it is invalid or belongs to another user."""
         try:
             return cls.read_own(path)
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class RestartRecord:
 
         Raises:
             FileNotFoundError: There is none.
-            ReadError: It is not a file, or it or its directory is somebody else's.
+            ReadError: It is not a file, or it or its directory belongs to another user.
             ValueError: It is not a restart record.
             OSError: It cannot be read.
         """
@@ -79,7 +79,7 @@ class RestartRecord:
 
     @classmethod
     def of(cls, record: Any) -> RestartRecord:
-        """Make a record of what JSON gave.
+        """Create a record from decoded JSON.
 
         Raises:
             ValueError: It is not a restart record.
@@ -102,10 +102,10 @@ class RestartRecord:
         return cls(**given)
 
     def write(self, path: Path) -> None:
-        """Write the record where only this process's user reads and writes.
+        """Write the record so that only this process's user can read and write it.
 
         Raises:
-            ReadError: The directory is a link, or somebody else's.
+            ReadError: The directory is a link, or belongs to another user.
             OSError: It cannot be written.
         """
         with suppress(FileExistsError):
@@ -116,5 +116,5 @@ class RestartRecord:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The record as JSON holds it."""
+        """The record as a JSON object."""
         return {"format": _FORMAT, **asdict(self)}

@@ -1,4 +1,4 @@
-"""How the run of an earlier start is continued: the arguments of `wandb.init`, and the line about it."""
+"""Continuing the run of an earlier start: the arguments of `wandb.init`, and the message about it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _started: Counter[str] = Counter()
 
 
 def session_name(integration: str, number: int | None) -> str:
-    """A name of the integration's next session that it has at every start, whatever the world size.
+    """Return a name of the integration's next session that is equal at every start, for any world size.
 
     Args:
         integration: Name of the integration.
-        number: Which of the integration's sessions it is, where the integration knows it; counted otherwise.
+        number: Number of the session among the integration's, if the integration knows it; counted otherwise.
     """
     if number is None:
         _started[integration] += 1
@@ -35,12 +35,12 @@ def session_name(integration: str, number: int | None) -> str:
 def continued(
     init_arguments: Mapping[str, Any], earlier: Earlier | None, topology: Topology, *, has_store: bool
 ) -> Mapping[str, Any]:
-    """The arguments of `wandb.init` that continue what an earlier start began; unchanged where there was none.
+    """Return the arguments of `wandb.init` that continue the runs of an earlier start; unchanged if there is none.
 
     Args:
-        init_arguments: As the user gave them.
-        earlier: What this start continues, on the rank that looked for it.
-        topology: Who this rank is.
+        init_arguments: As given by the user.
+        earlier: The earlier start to continue, on the rank that searched for it.
+        topology: Rank and layout of this process.
         has_store: Whether the ranks can agree on the base id.
     """
     resume = requested.wanted_resume(init_arguments)
@@ -49,27 +49,30 @@ def continued(
         return {**init_arguments, **given, "id": earlier.record.base_id}
     is_named_by_job = topology.world_size > 1 and not has_store and requested.wanted_id(init_arguments) is None
     if is_named_by_job and Launch.detect().requeues and resume is None:
-        return {**init_arguments, "resume": "allow"}  # SLURM starts a job again under the name that the id is made from
+        return {
+            **init_arguments,
+            "resume": "allow",
+        }  # SLURM keeps the job's name, from which the id is made
     return init_arguments
 
 
 def name_for_id(session: str, init_arguments: Mapping[str, Any]) -> str:
-    """A name of the session from which its base id may be made, where only the launcher's name of the job is known."""
+    """Return a name of the session from which its base id can be made if only the launcher's job name is known."""
     requeues = Launch.detect().requeues
     return f"{session}/{requeues}" if requeues and requested.wanted_resume(init_arguments) == "never" else session
 
 
 def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> bool:
-    """Whether the coordinator can choose the base id, rather than make it from what all ranks know."""
+    """Return whether the coordinator can choose the base id, rather than derive it from what all ranks know."""
     is_alone = topology.world_size == 1 or (options.run_mode == "auto" and options.rank_scope == "global")
     return has_store or is_alone
 
 
 def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: Topology, *, has_store: bool) -> None:
-    """Refuse ``resume="auto"`` where only one rank would know the run.
+    """Refuse ``resume="auto"`` if only one rank would know the run.
 
     Raises:
-        ConfigurationError: The ranks need one id, nobody asked for one, and they cannot agree on one.
+        ConfigurationError: The ranks need one id, the user gave none, and they cannot agree on one.
     """
     if can_look_back(options, topology, has_store=has_store) or requested.wanted_id(init_arguments) is not None:
         return
@@ -82,7 +85,7 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
 
 
 def announce(earlier: Earlier, topology: Topology) -> None:
-    """Print in one line what is continued, and why."""
+    """Print one line about the run that is continued, and why."""
     if console.is_silent():
         return
     before = earlier.record.world_size

@@ -1,31 +1,32 @@
-"""Finds what an earlier start of the same job left, and leaves a record for a later one.
+"""Finds the restart record of an earlier start of the same job, and writes one for a later start.
 
-Only the coordinator looks back and leaves a record; the other ranks learn the base id from it, as at any start.
+Only the coordinator reads and writes records. The other ranks learn the base id from it, as at any start.
 
-No single place serves all restarts, so a record lies in up to three:
+No single location survives all kinds of restart, so a record is kept in up to three:
 
 - In the store of torchrun's agent, under a key without the attempt. It survives restarts of the processes in every
-  rendezvous that shares it with them (tried: standalone, static, c10d, one node and two). A store that rank 0 hosts
-  dies with it.
-- In ``job-HASH.json``, by the name under which the launcher finds the job again: of torchrun the directory that each
-  agent makes for its workers' errors, random and the same for all attempts; of SLURM job and step. The hash covers the
-  command too, because a job's script may run several. So jobs side by side in one directory do not take each other's
-  runs.
+  rendezvous that shares it with them (tested: standalone, static, c10d, one node and two). A store that rank 0 hosts is
+  lost with rank 0.
+- In ``job-HASH.json``, by the name under which the launcher identifies the job again: for torchrun the directory that
+  each agent creates for its workers' errors, which is random and the same for all attempts; for SLURM job and step. The
+  hash also covers the command, because a job's script may run several. So jobs that share a directory do not continue
+  each other's runs.
 - In ``latest-HASH.json``, for ``resume="auto"``. Any start of the same session, project and owner in the directory
-  replaces it: a start that does not ask begins anew, and only the latest can be continued.
+  replaces it: a start that does not ask for it starts anew, and only the latest can be continued.
 
-Which one counts: after torchrun's restart the store, else the job's file; after SLURM's the job's file, if it was left
-before this requeue; with ``resume="auto"`` the latest. One with another mode, scope or project is not followed, with a
-warning, because its run ids are others. An `id` of the user's holds; if it is the record's, wandb resumes it, because
-W&B may overwrite a run that is opened again otherwise. A success deletes the record; in the agent's store "ended"
-replaces it, so that a script's first session is not continued when its second one failed.
+Which one is used: after a restart by torchrun, the store, else the job's file; after a requeue by SLURM, the job's file
+if it was written before this requeue; with ``resume="auto"``, the latest. A record with another mode, scope or project
+is ignored with a warning, because its run ids differ. An `id` given by the user takes precedence; if it is the
+record's, the run is resumed, because W&B might otherwise overwrite a run that is opened again. A successful end deletes
+the record. In the agent's store it is replaced by "ended", so that a script's first session is not continued when its
+second one failed.
 
-Files are taken only if they are the user's own, and no links (`small_files`): a record of a stranger's could send a
-job's rows into a run of the stranger's choice.
+Files are used only if they belong to the user and are not links (`small_files`): another user's record could redirect a
+job's rows into a run of that user's choice.
 
-Without a store, ids come from the job's name, which SLURM keeps over requeues, and every rank resumes with "allow";
-files are not looked at, because ranks might see different ones (except in `auto` with global scope, where rank 0 is
-alone).
+Without a store, ids are made from the job's name, which SLURM keeps over requeues, and every rank resumes with "allow".
+Files are not read, because ranks might see different ones (except in `auto` with global scope, where only rank 0 has a
+run).
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ _KEY = "restart"  # in the job's store
 
 
 class RestartMessage(TypedDict):
-    """The message in the store of torchrun's agent: a record as JSON; `None` once its runs have ended well."""
+    """The message in the store of torchrun's agent: a record as JSON; `None` once its runs have ended successfully."""
 
     record: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The start of the job that this one continues.
+    """The earlier start of the job that this one continues.
 
     Args:
         record: Its record.
@@ -77,13 +78,13 @@ class Earlier:
 
 
 class RestartStore:
-    """Finds the record of an earlier start of this job, and leaves one for a later start.
+    """Finds the record of an earlier start of this job, and writes one for a later start.
 
     Args:
         session_name: Name of the session, equal at every start of the job.
         options: The session's options.
-        topology: Who this rank is; it should be the coordinator.
-        init_arguments: Keyword arguments of `wandb.init`, as the user gave them.
+        topology: Rank and layout of this process, which should be the coordinator.
+        init_arguments: Keyword arguments of `wandb.init`, as given by the user.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class RestartStore:
 
     @cached_property
     def _store(self) -> JobStore | None:
-        """The store of torchrun's agent, which outlasts the processes; that of their process group does not."""
+        """The store of torchrun's agent, which outlives the processes; that of their process group does not."""
         if self._launch.agent_store is None:
             return None
         with suppress(RendezvousError):
@@ -117,7 +118,7 @@ class RestartStore:
         return None
 
     def find(self) -> Earlier | None:
-        """The start that this one continues; `None` if it begins anew."""
+        """Find the start that this one continues; `None` if this one starts anew."""
         resume = requested.wanted_resume(self._arguments)
         if resume == "never" or requested.rewinds(self._arguments):
             return None
@@ -131,7 +132,7 @@ class RestartStore:
         return None
 
     def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
-        """The records to be looked at, the surest first; `None` if it is known that the run has ended."""
+        """Yield the candidate records, the most reliable first; `None` if the run is known to have ended."""
         launch = self._launch
         if launch.attempt:
             found = f"restart {launch.attempt} of torchrun"
@@ -140,7 +141,7 @@ class RestartStore:
         if launch.requeues:
             found = f"restart {launch.requeues} of the SLURM job"
             for left, reason in self._in_file(launch.slurm_step, found):
-                if left.requeues < launch.requeues:  # else the job's script started the command twice
+                if left.requeues < launch.requeues:  # otherwise, the job's script started the command twice
                     yield left, reason
         if asked_for and (record := RestartRecord.read(self._latest)) is not None:
             yield record, f"resume='auto', by {self._latest}"
@@ -156,7 +157,7 @@ class RestartStore:
             yield record, found
 
     def _suits(self, record: RestartRecord, found: str) -> bool:
-        """Whether a record is of this very session, whose runs it continues one by one."""
+        """Return whether a record is of this same session, so that its runs correspond one by one."""
         differ = [
             f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
             for name in ("session", "project", "entity", "run_mode", "rank_scope")
@@ -173,14 +174,14 @@ class RestartStore:
         return not differ
 
     def leave(self, base_id: str) -> None:
-        """Leave a record of the runs that were opened. A directory that cannot be written to is warned of once."""
+        """Write a record of the runs that were opened. Warn once if the directory is not writable."""
         self._mine = replace(self._mine, base_id=base_id)
         self._publish(self._mine)
         paths, continued = self._paths, self._continued_job and self._of_job(self._continued_job)
         try:
             for path in paths:
                 self._mine.write(path)
-            if continued and continued not in paths:  # the record of the job that this one continues, which is over
+            if continued and continued not in paths:  # the record of the ended job that this one continues
                 self._remove([continued])
         except (OSError, ReadError) as error:
             _log.warning(
@@ -192,17 +193,17 @@ class RestartStore:
             )
 
     def delete(self) -> None:
-        """Delete the record, because the runs have ended well: no later start is to continue them."""
+        """Delete the record, so that no later start continues these runs, which ended successfully."""
         self._publish(None)
         self._remove(self._paths)
         with suppress(OSError):
             self._directory.rmdir()  # if it is empty
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """Remove records of these very runs."""
+        """Remove records of these runs only."""
         for path in paths:
             with suppress(OSError, ValueError, ReadError):
-                if RestartRecord.read_own(path).base_id == self._mine.base_id:  # else another job's
+                if RestartRecord.read_own(path).base_id == self._mine.base_id:  # otherwise it is another job's
                     path.unlink()
 
     def _publish(self, record: RestartRecord | None) -> None:
@@ -221,7 +222,7 @@ class RestartStore:
         return self._file("latest")
 
     def _of_job(self, job: str) -> Path:
-        """The record of this job alone, and of this command of it: a job's script may run several."""
+        """The record of this job and this command only: a job's script may run several commands."""
         return self._file("job", job, *sys.argv)
 
     def _file(self, kind: str, *parts: str) -> Path:

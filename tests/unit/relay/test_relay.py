@@ -295,7 +295,7 @@ def test_strangers_keep_no_child_out(kind: str) -> None:
 
 def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_MOST_UNAUTHENTICATED", 4)
-    monkeypatch.setattr(relay, "_CERTAIN", 0.1)
+    monkeypatch.setattr(relay, "_LEAST_TIME", 0.1)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
@@ -381,7 +381,7 @@ def test_a_socket_that_lets_nobody_in_holds_up_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
-    monkeypatch.setattr(remote_session, "_AGAIN", 1000.0)
+    monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
         place = str(Path(directory, "s"))
         full.bind(place)
@@ -406,7 +406,7 @@ def test_a_session_that_takes_nothing_holds_up_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote_session, "_STUCK", 0.3)
-    monkeypatch.setattr(remote_session, "_AGAIN", 1000.0)
+    monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
     may_take = threading.Event()
 
     def take(*_: Any) -> None:
