@@ -1,14 +1,14 @@
 """Comparison of the configs that the ranks were given.
 
 With ``config_sync="warn"`` each rank compares its config with the coordinator's, once that is published; the first to
-find a difference claims a key, and warns for all. With ``"check"`` the coordinator compares all and claims a verdict,
-which all ranks read before they open anything; a rank that waits for it in vain claims one without differences, so that
-all raise, or none.
+find a difference claims a key, and warns for all. With ``"check"`` the coordinator compares all configs and claims a
+verdict, which all ranks read before they open anything. A rank that times out waiting for it claims a verdict without
+differences, so that either all ranks raise or none does.
 
-Objects that neither JSON nor W&B know are compared by their repr, without addresses. Names of what differs between
-ranks by nature (`config_values.differs_by_rank`) are left out, at any depth. A difference is shown in 40 characters,
-with a digest whose salt each session makes anew. That keeps digests from being looked up in tables, not from being
-guessed.
+Objects that neither JSON nor W&B support are compared by their repr, without addresses. Names whose values differ
+between ranks by nature (`config_values.differs_by_rank`) are omitted, at any depth. A difference is shown in 40
+characters, with a digest whose salt is new in each session. This prevents looking digests up in tables, but not
+guessing.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """What this rank was given as `config`, compared with what others were given.
+    """Compares the config that this rank was given with those of other ranks.
 
     Args:
         options: The checked arguments of the integration.
-        connection: To the other ranks.
-        config: What this rank was given, without what W&B is to leave out.
+        connection: Connection to the other ranks.
+        config: The config that this rank was given, without the names that W&B is told to exclude.
 
     Attributes:
         given: Values by name.
         opened_at: The user's line that opened the session, for warnings.
-        news: How often this rank has published what it was given.
+        publications: How often this rank has published the config that it was given.
     """
 
     def __init__(self, options: Options, connection: Connection, config: object) -> None:
         self.given: dict[str, Any] = given_values(config)
         self.opened_at: Line | None = users_line()
-        self.news: int = 0
+        self.publications: int = 0
         self._options = options
         self._connection = connection
         self._salt = secrets.token_hex(16)  # of digests that this rank publishes
-        self._made: dict[str, dict[str, list[str]]] = {}  # by the salt that was used last
+        self._made: dict[str, dict[str, list[str]]] = {}  # by the last salt
         is_coordinator, is_off = connection.topology.is_coordinator, options.config_sync == "off"
         self._has_compared = is_off or is_coordinator
         self._has_published = is_off or not is_coordinator
 
     def check(self) -> None:
-        """Agree with all ranks whether they were given the same.
+        """Agree with all ranks on whether they were given the same config.
 
         Raises:
-            ConfigurationError: They were not: on all ranks.
-            RendezvousError: There is no way to find out.
+            ConfigurationError: They were not. It is raised on all ranks.
+            RendezvousError: There is no store to find out.
         """
         job_store, topology = self._connection.open(), self._connection.topology
         if job_store is None:
@@ -71,7 +71,7 @@ class Comparison:
                 f"config_sync='check' compares the configs of all ranks, but rank {topology.global_rank} has no store "
                 "through which to reach them. Call init_process_group first, or start the job with torchrun."
             )
-        self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, to be compared with each other
+        self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, so that digests are comparable
         given = RankValues(job_store, ALL_GIVEN)
         given.publish(self._message())
         if topology.is_coordinator:
@@ -80,7 +80,7 @@ class Comparison:
         else:
             try:
                 verdict = job_store.wait_get(VERDICT, f"rank {topology.coordinator}")
-            except RendezvousError:  # later ranks find this one, so that all go on, or none
+            except RendezvousError:  # later ranks read this verdict, so all continue or none
                 verdict = job_store.claim(VERDICT, Verdict(differences=[]))
         if verdict["differences"]:
             raise ConfigurationError(
@@ -89,7 +89,7 @@ class Comparison:
             )
 
     def _judge(self, job_store: JobStore, all_given: RankValues) -> Verdict:
-        """Compare what all ranks were given, except for ranks that do not publish it in time."""
+        """Compare the configs of all ranks, except for ranks that do not publish theirs in time."""
         main = self._connection.topology.coordinator
         if all_given.try_get_all(job_store.timeout) is None:
             missing = all_given.missing()
@@ -106,22 +106,22 @@ class Comparison:
         return verdict
 
     def publish_given(self) -> None:
-        """On the coordinator, publish what it was given, once there is a store."""
+        """On the coordinator, publish its given config, once there is a store."""
         job_store = None if self._has_published else self._connection.store()
         if job_store is not None:
             job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message())
             self._has_published = True
-            self.news += 1
+            self.publications += 1
 
     def compare(self) -> None:
-        """On the other ranks, compare what they were given with the coordinator's, once it is published."""
+        """On the other ranks, compare the given config with the coordinator's, once it is published."""
         main, rank = self._connection.topology.coordinator, self._connection.rank
         first: Given | None = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}")
         if first is None:
             return
         self._has_compared = True
         mine = differences(self._message(first["salt"])["values"], rank, first["values"], main)
-        if self._options.config_sync == "warn" and self._options.run_mode == "new":  # its ranks have runs of their own
+        if self._options.config_sync == "warn" and self._options.run_mode == "new":  # each rank has its own run
             return
         if mine and self._connection.is_first(DIFFERS):
             more = " Further ranks may differ, too." if self._connection.topology.world_size > 2 else ""  # noqa: PLR2004
@@ -129,21 +129,21 @@ class Comparison:
                 f"The ranks were given different configs: {listed(mine)}.{more} The config of a run is that "
                 "of its primary. config_sync='check' makes this an error, 'off' silences it.",
                 self.opened_at,
-                may_raise=False,  # the thread that finds it depends on timing
+                may_raise=False,  # which thread finds it depends on timing
             )
 
     def digests(self, salt: str | None = None) -> Digests:
-        """Digests of what this rank was given; the salt is its own unless another one is given."""
+        """Return digests of the given config; the salt is this rank's own unless another one is given."""
         salt = salt or self._salt
         return Digests(salt=salt, digests={name: digest for name, (_, digest) in self._comparable(salt).items()})
 
     def equal_names(self, theirs: Digests) -> set[str]:
-        """Names under which this rank and another one were given the same value."""
+        """Return the names under which this rank and another one were given the same value."""
         mine = self.digests(theirs["salt"])["digests"] if theirs["digests"] else {}
         return {name for name, digest in theirs["digests"].items() if mine.get(name) == digest}
 
     def changed_names(self, values: Mapping[str, Any]) -> list[str]:
-        """Names of values that are not as this rank was given them."""
+        """Return the names of values that differ from those that this rank was given."""
         now, given = comparable(values), comparable(self.given)
         return [name for name in now if name not in given or now[name][1] != given[name][1]]
 
@@ -156,7 +156,7 @@ class Comparison:
         return without_secrets(self.given)
 
     def _comparable(self, salt: str) -> dict[str, list[str]]:
-        """Text and digest of each value, for others to compare."""
+        """Return text and digest of each value, for other ranks to compare."""
         if salt not in self._made:
             self._made = {salt: comparable(self._publishable, salt)}
         return self._made[salt]

@@ -1,4 +1,4 @@
-"""The connection on which the configs of a job are exchanged."""
+"""The connection through which the configs of a job are exchanged."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 
 
 class Connection:
-    """A separate connection to the job's store, so that no thread of the exchange finds it in use.
+    """A separate connection to the job's store, so that it is never in use by another thread of the exchange.
 
     Args:
         limits: How long to wait.
-        topology: Who this rank is.
+        topology: Rank and layout of this process.
 
     Attributes:
         topology: As given.
         rank: This rank, for messages.
         join_timeout: How long to wait for a rank, in seconds.
-        find: Finds the job's store, which may exist only after this rank's session has begun.
-        has_ended: Whether the coordinator has ended this session, so that nobody waits for its config.
+        find: Returns the job's store, which may appear only after this rank's session was opened.
+        has_ended: Returns whether the coordinator has ended this session, so that its config is not waited for.
     """
 
     def __init__(self, limits: Limits, topology: Topology) -> None:
@@ -39,7 +39,7 @@ class Connection:
         self.join_timeout: float = limits.join_timeout
         self.find: Callable[[], JobStore | None] = lambda: None
         self.has_ended: Callable[[], bool] = lambda: False
-        # The exchange's thread uses it as well: a stalled store must not make it look dead to the other ranks.
+        # The exchange's thread uses it, too: a stalled store must not make this rank look dead to the others.
         self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, limits.peer_timeout / 2))
         self._job_store: JobStore | None = None
         self._pid = os.getpid()
@@ -47,33 +47,33 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether other ranks can be asked; not in a fork, where the connection is the parent's."""
+        """Whether other ranks can be reached; not in a fork, where the connection belongs to the parent."""
         return self.topology.world_size > 1 and not self._is_closed and os.getpid() == self._pid
 
     def store(self) -> JobStore | None:
-        """The job's store; `None` as long as there is none."""
+        """Return the job's store; `None` while there is none."""
         if self._job_store is None:
             self._job_store = self.open(TimedCaller(self._limit))
         return self._job_store
 
     def open(self, caller: TimedCaller | None = None) -> JobStore | None:
-        """A further connection to the job's store; `None` as long as there is none."""
+        """Open a further connection to the job's store; `None` while there is none."""
         found = self.find()
         return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str) -> Any | None:
-        """The value of a key; `None` if it is not set, or there is no store yet."""
+        """Return the value of a key; `None` if it is not set, or there is no store yet."""
         job_store = self.store()
         return None if job_store is None else job_store.try_get(key)
 
     def is_first(self, key: str) -> bool:
-        """Whether no other rank has claimed a key before; `True` if that cannot be found out."""
+        """Claim a key. Return whether no other rank has claimed it before; `True` if that cannot be determined."""
         with suppress(RendezvousError):
             job_store = self.store() if self.is_usable else None
             return job_store is None or job_store.claim(key, self.rank) == self.rank
         return True
 
     def close(self) -> None:
-        """Drop the connection: it is not usable from now on."""
+        """Drop the connection, which cannot be used afterwards."""
         self._is_closed = True
         self._job_store, self.find = None, lambda: None  # breaks a reference cycle

@@ -1,4 +1,4 @@
-"""A follower's end of the config sync: what a primary has published is applied on this rank."""
+"""A follower's end of the config sync: it applies on this rank what a primary has published."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """Follows the run of a primary, once its `key` is set.
+    """Follows the run of a primary, once `key` is set.
 
     Args:
-        connection: To the other ranks.
-        comparison: What this rank was given.
+        connection: Connection to the other ranks.
+        comparison: Has the config that this rank was given.
 
     Attributes:
-        key: Under which that run is published; `None` on a rank that follows nobody.
+        key: Key under which that run is published; `None` on a rank that follows no run.
         has_ended: Whether that run was found to be finished by its user.
         metadata: The known metadata of that run.
     """
@@ -35,9 +35,9 @@ class Follower:
         self.metadata: Mapping[str, Any] = {}
         self._connection = connection
         self._comparison = comparison
-        # Names whose values are this rank's own. `None`: what is followed replaces all that this rank has.
+        # Names whose values are this rank's own. `None`: the followed values replace all of this rank's.
         self._own: set[str] | None = None
-        self._seen: dict[str, Any] = {}  # what was published last
+        self._seen: dict[str, Any] = {}  # the values published last
         self._version = 0
 
     @property
@@ -49,14 +49,14 @@ class Follower:
         """Follow a run from now on.
 
         Args:
-            key: Under which that run is published; `None` on a rank that follows nobody.
-            completes: Whether what is followed adds to what this rank was given. Otherwise it replaces it.
+            key: Key under which that run is published; `None` on a rank that follows no run.
+            completes: Whether the followed values complete those that this rank was given, rather than replace them.
         """
         self.key = key
         self._own = set(self._comparison.given) if completes else None
 
     def follow(self, target: RunConfig | LocalConfig) -> None:
-        """Apply what is new."""
+        """Apply newly published values."""
         if self.key is None:
             return
         version: Version | None = self._connection.try_get(self.key + OF_VERSION)
@@ -82,13 +82,13 @@ class Follower:
         target.apply(values, new)
 
     def set_own(self, names: Iterable[str]) -> None:
-        """Keep values of these names, which were set on this rank."""
+        """Keep the values of these names, which were set on this rank."""
         if self._own is not None:
             self._own.update(names)
 
 
 def published_values(connection: Connection, key: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config of a primary's run, with secrets as this rank was given them; `None` if it is not published yet."""
+    """Return the config of a primary's run, with secrets as given to this rank; `None` if it is not published yet."""
     run: PublishedRun | None = connection.try_get(key)
     if run is None:
         return None

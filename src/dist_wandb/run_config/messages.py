@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 GIVEN, VERDICT, SALT = "config/given", "config/verdict", "config/salt"
-ALL_GIVEN = "config/given by all"  # a list of what all ranks were given
+ALL_GIVEN = "config/given by all"  # a list of the configs that all ranks were given
 DIFFERS, REFUSED = "config/differs", "config/refused"  # claimed by the rank that warns for all
 # Appended to the key of a `PublishedRun`: its `Digests`, and its `Version`.
 OF_DIGESTS, OF_VERSION = "/given", "/version"
 
 
 class Given(TypedDict):
-    """The config that a rank was given, for others to compare."""
+    """The config that a rank was given, for other ranks to compare."""
 
     salt: str
     values: dict[str, list[str]]
 
 
 class Version(TypedDict):
-    """How often a run was published, and whether its user has finished it: all that followers look at."""
+    """How often a run was published, and whether its user has finished it: the only key that followers poll."""
 
     number: int
     is_over: bool
@@ -32,7 +32,7 @@ class Verdict(TypedDict):
 
 
 class Digests(TypedDict):
-    """Digests of the config that a primary was given, so that followers find which of their values differ."""
+    """Digests of the config that a primary was given, by which followers find the values that differ from theirs."""
 
     salt: str
     digests: dict[str, str]
@@ -43,7 +43,7 @@ class PublishedRun(TypedDict):
 
     Attributes:
         values: Its config, as JSON without secrets.
-        imposed: Names whose values are a sweep's; these replace what any rank was given.
+        imposed: Names whose values come from a sweep, and replace those that any rank was given.
         metadata: Its metadata.
     """
 
@@ -53,5 +53,5 @@ class PublishedRun(TypedDict):
 
 
 def run_key(unit: str) -> str:
-    """The key of a `PublishedRun`: of the primary of a unit; without a name, of the coordinator."""
+    """Return the key of a `PublishedRun`: of a unit's primary or, for an empty name, of the coordinator."""
     return f"config/of/{unit}"

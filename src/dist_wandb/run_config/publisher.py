@@ -1,4 +1,4 @@
-"""A primary's end of the config sync: its run's config and metadata, published whenever they have changed."""
+"""A primary's end of the config sync: it publishes its run's config and metadata whenever they have changed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Publisher:
     """Publishes the config of this rank's run, if other ranks follow it.
 
     Args:
-        connection: To the other ranks.
-        comparison: What this rank was given.
+        connection: Connection to the other ranks.
+        comparison: Has the config that this rank was given.
     """
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:
         self._connection = connection
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
-        self._noticed: deque[str] = deque()  # names that were written since the text was brought up to date
+        self._noticed: deque[str] = deque()  # names that were written since the text was updated
         self._version = Version(number=0, is_over=False)
         self._config: Any = None
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
-        """Publish the config of a run from now on, under these keys; no keys if nobody follows it."""
+        """Publish the config of a run from now on, under these keys; none if no rank follows it."""
         self._run, self._keys = run, keys
         self._config = getattr(run, "config", None)  # a mock of a run may have none
         is_of_sweep = bool(getattr(run, "sweep_id", None))
@@ -43,14 +43,14 @@ class Publisher:
         self._published: PublishedRun | None = None
 
     def notice(self, names: Iterable[str]) -> None:
-        """Publish values of these names with the next look, because they were written."""
+        """Publish the values of these names at the next refresh, because they were written."""
         self._noticed.extend(names)
 
     def publish(self, *, whole: bool) -> None:
         """Publish what has changed.
 
         Args:
-            whole: Whether to look into all values. Otherwise into those that were written, and into a few of those
+            whole: Whether to check all values for changes. Otherwise only those that were written, and a few of those
                 that may have changed inside.
         """
         if not self._keys or self._config is None:
@@ -69,12 +69,12 @@ class Publisher:
                 job_store.publish(key + OF_DIGESTS, self._comparison.digests())
             job_store.publish(key, message)
             version = {**self._version, "number": self._version["number"] + 1}
-            job_store.publish(key + OF_VERSION, version)  # last: it makes the others read the rest
+            job_store.publish(key + OF_VERSION, version)  # last, because it makes followers read the rest
         self._version["number"] += 1
         self._published = message
 
     def _renew_text(self, *, whole: bool) -> bool:
-        """Bring the text of the config up to date; whether it has changed."""
+        """Update the text of the config. Return whether it has changed."""
         config, names = self._config, set[str]()
         while self._noticed:
             names.add(self._noticed.popleft())
@@ -84,12 +84,12 @@ class Publisher:
         return self._text.renew_some(config.__getitem__) or is_new
 
     @property
-    def news(self) -> int:
+    def publications(self) -> int:
         """How often something was published."""
         return self._version["number"] + self._version["is_over"]
 
     def publish_end(self) -> None:
-        """Publish that the user finished this rank's run; it stays so, also if values are published after it."""
+        """Publish that the user finished this rank's run. This remains, even if values are published later."""
         job_store = self._connection.store() if self._keys and self._connection.is_usable else None
         if job_store is not None:
             for key in self._keys:

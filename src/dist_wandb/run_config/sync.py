@@ -1,29 +1,29 @@
 """The config of a run, on all ranks: compared at the start, published by the primary, read everywhere.
 
-Only the job's store is used, on a connection of its own, so nobody waits for a rank that may never come, except where
-it is asked for: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
+Only the job's store is used, through a separate connection. So no rank waits for one that may never come, with two
+exceptions: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
-Parts: `Comparison` (what the ranks were given), `Publisher` (a primary's end), `Follower` (the others'), with a
-`RunConfig` or a `LocalConfig` as its target, and `Look`, which brings all of them up to date.
-`runs.config_guard` notices what users write into the config of a run, and keeps wandb from raising over it.
+Parts: `Comparison` (the given configs), `Publisher` (a primary's end), `Follower` (the end of the others), with a
+`RunConfig` or a `LocalConfig` as its target, and `Refresh`, which updates all of them. `runs.config_guard` detects what
+users write into the config of a run, and prevents wandb from raising because of it.
 
-A primary publishes its run's config and metadata as JSON whenever they have changed (so a sweep's values, too), with a
-number of how often: that is all that a look asks for. Values are published at once, not when somebody asks:
-whoever asks first would wait until the primary's thread looks, and for ever once it is gone. Who follows whom:
+A primary publishes its run's config and metadata as JSON whenever they have changed (including values of a sweep), with
+a version number, which is all that followers poll. Values are published at once rather than on request: the first
+reader would have to wait until the primary's thread polls, and forever once that is gone. Followers:
 
-- A rank without a run its unit's primary: `ConfigView` in place of `NullRun.config` looks once in a heartbeat, and at
-  once for a name that it does not have.
-- A secondary of a shared run its unit's primary: it opens with what is published, then writes what is new into its own
-  run's config, because W&B keeps what any writer sent last.
-- A rank with a run of its own (`new`), and the primary of another node, rank 0: likewise, but names that it was given
-  with another value, or set itself, are its own; a sweep's values take precedence over given ones. A run of `new` that
-  goes on (a restart, a later stage of ddp_spawn) has its config from W&B: names with another value than rank 0
-  publishes at first are its own.
+- A rank without a run follows its unit's primary. `ConfigView`, which replaces `NullRun.config`, polls once per
+  heartbeat, and at once for a name that it does not have.
+- A secondary of a shared run follows its unit's primary. It opens with the published values and then writes new ones
+  into its own run's config, because W&B keeps what any writer sent last.
+- A rank with its own run (`new`) and the primary of another node follow rank 0 in the same way, except that names that
+  they were given with another value, or set themselves, keep their own values. A sweep's values take precedence over
+  given ones. A run of `new` that is continued (after a restart, or in a later stage of ddp_spawn) gets its config from
+  W&B: names whose values differ from those that rank 0 publishes first keep their own values.
 
-What is written on a rank without a run holds there until the primary publishes a new value of that name: a script that
-writes the same on all ranks reads at once what it wrote.
+A value written on a rank without a run applies there until the primary publishes a new value of that name. So a script
+that writes the same value on all ranks can read it immediately.
 
-Secrets never get into the store (`settings.config_secrets`, `settings.config_withheld`).
+Secrets are never written to the store (`settings.config_secrets`, `settings.config_withheld`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.run_config.comparison import Comparison
 from dist_wandb.run_config.connection import Connection
 from dist_wandb.run_config.follower import Follower, published_values
-from dist_wandb.run_config.look import Look
 from dist_wandb.run_config.messages import REFUSED, run_key
 from dist_wandb.run_config.publisher import Publisher
+from dist_wandb.run_config.refresh import Refresh
 from dist_wandb.run_config.targets import LocalConfig, RunConfig
 from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs.config_guard import ConfigGuard
@@ -56,15 +56,15 @@ _CATCH_UP = 1.0  # seconds that `flush` and `finish` wait for the store
 
 
 class ConfigSync:
-    """One rank's part in having one config on all ranks.
+    """One rank's end of the config sync.
 
     Args:
         options: The checked arguments of the integration.
-        topology: Who this rank is, among several.
-        config: What this rank was given as `config`, without what W&B is to leave out.
+        topology: Rank and layout of this process.
+        config: The config that this rank was given, without the names that W&B is told to exclude.
 
     Attributes:
-        look: Publishes what is new here, and applies what is new elsewhere.
+        refresh: Publishes new values of this rank, and applies those of other ranks.
     """
 
     def __init__(self, options: Options, topology: Topology, config: object) -> None:
@@ -76,41 +76,42 @@ class ConfigSync:
             self._comparison.opened_at,
             lambda names: self._connection.is_first(f"{REFUSED}/{names}"),
         )
-        self.look: Look = Look(self._connection, interval(options.limits.heartbeat, topology.world_size), self._update)
+        heartbeat = interval(options.limits.heartbeat, topology.world_size)
+        self.refresh: Refresh = Refresh(self._connection, heartbeat, self._update)
         self._follower = Follower(self._connection, self._comparison)
         self._publisher = Publisher(self._connection, self._comparison)
-        self._run_config = RunConfig(self.look, self._follower, self._publisher.notice)
+        self._run_config = RunConfig(self.refresh, self._follower, self._publisher.notice)
         self._target: RunConfig | LocalConfig | None = None
 
     def reach_by(self, find: Callable[[], JobStore | None], has_ended: Callable[[], bool] = lambda: False) -> None:
         """Set how to reach the other ranks.
 
         Args:
-            find: Finds the job's store, which may exist only after this rank's session has begun.
-            has_ended: Whether the coordinator has ended this session, so that nobody waits for its config.
+            find: Returns the job's store, which may appear only after this rank's session was opened.
+            has_ended: Returns whether the coordinator has ended this session, so that its config is not waited for.
         """
         self._connection.find, self._connection.has_ended = find, has_ended
 
     def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
-        """Set what is done if wandb's own process is found gone: it has to `attach` the run's replacement."""
+        """Set what to call if wandb's own process is found dead. It must `attach` the replacement of the run."""
         self._guard.replace_run = replace_run
 
     def compare(self) -> None:
-        """Publish what this rank was given; with ``config_sync="check"``, agree with all ranks whether it is the same.
+        """Publish the given config. With ``config_sync="check"``, agree with all ranks on whether it is the same.
 
         Raises:
-            ConfigurationError: It is not, and it has to be: on all ranks.
-            RendezvousError: It has to be the same, but there is no way to find out.
+            ConfigurationError: It must be the same, and is not. It is raised on all ranks.
+            RendezvousError: It must be the same, but there is no store to find out.
         """
         if self._checks_all:
             self._comparison.check()
         else:
-            self.look(at_once=True)
+            self.refresh(at_once=True)
 
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
-        """The arguments of `wandb.init`, with a `config` that it can hold.
+        """Return the arguments of `wandb.init`, with a `config` that W&B can store.
 
-        Another writer of a shared run gets the config that its primary has published.
+        A writer of a shared run other than the primary gets the config that the primary has published.
         """
         if plan.has_writers and not plan.primary:
             config = published_values(self._connection, run_key(unit), self._comparison.given)
@@ -118,10 +119,10 @@ class ConfigSync:
         return self._guard.writable(init_arguments)
 
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
-        """Begin to publish, to follow or to show the config, depending on this rank's part; or go on with another run.
+        """Start to publish, follow or show the config, depending on this rank's part; or continue with another run.
 
         Args:
-            run: This rank's run, or a `NullRun`, which gets a config that can be read.
+            run: This rank's run, or a `NullRun`, which gets a readable config.
             plan: What this rank does with W&B.
             unit: Name of its unit.
         """
@@ -130,33 +131,33 @@ class ConfigSync:
             key = None if is_coordinator else run_key("" if plan.announces else unit)
             self._follower.begin(key, completes=plan.announces or plan.run_mode == "new")
         if isinstance(run, NullRun):
-            self._target = LocalConfig(self.look, self._follower, self._comparison, self._connection)
+            self._target = LocalConfig(self.refresh, self._follower, self._comparison, self._connection)
             run.show_config(ConfigView(self._target))
             run.show_metadata(self._target.metadata, unit_run_id(plan) if plan.base_id is not None else None)
         else:
             units = [unit] if plan.announces else []
-            units += [""] if is_coordinator and unit else []  # besides the nodes' runs, that of the whole job
+            units += [""] if is_coordinator and unit else []  # for the primaries of other units
             self._publisher.attach(run, tuple(map(run_key, units)))
             self._target = self._run_config
             self._target.attach(run)
             self._guard.guard(run, self._target)
-        self.look(at_once=True, whole=True)
+        self.refresh(at_once=True, whole=True)
 
-    def _update(self, whole: bool, elsewhere: bool) -> None:
+    def _update(self, whole: bool, polls: bool) -> None:
         self._comparison.publish_given()
-        if elsewhere:
+        if polls:
             self._comparison.compare()
             if self._target is not None:
                 self._follower.follow(self._target)
         self._publisher.publish(whole=whole)
 
     def catch_up(self) -> None:
-        """Look now, but do not wait long for a store whose host has stalled."""
+        """Refresh at once, but do not wait long for a store whose host has stalled."""
         if self._connection.is_usable:
-            briefly(lambda: self.look(at_once=True, whole=True), None, _CATCH_UP)
+            briefly(lambda: self.refresh(at_once=True, whole=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
-        """The config as far as it is known on a rank without a run. Waits for nobody."""
+        """The config as known so far on a rank without a run. Does not wait."""
         return self._target.known() if isinstance(self._target, LocalConfig) else dict(self._comparison.given)
 
     @property
@@ -165,9 +166,9 @@ class ConfigSync:
         return isinstance(self._target, LocalConfig) and self._follower.has_ended
 
     @property
-    def news(self) -> int:
-        """How often this rank has published something for those that follow it."""
-        return self._publisher.news + self._comparison.news
+    def publications(self) -> int:
+        """How often this rank has published something for its followers."""
+        return self._publisher.publications + self._comparison.publications
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run, for the ranks without one."""

@@ -1,4 +1,4 @@
-"""Where a rank has the config that it follows: in its own run, or, without a run, in this process alone."""
+"""The targets of a follower: the config of its own run or, without a run, a copy in this process."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
     from dist_wandb.run_config.connection import Connection
     from dist_wandb.run_config.follower import Follower
-    from dist_wandb.run_config.look import Look
+    from dist_wandb.run_config.refresh import Refresh
     from dist_wandb.runs.null_run import AnyRun
 
 
 class RunConfig:
-    """The config of this rank's own run; a `runs.config_guard.Listener` of what the user reads and writes.
+    """The config of this rank's own run; a `runs.config_guard.Listener` to what the user reads and writes.
 
     Args:
-        look: Brings it up to date.
+        refresh: Updates it.
         follower: Knows which values are this rank's own.
-        notice: Has values of names published.
+        notice: Called with the names whose values should be published.
     """
 
-    def __init__(self, look: Look, follower: Follower, notice: Callable[[Iterable[str]], None]) -> None:
-        self._look = look
+    def __init__(self, refresh: Refresh, follower: Follower, notice: Callable[[Iterable[str]], None]) -> None:
+        self._refresh = refresh
         self._follower = follower
         self._notice = notice
         self._followed: set[str] = set()  # names that were set by following
@@ -45,7 +45,7 @@ class RunConfig:
         self._is_resumed = bool(getattr(run, "resumed", False))
 
     def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Write what is new into the run's config; see `LocalConfig.apply`."""
+        """Write new values into the run's config; see `LocalConfig.apply`."""
         here = given_values(self._config)
         due = {
             name: value
@@ -58,7 +58,7 @@ class RunConfig:
             update_unnoticed(self._config, due)
 
     def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:
-        """Names that this run, if it goes on, holds with another value than the primary's does."""
+        """Return the names that a resumed run has with another value than the primary's."""
         mine = given_values(self._config) if self._is_resumed else {}
         return {
             name
@@ -67,29 +67,29 @@ class RunConfig:
         }
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Apply nothing meanwhile."""
-        return self._look.undisturbed()
+        """Apply nothing inside the block."""
+        return self._refresh.undisturbed()
 
     def before_read(self, name: str | None = None) -> None:
-        """Bring the config up to date if another rank may have set it; at once if it lacks `name`."""
+        """Refresh the config if another rank may have set it; at once if it lacks `name`."""
         if self._follower.key is not None:
-            self._look(at_once=name is not None)
+            self._refresh(at_once=name is not None)
 
     def before_write(self) -> None:
-        """Apply what is older than what is about to be written."""
+        """Apply published values that are older than the one to be written."""
         if self._follower.key is not None:
-            self._look(at_once=True)
+            self._refresh(at_once=True)
 
     def after_write(self, names: Iterable[str]) -> None:
-        """Record that values of these names are this rank's own, and publish them."""
+        """Record that the values of these names are this rank's own, and publish them."""
         self._follower.set_own(names)
         self._followed.difference_update(names)
         self.after_change(names)
 
     def after_change(self, names: Iterable[str]) -> None:
-        """Publish values of these names, whoever has set them."""
+        """Publish the values of these names, whichever rank has set them."""
         self._notice(names)
-        self._look(at_once=True)
+        self._refresh(at_once=True)
 
     def may_change(self, name: str) -> bool:
         """Whether a value may be changed without `allow_val_change`, because this rank did not set it."""
@@ -97,17 +97,17 @@ class RunConfig:
 
 
 class LocalConfig:
-    """The config of the primary's run, as a rank without a run reads it. The first read waits for the primary.
+    """The config of the primary's run on a rank without a run. The first read waits for the primary.
 
     Args:
-        look: Brings it up to date.
+        refresh: Updates it.
         follower: Follows the primary.
-        comparison: Has what this rank was given: it is read as long as nothing is published.
-        connection: To the other ranks.
+        comparison: Has the config that this rank was given, which is read until one is published.
+        connection: Connection to the other ranks.
     """
 
-    def __init__(self, look: Look, follower: Follower, comparison: Comparison, connection: Connection) -> None:
-        self._look = look
+    def __init__(self, refresh: Refresh, follower: Follower, comparison: Comparison, connection: Connection) -> None:
+        self._refresh = refresh
         self._follower = follower
         self._comparison = comparison
         self._connection = connection
@@ -117,11 +117,11 @@ class LocalConfig:
         self._notices = Notices()
 
     def apply(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Show new values; those of secrets that this rank cannot know are hidden.
+        """Show new values; hide secrets that this rank cannot know.
 
         Args:
-            values: All that the primary has, as it published them.
-            new: Those that are new, as they are here; `MISSING` for secrets that this rank was not given.
+            values: All values of the primary, as published.
+            new: The new ones, as they are on this rank; `MISSING` for secrets that this rank was not given.
         """
         hidden = (self._shown.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
         now = {name: value for name, value in self._shown.items() if name not in hidden or name in self._written}
@@ -130,47 +130,47 @@ class LocalConfig:
         self._shown = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
 
     def names_of_earlier_starts(self, _published: Mapping[str, Any]) -> set[str]:
-        """None, because this rank has no run."""
+        """Return no names, because this rank has no run."""
         return set()
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """The config of the primary's run.
+        """Return the config of the primary's run.
 
         Args:
-            name: The name that is looked up: if it is not known yet, the primary is asked again.
+            name: The name to read. If it is not known yet, the primary is polled at once.
 
         Returns:
-            Values by name, a heartbeat old at most; what this rank was given, as long as none are published.
+            Values by name, at most one heartbeat old; the given values until some are published.
         """
         if name not in self._shown:
             self._wait()
-        self._look()
+        self._refresh()
         if self._follower.is_known and name is not None and name not in self._shown:
-            self._look(at_once=True)
+            self._refresh(at_once=True)
         return self._shown if self._follower.is_known else Known(self.known())
 
     def known(self) -> dict[str, Any]:
-        """The config as far as it is known. Waits for nobody."""
+        """Return the config as known so far. Does not wait."""
         return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
-        """The known metadata of the primary's run, by attribute of `wandb.Run`.
+        """Return the known metadata of the primary's run, by attribute of `wandb.Run`.
 
         Returns:
-            Values by name, a heartbeat old at most; none if the primary does not publish its run in time.
+            Values by name, at most one heartbeat old; none if the primary does not publish its run in time.
         """
         self._wait()
-        self._look()
+        self._refresh()
         return self._follower.metadata
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Keep what was written, for this rank alone, until the primary publishes another value."""
-        self._look(at_once=True)
+        """Keep written values, on this rank only, until the primary publishes other ones."""
+        self._refresh(at_once=True)
         self._shown.update(values)
         self._written.update(values)
 
     def _wait(self) -> None:
-        """Wait for the primary to publish its run, once; warn once if it does not."""
+        """Wait for the primary to publish its run, once only; warn if it does not."""
         key, connection = self._follower.key, self._connection
         if self._follower.is_known or self._has_waited or key is None or not connection.is_usable:
             return
@@ -183,7 +183,7 @@ class LocalConfig:
                     job_store.wait_get(key + OF_VERSION, "its primary", 0.0 if connection.has_ended() else None)
                 finally:
                     self._has_waited = True
-                self._look(at_once=True)
+                self._refresh(at_once=True)
                 return
         if self._notices.is_first("unknown"):
             warn(

@@ -1,4 +1,4 @@
-"""A config as JSON, kept up to date without going through all of it each time. Pure."""
+"""A config as JSON, updated without reading all of it each time. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from dist_wandb.settings.config_values import encoded
 from dist_wandb.settings.config_withheld import MISSING, withheld
 
-_ENOUGH = 0.001  # seconds of looking into values, after which no further one is looked into
-_SHARE = 0.01  # of the time may go into such looks
-_FIXED = (bool, int, float, str, type(None))  # what cannot change inside
+_ENOUGH = 0.001  # seconds of checking values, after which no further value is checked
+_SHARE = 0.01  # of the time that may be spent on these checks
+_FIXED = (bool, int, float, str, type(None))  # types of values that cannot change inside
 
 
 class ConfigText:
@@ -21,7 +21,7 @@ class ConfigText:
 
     Args:
         clock: Returns the time in seconds.
-        given: What this rank was given, by name.
+        given: Values that this rank was given, by name.
 
     Example:
         ``text.renew({"lr": 0.1, "net": [1]})``, then ``str(text)`` is ``{"lr": 0.1, "net": [1]}``.
@@ -33,13 +33,11 @@ class ConfigText:
         self._clock = clock
         self._given = given
         self._pieces: dict[str, str] = {}
-        self._changeable: dict[
-            str, None
-        ] = {}  # names of values that can change inside, those looked into last at the end
+        self._changeable: dict[str, None] = {}  # names of values that can change inside, the last checked at the end
         self._next_look = 0.0
 
     def renew(self, values: Mapping[str, Any]) -> bool:
-        """Set values of names; whether any of them has changed."""
+        """Set values by name. Return whether any of them has changed."""
         is_new = False
         for name, value in values.items():
             self._changeable.pop(name, None)
@@ -51,7 +49,7 @@ class ConfigText:
         return is_new
 
     def renew_some(self, read: Callable[[str], Any]) -> bool:
-        """Look again into some values that can change inside: for a short time, and not too often.
+        """Check again some values that can change inside: for a short time, and not too often.
 
         Args:
             read: Returns the value of a name.
@@ -63,7 +61,7 @@ class ConfigText:
         if began < self._next_look:
             return False
         is_new = False
-        for name in list(self._changeable):  # in the order of the last looks
+        for name in list(self._changeable):  # in the order of the last checks
             is_new = self.renew({name: read(name)}) or is_new
             if self._clock() - began > _ENOUGH:
                 break

@@ -11,25 +11,25 @@ from dist_wandb.settings.config_withheld import Known
 
 
 class Source(Protocol):
-    """Where a `ConfigView` has its values from."""
+    """The source of a `ConfigView`'s values."""
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """All values; `name` is the one that is looked up."""
+        """Return all values; `name` is the one to read."""
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Keep values for this rank."""
+        """Set values on this rank."""
 
 
 class ConfigView(Mapping[str, Any]):
     """The config of a run that another rank has opened.
 
-    It reads as wandb's own `Config` does, by attribute and by item. What the primary has, also what it sets later,
-    shows here within a heartbeat; a name that is not there yet is looked for at once. The first read waits up to
-    `join_timeout` for the primary to open its run. What is written here does not reach the run: it shows on this rank,
-    until the primary sets another value for that name.
+    It is read like wandb's own `Config`, by attribute and by item. Values of the primary, including those that it sets
+    later, are visible here within one heartbeat; an unknown name is polled for at once. The first read waits up to
+    `join_timeout` for the primary to open its run. Values written here do not reach the run: they are visible on this
+    rank only, until the primary sets another value for the name.
 
     Args:
-        source: Where the values come from, such as a `LocalConfig`.
+        source: The source of its values, such as a `LocalConfig`.
 
     Example:
         Two ranks, ``run_mode="auto"``::
@@ -38,7 +38,7 @@ class ConfigView(Mapping[str, Any]):
             run.config.lr, run.config["lr"], dict(run.config)  # rank 0 and rank 1: 0.1, 0.1, {"lr": 0.1}
     """
 
-    # It is not a `MutableMapping`: nothing can be deleted, as in wandb's own, so `clear` would never end.
+    # It is not a `MutableMapping`: as in wandb's own, nothing can be deleted, so `clear` would never end.
 
     __slots__ = ("_source",)
     _source: Source
@@ -50,7 +50,7 @@ class ConfigView(Mapping[str, Any]):
         return self._source.read(name)[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # protocols like copy and pickle must see that they are not implemented
+        if name.startswith("_"):  # copy, pickle and so on check for such names
             raise AttributeError(name)
         values = self._source.read(name)
         if name in values:
@@ -91,18 +91,18 @@ class ConfigView(Mapping[str, Any]):
         return dict(self._source.read())
 
     def update(self, values: Any = None, *_args: Any, **_kwargs: Any) -> None:
-        """Keep values for this rank."""
+        """Set values on this rank."""
         self._source.write(given_values(values))
 
     update_locked = update
     merge_locked = update
 
     def setdefaults(self, values: Any = None) -> None:
-        """Keep values of names that are not there, for this rank."""
+        """Set values of missing names on this rank."""
         known = self._source.read()
         self.update({name: value for name, value in given_values(values).items() if name not in known})
 
     def persist(self, *_: object) -> None:
-        """Accept: there is nothing to be sent from here, and nothing can be deleted."""
+        """Do nothing: this rank sends no config, and nothing can be deleted."""
 
     __delitem__ = persist

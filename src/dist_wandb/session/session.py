@@ -98,7 +98,7 @@ class Session(AsRun):
             rank=self.topology.global_rank,
             is_first=not link.unit.index,
         )
-        self._exchange = exchange_of(link, own, rows, self._look, lambda: config_sync.news)
+        self._exchange = exchange_of(link, own, rows, self._look, lambda: config_sync.publications)
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
@@ -184,7 +184,7 @@ class Session(AsRun):
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
         """The config, without updates from other ranks inside the block: for writing names that are missing from it."""
-        with self._config_sync.look.undisturbed():
+        with self._config_sync.refresh.undisturbed():
             yield self.config
 
     def log(

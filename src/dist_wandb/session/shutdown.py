@@ -118,7 +118,7 @@ class Shutdown:
         Args:
             published: How often any rank has published something.
         """
-        self._config_sync.look.in_background(published)
+        self._config_sync.refresh.in_background(published)
         if self._config_sync.has_run_ended and self._life.detach():
             self._exchange.detach()
             self._close(handed_over=False)

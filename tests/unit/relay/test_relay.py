@@ -476,7 +476,7 @@ def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
 
 @pytest.mark.slow
 def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Relay._begin
+    start = Relay._start_thread
 
     def slowly(self: Relay, what: Callable[[Any], None], argument: Any) -> None:
         def do(argument: Any) -> None:
@@ -484,9 +484,9 @@ def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatc
             what(argument)
 
         time.sleep(0.0 if argument is self._listener else 0.3)  # as on a busy machine: the session ends meanwhile
-        begin(self, do, argument)
+        start(self, do, argument)
 
-    monkeypatch.setattr(Relay, "_begin", slowly)
+    monkeypatch.setattr(Relay, "_start_thread", slowly)
     with dist_wandb.init() as session:
         through_a_pickle(session).log({"loss": 0.5}, step=3)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]

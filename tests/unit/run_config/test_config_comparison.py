@@ -38,7 +38,7 @@ def given_differently(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for session in job(world, configs, **options):
-            session._config_sync.look(at_once=True)
+            session._config_sync.refresh(at_once=True)
     return [str(warning.message) for warning in caught if "given different configs" in str(warning.message)]
 
 

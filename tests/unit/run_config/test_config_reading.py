@@ -151,7 +151,7 @@ def test_what_a_rank_writes_is_newer_than_what_it_has_not_seen_yet(job: Job, mod
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
     first.config.update({"n": 1})
     second.config.update({"n": 2})
-    second._config_sync.look(at_once=True)
+    second._config_sync.refresh(at_once=True)
     assert second.config.n == 2
 
 
@@ -200,9 +200,9 @@ def test_the_exchange_brings_word_of_a_change_to_ranks_that_would_not_look_by_th
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
     syncs = [session._config_sync for session in sessions]
-    wait_until(lambda: all(sync.look._background.heard == syncs[0].news for sync in syncs), within=20.0)
+    wait_until(lambda: all(sync.refresh._schedule.published == syncs[0].publications for sync in syncs), within=20.0)
     for sync in syncs:
-        sync.look._background.next_elsewhere = math.inf
+        sync.refresh._schedule.next_poll = math.inf
     sessions[0].config.update({"steps": 7})
     for session in sessions[1:]:
         wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
@@ -211,8 +211,8 @@ def test_the_exchange_brings_word_of_a_change_to_ranks_that_would_not_look_by_th
 def test_the_exchange_brings_word_that_the_user_has_finished_the_run(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}))
     mine, theirs = first._config_sync, second._config_sync
-    wait_until(lambda: theirs.look._background.heard == mine.news, within=20.0)
-    theirs.look._background.next_elsewhere = math.inf
+    wait_until(lambda: theirs.refresh._schedule.published == mine.publications, within=20.0)
+    theirs.refresh._schedule.next_poll = math.inf
     mine.publish_end()
     wait_until(lambda: theirs.has_run_ended, within=20.0)
 
@@ -270,13 +270,13 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     monkeypatch.setattr(JobStore, "try_get", ask)
     for session in (first, second):
         for _ in range(3):
-            session._config_sync.look._next = 0.0
-            session._config_sync.look()
+            session._config_sync.refresh._next = 0.0
+            session._config_sync.refresh()
     assert taken == []
     assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values
     first.config["new"] = 8
     assert taken == [8]
-    second._config_sync.look(at_once=True)
+    second._config_sync.refresh(at_once=True)
     assert second.config["new"] == 8
 
 
@@ -284,7 +284,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
 def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
-    second._config_sync.look(at_once=True)
+    second._config_sync.refresh(at_once=True)
     assert second.config.lr == 0.2
 
 
@@ -294,7 +294,7 @@ def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
     first.config._items["lr"] = 0.2
     first.config["--width"] = 3  # wandb takes the dashes away
     first.flush(timeout=1.0)  # the other rank does not take part
-    second._config_sync.look(at_once=True)
+    second._config_sync.refresh(at_once=True)
     assert dict(second.config) == {"lr": 0.2, "width": 3}
 
 

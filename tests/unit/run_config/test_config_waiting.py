@@ -122,7 +122,7 @@ def test_after_the_end_the_config_stays_readable_and_nobody_is_asked(job: Job) -
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     second.finish(1)
     first.config.update({"steps": 7})
-    second._config_sync.look(at_once=True)
+    second._config_sync.refresh(at_once=True)
     assert dict(second.run.config) == {"lr": 0.1}
     first.finish(1)
     assert dict(first.config) == {"lr": 0.1, "steps": 7}

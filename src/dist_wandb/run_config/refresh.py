@@ -1,0 +1,144 @@
+"""When the config is refreshed: once per heartbeat, or at once; never twice at the same time.
+
+A refresh publishes what is new on this rank. It may also poll the other ranks, a request to the job's store. A
+session's thread refreshes once per heartbeat, and polls when the exchange reports that some rank has published
+something. Otherwise it polls after pauses that double from a heartbeat up to `_SELDOM`, for messages from ranks of
+other units. A read refreshes and polls once per heartbeat, or at once for a missing name. `flush` and `finish` do so at
+once, for a second at most. `log` never does. If a unit has one rank, or with ``reduce=None``, there is no thread: then
+only reads, writes, `flush` and `finish` refresh.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.notices import Notices
+
+if TYPE_CHECKING:
+    from dist_wandb.run_config.connection import Connection
+
+_log = logging.getLogger("dist_wandb")
+
+_PATIENCE = 1.0  # seconds that a write waits for a refresh by another thread
+_SELDOM = 10.0  # seconds between two polls, at most, unless the exchange reports something new
+
+
+class Schedule:
+    """When a session's thread refreshes and polls. Pure: the time is an argument, in seconds.
+
+    Args:
+        heartbeat: How often to refresh, and how often to poll at first, in seconds.
+
+    Attributes:
+        published: How often any rank had published something at the last poll.
+        next_poll: When to poll again, unless the exchange reports something new.
+    """
+
+    def __init__(self, heartbeat: float) -> None:
+        self._heartbeat = heartbeat
+        self.published: float = 0.0
+        self.next_poll: float = 0.0
+        self._next_refresh = 0.0
+        self._pause = heartbeat  # before the next poll
+
+    def is_due(self, now: float, published: float) -> bool:
+        """Whether to refresh."""
+        return published != self.published or now >= self._next_refresh
+
+    def is_poll_due(self, now: float, published: float) -> bool:
+        """Whether to poll the other ranks as well."""
+        return published != self.published or now >= self.next_poll
+
+    def done(self, now: float, published: float, *, polled: bool) -> None:
+        """Record a refresh."""
+        self._next_refresh = now + self._heartbeat
+        if polled:
+            longer = min(2 * self._pause, max(self._heartbeat, _SELDOM))
+            self.published, self._pause = published, self._heartbeat if published != self.published else longer
+            self.next_poll = now + self._pause
+
+
+class Refresh:
+    """Refreshes the config on this rank. Never waits for a rank, and raises nothing.
+
+    Args:
+        connection: Connection to the other ranks.
+        heartbeat: How often to refresh, in seconds: longer than the exchange's if there are very many ranks.
+        update: Publishes what is new here, and applies what other ranks have published. Its arguments are whether to
+            check all values for changes, and whether to poll the other ranks.
+    """
+
+    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool, bool], None]) -> None:
+        self._connection = connection
+        self._heartbeat = heartbeat
+        self._update = update
+        self._lock = threading.RLock()
+        self._is_busy = False  # reads and writes of the config by this thread do not start another refresh
+        self._next = 0.0
+        self._schedule = Schedule(heartbeat)
+        self._notices = Notices()
+
+    def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
+        """Refresh and poll, if it is time to.
+
+        Args:
+            at_once: Whether to do so now, rather than once per heartbeat.
+            whole: Whether to check all values for changes. Otherwise only those that were written, and a few of those
+                that may have changed inside.
+        """
+        if at_once or time.monotonic() >= self._next:
+            self._refresh(_PATIENCE if at_once else 0.0, whole=whole, polls=True)
+
+    def in_background(self, published: float) -> None:
+        """Refresh, if it is time to, on a thread whose rounds other ranks wait for.
+
+        Args:
+            published: How often any rank has published something, as reported by the exchange.
+        """
+        now = time.monotonic()
+        if not self._schedule.is_due(now, published):
+            return
+        polls = self._schedule.is_poll_due(now, published)
+        if self._refresh(0.0, whole=False, polls=polls):
+            self._schedule.done(now, published, polled=polls)
+
+    def _refresh(self, patience: float, *, whole: bool, polls: bool) -> bool:
+        """Refresh, unless another thread does so for longer than `patience` seconds. Return whether this one could."""
+        if not self._connection.is_usable or not self._lock.acquire(timeout=patience):
+            return False
+        was_busy, self._is_busy = self._is_busy, True
+        try:
+            if not was_busy:
+                if polls:
+                    self._next = time.monotonic() + self._heartbeat
+                self._update(whole, polls)
+        except RendezvousError as error:  # the store is gone, usually because the job has ended
+            _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
+        except Exception:  # noqa: BLE001  # must not affect the training
+            if self._notices.is_first("failed"):
+                _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)
+        finally:
+            self._is_busy = was_busy
+            self._lock.release()
+        return True
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Refresh before and after the block, but not inside it, because what is written depends on what was read."""
+        self(at_once=True)
+        if self._lock.acquire(timeout=_PATIENCE):
+            was_busy, self._is_busy = self._is_busy, True
+            try:
+                yield
+            finally:
+                self._is_busy = was_busy
+                self._lock.release()
+            self(at_once=True)
+        else:  # another thread waits for a stalled store
+            yield

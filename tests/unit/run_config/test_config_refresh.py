@@ -1,0 +1,119 @@
+"""When a session's thread polls what other ranks have published: each poll is a request to the job's store."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.run_config import refresh as refresh_module
+from dist_wandb.run_config.refresh import Refresh
+
+
+class Rank:
+    """A rank's refreshes and polls, on a simulated clock.
+
+    Args:
+        heartbeat: The session's, in seconds.
+        patch: Sets the clock.
+    """
+
+    def __init__(self, heartbeat: float, patch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.refreshes: list[float] = []
+        self.polls: list[float] = []
+        self.failure: Exception | None = None
+        connection: Any = type("Connection", (), {"is_usable": True, "rank": 1})
+        self.refresh = Refresh(connection, heartbeat, self._update)
+        patch.setattr(refresh_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def _update(self, _whole: bool, polls: bool) -> None:
+        self.refreshes.append(self.now - 100.0)
+        if polls:
+            self.polls.append(self.now - 100.0)
+            if self.failure is not None:
+                raise self.failure
+
+    def idle(self, seconds: float, published: float, every: float = 1.0) -> None:
+        """Run rounds without messages."""
+        for _ in range(round(seconds / every)):
+            self.refresh.in_background(published)
+            self.now += every
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(1.0, monkeypatch)
+
+
+def test_a_rank_without_reports_of_news_polls_less_and_less_often(rank: Rank) -> None:
+    rank.idle(60, published=0.0)
+    assert rank.polls == [0, 2, 6, 14, 24, 34, 44, 54]
+    assert rank.refreshes == list(range(60))
+
+
+def test_a_report_of_news_makes_a_rank_poll_at_once(rank: Rank) -> None:
+    rank.idle(30, published=0.0)
+    before = len(rank.polls)
+    rank.now += 0.25  # not at the time of a heartbeat
+    rank.idle(6, published=1.0)
+    assert rank.polls[before:] == [30.25, 31.25, 33.25]
+
+
+def test_rounds_in_quick_succession_cause_no_further_polls(rank: Rank) -> None:
+    rank.idle(3, published=1.0, every=0.125)
+    assert (rank.refreshes, rank.polls) == ([0, 1, 2], [0, 1])
+
+
+def test_with_many_ranks_the_longer_heartbeat_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(30.0, monkeypatch)
+    rank.idle(100, published=0.0)
+    assert rank.polls == [0, 30, 60, 90]
+
+
+def test_a_reader_polls_once_per_heartbeat_whatever_the_thread_does(rank: Rank) -> None:
+    rank.idle(16, published=0.0)
+    before = len(rank.polls)
+    for _ in range(8):
+        rank.refresh()
+        rank.now += 0.5
+    assert rank.polls[before:] == [16, 17, 18, 19]
+
+
+def test_a_store_that_does_not_answer_is_polled_again_after_a_heartbeat(rank: Rank) -> None:
+    rank.idle(30, published=0.0)
+    rank.failure = RendezvousError("gone")
+    before = len(rank.polls)
+    rank.idle(2, published=1.0)
+    assert rank.polls[before:] == [30, 31]
+
+
+def test_a_report_that_comes_during_another_threads_refresh_is_not_lost(rank: Rank) -> None:
+    rank.idle(30, published=0.0)
+    before = len(rank.polls)
+    rank.refresh._lock = Held()  # type: ignore[assignment]
+    rank.idle(1, published=1.0)
+    assert len(rank.polls) == before
+    rank.refresh._lock = Free()  # type: ignore[assignment]
+    rank.idle(1, published=1.0)
+    assert rank.polls[before:] == [31]
+
+
+class Held:
+    """A lock that another thread holds."""
+
+    def acquire(self, timeout: float) -> bool:
+        assert timeout == 0.0  # on a thread whose rounds other ranks wait for
+        return False
+
+
+class Free:
+    """A lock that is free."""
+
+    def acquire(self, timeout: float) -> bool:
+        return timeout == 0.0
+
+    def release(self) -> None:
+        """Do nothing."""
