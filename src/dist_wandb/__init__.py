@@ -3,8 +3,8 @@
 ``DistWandbLogger`` for Lightning, ``DistWandbTracker`` for Accelerate, ``init`` for plain PyTorch. Importing this
 package imports neither torch nor wandb nor a framework: public names are loaded at their first use.
 
-With ``import dist_wandb as wandb`` a script finds what it looks for in wandb: what is about the current run (`log`,
-`config`, `watch`, `finish`, ...) acts on the current session, and whatever is not found here is wandb's own.
+``import dist_wandb as wandb`` gives scripts all names of wandb: those that concern the current run (`log`, `config`,
+`watch`, `finish`, ...) act on the current session, and all others are wandb's own.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     config: Any
     summary: Any
 
-# Without the integrations for the frameworks: `import *` must work where none is installed.
+# Without the framework integrations: `import *` must work if no framework is installed.
 __all__ = [
     "ConfigurationError",
     "DistWandbError",
@@ -135,31 +135,18 @@ _ROOMS = {
     "plan_run": "settings.plan",
     "read_runs": "reading.runs",
     "wandb_init": "decorator",
-    **dict.fromkeys(
-        (
-            "ConfigurationError",
-            "DistWandbError",
-            "MissingExtraError",
-            "ReadError",
-            "RendezvousError",
-            "TopologyError",
-            "UnavailableError",
-            "UnsupportedVersionError",
-            "UploadError",
-        ),
-        "errors",
-    ),
+    **{name: "errors" for name in __all__ if name.endswith("Error")},
 }
 
 
-# What of wandb's names is about the current run. The last of them came after the oldest supported version of wandb.
+# wandb's names that concern the current run. The last one is newer than the oldest supported version of wandb.
 _ACTING = (
     *("alert", "define_metric", "finish", "join", "link_model", "log", "log_artifact", "log_model", "mark_preempting"),
     *("restore", "save", "unwatch", "use_artifact", "use_model", "watch", "pin_config_keys"),
 )
 _ROOMS.update(dict.fromkeys(_ACTING, "as_wandb"))
-_OF_CURRENT = ("config", "run", "summary")  # another object with each session
-# wandb's own, in every supported version, to be listed before wandb is imported. What else it has is found as well.
+_OF_CURRENT = ("config", "run", "summary")  # a different object in each session
+# wandb's own names in every supported version, to be listed before wandb is imported. Its other names work, too.
 _OF_WANDB = (
     *("AlertLevel", "Api", "Artifact", "ArtifactTTL", "Audio", "CommError", "Error", "Graph", "Histogram", "Html"),
     *("Image", "Molecule", "Object3D", "Plotly", "Settings", "Table", "UsageError", "Video", "agent", "box3d"),
@@ -175,7 +162,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _OF_CURRENT:
         return importlib.import_module("dist_wandb.as_wandb").of_current(name)
-    if name == "errors":  # wandb's own are found there, too
+    if name == "errors":  # contains wandb's own errors, too
         return importlib.import_module("dist_wandb.errors")
     if name not in _OF_WANDB and (name.startswith("_") or _is_module(name)):
         raise AttributeError(f"module 'dist_wandb' has no attribute {name!r}")
@@ -183,7 +170,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_module(name: str) -> bool:
-    """Whether a module of this package that nobody has imported has the name: Python imports it after this error."""
+    """Whether it is a module of this package that is not imported yet: Python imports it after this error."""
     return importlib.import_module("importlib.util").find_spec(f"dist_wandb.{name}") is not None
 
 

@@ -1,11 +1,11 @@
-"""What scripts find in wandb's module that is about the current run: for ``import dist_wandb as wandb``.
+"""The functions of wandb's module that act on the current run, for ``import dist_wandb as wandb``.
 
-``wandb.log``, ``wandb.config``, ``wandb.watch`` and the like act on the session that was opened last (`get_run`): on a
-rank without a run they do what the session does there. Where no session is open they are wandb's own, for a run that
-was opened without this package; without such a run they raise `wandb.Error`, as wandb does.
+``wandb.log``, ``wandb.config``, ``wandb.watch`` and so on act on the session that was opened last (`get_run`). On a
+rank without a run, they do what the session does there. If no session is open they are wandb's own, for a run that was
+opened without this package; without such a run they raise `wandb.Error`, as wandb does.
 
-Whatever else a script looks for in this package is wandb's own (`runs.wandb_names`), looked up at each use.
-`dist_wandb.__init__` has the lists; `tests/unit/test_as_wandb.py` compares them with those of wandb.
+All other names that a script uses are wandb's own (`runs.wandb_names`), looked up at each use. The lists are in
+`dist_wandb.__init__`; `tests/unit/test_as_wandb.py` compares them with wandb's.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def log(
     *,
     weight: Weight = None,
 ) -> None:
-    """Log one row with the current session: `wandb.log`, whose arguments it takes, for the numbers of all ranks.
+    """Log one row with the current session: like `wandb.log`, with the same arguments, for the numbers of all ranks.
 
     Args:
         data: Values by name, as for `Session.log`.
         step: Position of the row on the x axis.
-        commit: As in `wandb.Run.log`, where one rank is a unit.
-        sync: Ignored, as by wandb.
-        weight: What a mean over ranks is weighted with, such as the number of samples behind the values.
+        commit: As in `wandb.Run.log`, for rows of a single rank.
+        sync: Ignored, as in wandb.
+        weight: Weight of the values in a mean over ranks, such as the number of samples behind them.
 
     Raises:
-        wandb.Error: Nobody has called `init` in this process.
+        wandb.Error: `init` was not called in this process.
         ConfigurationError: As `Session.log`.
     """
     session = current()
@@ -51,11 +51,11 @@ def log(
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG001  # wandb ignores it, too
-    """End the current session, and on a rank with a run that run: `wandb.finish`. Without a session nothing happens.
+    """End the current session and, on a rank with a run, the run: `wandb.finish`. Has no effect without a session.
 
     Args:
-        exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
-        quiet: Ignored, as by wandb.
+        exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
+        quiet: Ignored, as in wandb.
     """
     session = current()
     if session is not None:
@@ -68,16 +68,16 @@ join = finish
 
 
 def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Fetch a file of a run from W&B: `wandb.restore`. That of another run is fetched on a rank without one, too.
+    """Fetch a file of a run from W&B: `wandb.restore`. With `run_path`, also on a rank without a run.
 
     Args:
         name: Name of the file.
         run_path: The run, as ``ENTITY/PROJECT/ID``; the current one if `None`.
-        args: Further arguments of `wandb.restore`.
-        kwargs: Likewise.
+        args: Further positional arguments of `wandb.restore`.
+        kwargs: Further keyword arguments of `wandb.restore`.
 
     Returns:
-        The open file; a stand-in for that of the current run on a rank that has none.
+        The open file; for the current run, a stand-in on a rank that has none.
     """
     session = current()
     if session is None or run_path is not None:
@@ -89,7 +89,7 @@ _Acting: TypeAlias = Callable[..., Any]
 
 
 def _acting(name: str) -> _Acting:
-    """A function that acts on the current session as wandb's of this name does on the current run."""
+    """Return a function that acts on the current session as wandb's function of this name does on the current run."""
 
     def act(*args: Any, **kwargs: Any) -> Any:
         session = current()
@@ -97,7 +97,7 @@ def _acting(name: str) -> _Acting:
         return function(*args, **kwargs)
 
     act.__name__ = act.__qualname__ = name
-    act.__doc__ = f"`wandb.{name}` for the current session; on a rank without a run it accepts the call, and no more."
+    act.__doc__ = f"`wandb.{name}` for the current session; on a rank without a run it has no effect."
     return act
 
 
@@ -116,14 +116,14 @@ watch: _Acting = _acting("watch")
 
 
 def of_current(name: str) -> Any:
-    """``wandb.run``, ``wandb.config`` or ``wandb.summary``.
+    """Return ``wandb.run``, ``wandb.config`` or ``wandb.summary``.
 
     Args:
-        name: Which of them.
+        name: Name of the attribute.
 
     Returns:
-        The current session, its config, or its summary. Where no session is open it is wandb's own: as long as it has
-        no run, that is `None` for the run, and for the others an object whose use is a `wandb.Error`.
+        The current session, its config, or its summary. If no session is open, wandb's own object: while wandb has no
+        run, that is `None` for the run, and otherwise an object that raises `wandb.Error` when used.
     """
     session = current()
     if session is not None:
@@ -136,7 +136,7 @@ def _why_not() -> str:
         return "The session of dist_wandb has been finished."
     try:
         topology = Topology.detect()
-    except DistWandbError:  # its error is for who opens a session
+    except DistWandbError:  # `init` raises it
         return "No session of dist_wandb is open in this process."
     if topology.world_size == 1:
         return "No session of dist_wandb is open."

@@ -1,4 +1,4 @@
-"""The decorator `wandb_init`: a function whose calls are each one session."""
+"""The decorator `wandb_init`, which makes each call of a function one session."""
 
 from __future__ import annotations
 
@@ -38,32 +38,34 @@ def wandb_init(
     rank_scope: RankScope | None = None,
     **arguments: Any,
 ) -> Callable[..., Any]:
-    """Decorate a function so that each call of it is one session: opened before, finished after, on every rank.
+    """Decorate a function so that each call of it is one session: opened before and finished after it, on every rank.
 
     Works with and without parentheses, on functions, methods, coroutine functions, generators and asynchronous
-    generators. Inside, `get_run` gives the session. A decorated function that is called by another one joins its
-    session. An exception ends the run with exit code 1, `SystemExit` with its own; a generator that is not exhausted
-    ends well.
+    generators. Inside, `get_run` returns the session. A decorated function that is called by another one joins its
+    session. An exception ends the run with exit code 1, `SystemExit` with its own code. A generator that is not
+    exhausted ends successfully.
 
     Args:
-        function: The function, if there are no parentheses.
+        function: The function, if the decorator is used without parentheses.
         run_mode: As in `dist_wandb.init`.
         rank_scope: As in `dist_wandb.init`.
-        **arguments: All other arguments of `dist_wandb.init`, and so of `wandb.init`.
+        **arguments: Further arguments of `dist_wandb.init` and thus of `wandb.init`.
 
     Returns:
         The decorated function, or the decorator.
 
     Raises:
-        ConfigurationError: Arguments that cannot be honoured, at once; or what is decorated is not a function.
+        ConfigurationError: An argument is not supported, which is checked at once, or the decorated object is not a
+            function.
 
     Note:
-        Precedence of `run_mode` and `rank_scope`: arguments of `dist_wandb.init` itself, then those of the decorator
-        around it, then the environment (`DIST_WANDB_RUN_MODE`, `DIST_WANDB_RANK_SCOPE`), then the defaults.
-        W&B's own arguments precede W&B's own variables (`WANDB_PROJECT` and so on), as ever.
+        Precedence of `run_mode` and `rank_scope`: arguments of `dist_wandb.init` itself, then those of the enclosing
+        decorator, then the environment (`DIST_WANDB_RUN_MODE`, `DIST_WANDB_RANK_SCOPE`), then the defaults. W&B's own
+        arguments precede W&B's own variables (`WANDB_PROJECT` and so on), as usual.
 
-        The ranks must be known when the function is called: by the launcher, or an initialised torch.distributed. With
-        `torch.multiprocessing.spawn` decorate what is called after `init_process_group`.
+        The ranks must be known when the function is called: from the launcher, or from an initialised
+        torch.distributed. With `torch.multiprocessing.spawn`, decorate the function that is called after
+        `init_process_group`.
 
         In a coroutine, opening and finishing the run block the event loop, as in wandb.
 
@@ -103,7 +105,7 @@ _Inside: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
-    """The session of the decorated function around this call, if there is one; else one of its own.
+    """Use the session of the enclosing decorated function or, if there is none, open one for this call.
 
     Yields the context in which the decorated function runs, in this thread or task.
     """
@@ -171,7 +173,7 @@ def _generator(
                     with inside():
                         generator.close()
                     raise
-                except BaseException as error:  # noqa: BLE001  # it is the generator's to handle
+                except BaseException as error:  # noqa: BLE001  # for the generator to handle
                     resume = functools.partial(generator.throw, error)
                 else:
                     resume = functools.partial(generator.send, sent)
@@ -198,7 +200,7 @@ def _async_generator(
                     with inside():
                         await generator.aclose()
                     raise
-                except BaseException as error:  # noqa: BLE001  # it is the generator's to handle
+                except BaseException as error:  # noqa: BLE001  # for the generator to handle
                     resume = functools.partial(generator.athrow, error)
                 else:
                     resume = functools.partial(generator.asend, sent)
