@@ -36,8 +36,6 @@ class Comparison:
     """Compares the config that this rank was given with those of other ranks.
 
     Args:
-        options: The checked arguments of the integration.
-        connection: Connection to the other ranks.
         config: The config that this rank was given, without the names that W&B is told to exclude.
 
     Attributes:

@@ -21,10 +21,6 @@ _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 class Connection:
     """A separate connection to the job's store, so that it is never in use by another thread of the exchange.
 
-    Args:
-        limits: How long to wait.
-        topology: Rank and layout of this process.
-
     Attributes:
         topology: As given.
         rank: This rank, for messages.

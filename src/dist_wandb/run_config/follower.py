@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 class Follower:
     """Follows the run of a primary, once `key` is set.
 
-    Args:
-        connection: Connection to the other ranks.
-        comparison: Has the config that this rank was given.
-
     Attributes:
         key: Key under which that run is published; `None` on a rank that follows no run.
         has_ended: Whether that run was found to be finished by its user.

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Publishes the config of this rank's run, if other ranks follow it.
-
-    Args:
-        connection: Connection to the other ranks.
-        comparison: Has the config that this rank was given.
-    """
+    """Publishes the config of this rank's run, if other ranks follow it."""
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:
         self._connection = connection

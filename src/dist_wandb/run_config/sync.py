@@ -59,8 +59,6 @@ class ConfigSync:
     """One rank's end of the config sync.
 
     Args:
-        options: The checked arguments of the integration.
-        topology: Rank and layout of this process.
         config: The config that this rank was given, without the names that W&B is told to exclude.
 
     Attributes:

@@ -26,8 +26,6 @@ class RunConfig:
     """The config of this rank's own run; a `runs.config_guard.Listener` to what the user reads and writes.
 
     Args:
-        refresh: Updates it.
-        follower: Knows which values are this rank's own.
         notice: Called with the names whose values should be published.
     """
 
@@ -97,14 +95,7 @@ class RunConfig:
 
 
 class LocalConfig:
-    """The config of the primary's run on a rank without a run. The first read waits for the primary.
-
-    Args:
-        refresh: Updates it.
-        follower: Follows the primary.
-        comparison: Has the config that this rank was given, which is read until one is published.
-        connection: Connection to the other ranks.
-    """
+    """The config of the primary's run on a rank without a run. The first read waits for the primary."""
 
     def __init__(self, refresh: Refresh, follower: Follower, comparison: Comparison, connection: Connection) -> None:
         self._refresh = refresh

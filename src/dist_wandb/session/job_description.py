@@ -40,13 +40,9 @@ class JobDescription(TypedDict):
 
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
-    """Return the session's name, equal on all ranks, and its keys in the job's store; a world of one needs none.
+    """Return the session's name, equal on all ranks, and its keys in the job's store, if there is one.
 
-    Args:
-        options: The session's options.
-        topology: Rank and layout of this process.
-        integration: Name of the integration.
-        number: Number of the session among the integration's; counted if `None`.
+    A world of one needs no store. `number` is the session's number among the integration's; it is counted if `None`.
     """
     if topology.world_size == 1:
         return integration, None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
 
+_T = TypeVar("_T")
+
 
 class JobLink:
     """Exchanges messages with the other ranks of the job. Without a store, it does nothing.
@@ -31,7 +33,7 @@ class JobLink:
     Args:
         options: The checked arguments of the integration.
         topology: Rank and layout of this process.
-        plan: What it does with W&B.
+        plan: What this rank does with W&B.
         store: The session's keys in the job's store; `None` if there is no store.
         name: Name of the session, equal on all ranks.
         is_counted: Whether no other session will have this name, because its number was counted, not given.
@@ -88,37 +90,34 @@ class JobLink:
             self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
         return unit_run_id(self.plan)
 
+    def _ask(self, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+        """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
+        store = self.store
+        return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
+
     def run_url(self) -> str | None:
         """Return the URL of the unit's run, if its primary has published one."""
-        store = self.store
-        published = briefly(lambda: store.try_get(run_key(self.plan)), None) if store is not None else None
+        published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None  # a reason, but no URL, if opening it failed
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
-        store, keys = self.store, keys_of(self.unit)
-        return store is not None and briefly(lambda: is_accompanied(store.below(keys)), True)
+        keys = keys_of(self.unit)
+        return self.store is not None and self._ask(lambda store: is_accompanied(store.below(keys)), True)
 
     def has_all_writers(self) -> bool:
-        """Whether all writers of a shared run are attached. Reads a single key."""
-        store = self.store
-        if store is None:
-            return True
-        writers = attached_writers(store, self.plan)
-        return briefly(lambda: writers.count() >= self.unit.size, True)  # the job may be over
+        """Whether all writers of a shared run are attached, or it cannot be determined. Reads a single key."""
+        return self._ask(lambda store: attached_writers(store, self.plan).count() >= self.unit.size, True)
 
     def other_writers(self, deadline: float) -> set[int]:
         """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.
 
         Args:
-            deadline: Time of the monotonic clock until which to wait. Without an answer, the run ends before its
+            deadline: Time of the monotonic clock until which to wait; without an answer, the run ends before its
                 writers.
         """
-        store, none = self.store, list[int]()
-        if store is None:
-            return set()
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        writers = briefly(attached_writers(store, self.plan).news, none, within)
+        writers = self._ask(lambda store: attached_writers(store, self.plan).news(), list[int](), within)
         return set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
@@ -127,16 +126,13 @@ class JobLink:
 
     def report_over(self) -> None:
         """Publish, as the coordinator, that the session has ended, for ranks that come late."""
-        store = self.store
-        if store is not None and self.topology.is_coordinator:
-            briefly(lambda: leftovers.publish_over(store), None)
+        if self.topology.is_coordinator:
+            self._ask(leftovers.publish_over, None)
 
     def is_over(self) -> bool:
         """Whether the coordinator has already ended this session, so that this rank opens it too late."""
-        store = self.store
-        if store is None or self.topology.is_coordinator or self.options.rank_scope != "global":
-            return False
-        return briefly(lambda: leftovers.is_over(store), False)
+        is_follower = not self.topology.is_coordinator and self.options.rank_scope == "global"
+        return is_follower and self._ask(leftovers.is_over, False)
 
     def leave(self, exchange: Exchange) -> None:
         """Delete the keys of this session once its exchange has ended.

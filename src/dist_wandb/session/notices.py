@@ -33,30 +33,20 @@ _log = logging.getLogger("dist_wandb")
 
 
 class SessionNotices:
-    """The messages of one session.
-
-    Args:
-        link: Connection to the other ranks, which knows this rank.
-    """
+    """The messages of one session."""
 
     def __init__(self, link: JobLink) -> None:
         self._link = link
         self._given = Notices()
 
     def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
-        """Print one line, on a unit's primary, about what was decided and where the runs are.
+        """Print one line about what was decided and where the runs are. To be called on a unit's primary.
 
-        Args:
-            run: This rank's run.
-            run_id: Its id, which W&B generates in a world of one.
-            where: Its location; determined if `None`.
-            group_url: URL of the group's page, if there is one.
+        W&B generates `run_id` in a world of one. The location `where` is determined if `None`.
         """
-        plan = self._link.plan
-        if plan.announces:
-            plan = replace(plan, run_id=run_id)
-            place = where or run_metadata.location(run, plan)
-            print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
+        plan = replace(self._link.plan, run_id=run_id)
+        place = where or run_metadata.location(run, plan)
+        print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
     def opened_again(self, line: str, run_id: str | None) -> None:
         """Warn that `init` finishes a run that it opened at the same line before."""

@@ -35,10 +35,7 @@ class OwnRun:
     """The run that this rank writes into, or a `NullRun`.
 
     Args:
-        run: The run that was opened according to the plan.
-        link: Connection to the other ranks.
         opening: How it was opened: to publish it, and to reopen it if wandb's own process dies.
-        config_sync: This rank's end of the config sync.
         is_owned: Whether the session may end the run: not if the run was open before.
         step_metric: Name of the x axis; `None` for none.
         attached: The unit's run, if this rank only records the hardware of its node in it.

@@ -85,8 +85,6 @@ class Section:
     """One section of the script, to be used in a ``with`` block or as a decorator. It may be entered several times.
 
     Args:
-        sections: Receives its time.
-        name: Its name.
         waits: Whether it waits for other ranks.
     """
 

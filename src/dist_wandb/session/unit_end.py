@@ -31,10 +31,6 @@ class UnitEnd:
 
     Ranks only set and read keys of the job's store: none waits for a rank that is known to be gone, and without the
     store nothing can be reported.
-
-    Args:
-        store: The session's keys in the job's store; `None` if there is no store.
-        unit: The unit, seen from this rank.
     """
 
     def __init__(self, store: JobStore | None, unit: Unit) -> None:
