@@ -142,5 +142,5 @@ def _why_not() -> str:
         return "No session of dist_wandb is open."
     return (
         f"No session of dist_wandb is open on rank {topology.global_rank} of {topology.world_size}. Call init on every "
-        "rank, or log under the guard that init is under."
+        "rank, or call log under the same condition as init."
     )

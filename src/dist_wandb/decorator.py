@@ -82,7 +82,7 @@ def wandb_init(
     if function is not None and not inspect.isroutine(function):
         raise ConfigurationError(
             f"wandb_init was given {function!r}, which is not a function. Use @wandb_init or @wandb_init(project=...) "
-            "on a function or method; project and the like go by keyword."
+            "on a function or method; pass project and other arguments by keyword."
         )
     given = {"run_mode": run_mode, "rank_scope": rank_scope, **arguments}
     check_init(given)
@@ -132,8 +132,8 @@ def _warn_of_unused(own: Mapping[str, Any]) -> None:
     other = [name for name, value in own.items() if repr(value) != repr(outer.get(name))]
     if other:
         warnings.warn(
-            f"A decorated function was called by another one, whose run it joins. So {', '.join(other)} of its own "
-            "wandb_init is not used. Open a run of its own with dist_wandb.init, if that is meant.",
+            f"A decorated function was called inside another one and joins its run, so {', '.join(other)} of its own "
+            "wandb_init is ignored. To open a separate run, call dist_wandb.init in it.",
             stacklevel=5,
         )
 

@@ -41,7 +41,7 @@ def test_before_a_run_nothing_is_there_and_log_is_wandbs_error(outcome: Outcome)
     assert sorted(finished.lines("SAW before")) == [f"SAW before {rank} None" for rank in (0, 1)]
     assert sorted(finished.lines("SAW early")) == [
         f"SAW early {rank} You must call wandb.init() before wandb.log(). No session of dist_wandb is open on rank "
-        f"{rank} of 2. Call init on every rank, or log under the guard that init is under."
+        f"{rank} of 2. Call init on every rank, or call log under the same condition as init."
         for rank in (0, 1)
     ]
 

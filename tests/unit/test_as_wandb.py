@@ -207,7 +207,7 @@ def test_before_a_session_config_and_summary_cannot_be_used(name: str) -> None:
 def test_a_rank_that_opened_none_is_told_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(wandb.Error, match=r"is open on rank 1 of 2\. Call init on every rank, or log under the guard"):
+    with pytest.raises(wandb.Error, match=r"is open on rank 1 of 2\. Call init on every rank, or call log under"):
         dist_wandb.log({"loss": 1.0})
     monkeypatch.delenv("RANK")
     with pytest.raises(wandb.Error, match="is open in this process"):

@@ -303,7 +303,7 @@ def test_arguments_of_a_nested_function_that_are_not_used_are_told(fake_wandb: F
     def outer() -> None:
         inner()
 
-    with pytest.warns(UserWarning, match="So run_mode, name of its own wandb_init is not used"):
+    with pytest.warns(UserWarning, match="so run_mode, name of its own wandb_init is ignored"):
         outer()
     assert len(fake_wandb.runs) == 1
 
@@ -347,7 +347,7 @@ def test_session_that_was_ended_inside_is_not_replaced_by_another(fake_wandb: Fa
 def test_arguments_that_do_not_compare_are_no_obstacle_to_nesting() -> None:
     inner = wandb_init(config={"w": np.ones(3)})(lambda: 1)
     outer = wandb_init(config={"w": np.zeros(3)})(inner)
-    with pytest.warns(UserWarning, match="So config of its own"):
+    with pytest.warns(UserWarning, match="so config of its own"):
         assert outer() == 1
 
 

@@ -195,7 +195,7 @@ class Relay:
             if kind == LOG:
                 self._deliver(*arguments)
         except Exception:  # noqa: BLE001  # must not affect the training
-            _log.exception("dist_wandb: a row that another process handed over is lost")
+            _log.exception("dist_wandb: lost a row that another process had sent")
         else:
             if kind == FLUSH:
                 connection.send_bytes(pickle.dumps(arguments))

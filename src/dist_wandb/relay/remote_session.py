@@ -156,7 +156,7 @@ class RemoteSession:
             _warn_once(self.topology.global_rank, why)
             return False
         except Exception as error:  # noqa: BLE001  # objects have pickling code of their own
-            _log.error("dist_wandb: a row could not be handed to another process, and is lost: %s", error)
+            _log.error("dist_wandb: lost a row that could not be sent to the session's process: %s", error)
             return False
         return True
 
@@ -211,7 +211,7 @@ if hasattr(os, "register_at_fork"):
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
     media = [name for name, value in metrics.items() if is_media(value)]
     if media:
-        _warn_once(rank, f"{', '.join(media)}: what W&B keeps in files of the process that made it")
+        _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
     return {name: value for name, value in metrics.items() if name not in media}
 
 
@@ -229,8 +229,8 @@ _notices = Notices()
 def _warn_once(rank: int, why: str) -> None:
     if _notices.is_first((os.getpid(), why)):
         _log.error(
-            "dist_wandb: %s logged for rank %d, whose session is another process's, but that could not be handed "
-            "over (%s). Log in the training process instead.",
+            "dist_wandb: %s called log for rank %d, but could not send this to the process that holds the session "
+            "(%s). Log in the training process instead.",
             multiprocessing.current_process().name,
             rank,
             why,

@@ -83,7 +83,7 @@ def _newest_first(own: Path, pattern: str) -> list[Path]:
                     strangers[found.st_uid] = path
     for user, path in strangers.items():
         _log.warning(
-            "dist_wandb: %s belongs to user %d, so rows without a step are not counted on from its last row. Give "
+            "dist_wandb: %s belongs to user %d, so rows without a step do not continue after its last row. Give "
             "every row a step, or copy its directory.",
             path,
             user,

@@ -58,8 +58,8 @@ class RestartRecord:
                 return None
             _warned.add(path)
             _log.warning(
-                "dist_wandb: %s is not the restart record that an earlier start of this job would have left there "
-                "(%s). It is ignored, and new runs are made. Pass id= and resume='allow' to continue a run you know.",
+                "dist_wandb: %s is not a valid restart record of this job (%s). It is ignored, and new runs are "
+                "opened. To continue a known run, pass id= and resume='allow'.",
                 path,
                 error,
             )
@@ -90,9 +90,9 @@ class RestartRecord:
         texts = ("base_id", "session", "run_mode", "rank_scope")
         numbers = ("world_size", "requeues")
         if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
-            raise ValueError("it lacks a part")
+            raise ValueError("a part is missing or has the wrong type")
         if not all(isinstance(given[name], str | None) for name in ("project", "entity", "job")):
-            raise ValueError("a part of it is not text")
+            raise ValueError("a part is not text")
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
         try:

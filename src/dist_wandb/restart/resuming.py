@@ -79,8 +79,8 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
     if requested.wanted_resume(init_arguments) == "auto":
         raise ConfigurationError(
             f"resume='auto' takes the run id from a restart record that one process finds, but {topology.world_size} "
-            "ranks need it, and have no way to agree yet. Call init_process_group first, or pass id= (the same at "
-            "every start) with resume='allow', or set WANDB_RUN_ID."
+            "ranks need it, and have no way to agree on it yet. Call init_process_group first, or pass id= (the same "
+            "at every start) with resume='allow', or set WANDB_RUN_ID."
         )
 
 

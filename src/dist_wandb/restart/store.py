@@ -165,7 +165,7 @@ class RestartStore:
         ]
         if differ:
             _log.warning(
-                "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are made. Start with "
+                "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are opened. Start with "
                 "the same arguments, or pass id= and resume='allow'.",
                 record.base_id,
                 found,
@@ -185,8 +185,8 @@ class RestartStore:
                 self._remove([continued])
         except (OSError, ReadError) as error:
             _log.warning(
-                "dist_wandb: no restart record of the run %s could be left in %s (%s), so a later start will not find "
-                "it. Pass dir= with a directory that can be written to, or id= and resume='allow' at every start.",
+                "dist_wandb: could not write a restart record of the run %s to %s (%s), so a later start will not find "
+                "it. Pass dir= with a writable directory, or id= and resume='allow' at every start.",
                 base_id,
                 self._directory,
                 getattr(error, "strerror", None) or error,

@@ -93,8 +93,8 @@ class Comparison:
             missing = all_given.missing()
             theirs = "its config is" if len(missing) == 1 else "their configs are"
             warn(
-                f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not come: "
-                f"{theirs} not compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
+                f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not open a "
+                f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which does not wait.",
                 self.opened_at,
             )
         given: dict[int, Given] = all_given.read()
@@ -124,7 +124,7 @@ class Comparison:
         if mine and self._connection.is_first(DIFFERS):
             more = " Further ranks may differ, too." if self._connection.topology.world_size > 2 else ""  # noqa: PLR2004
             warn(
-                f"The ranks were given different configs: {listed(mine)}.{more} The config of a run is that "
+                f"The ranks were given different configs: {listed(mine)}.{more} Each run has the config "
                 "of its primary. config_sync='check' makes this an error, 'off' silences it.",
                 self.opened_at,
                 may_raise=False,  # which thread finds it depends on timing

@@ -165,7 +165,7 @@ class LocalConfig:
         key, connection = self._follower.key, self._connection
         if self._follower.is_known or self._has_waited or key is None or not connection.is_usable:
             return
-        why = "there is no store of the job yet through which to ask its primary"
+        why = "the job has no store yet through which its primary can be reached"
         with suppress(RendezvousError):
             job_store = connection.store()
             if job_store is not None:
@@ -179,6 +179,6 @@ class LocalConfig:
         if self._notices.is_first("unknown"):
             warn(
                 f"The config of the run was read on rank {connection.rank}, but {why}. Until it does, rank "
-                f"{connection.rank} reads the values that it was given itself.",
+                f"{connection.rank} reads the values that it was given.",
                 users_line() or self._comparison.opened_at,
             )

@@ -191,7 +191,7 @@ class _NoSession(NullRun):
             _notices.warn(
                 "no session",
                 "dist_wandb.get_run().log was called, but no session was opened in this process, so nothing is logged. "
-                "Call dist_wandb.init() before, on every rank, or decorate the function with dist_wandb.wandb_init.",
+                "Call dist_wandb.init() first, on every rank, or decorate the function with dist_wandb.wandb_init.",
             )
 
 

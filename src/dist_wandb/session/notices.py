@@ -52,8 +52,9 @@ class SessionNotices:
         """Warn that `init` finishes a run that it opened at the same line before."""
         if self._link.plan.announces:
             _log.warning(
-                "dist_wandb: init is called again at %s, where it has opened the run %s, which is not finished: it is "
-                "now. Call finish() where a run is to end; for several runs at a time pass reinit='create_new'.",
+                "dist_wandb: init was called again at %s, where it had opened the run %s. That run was not finished, "
+                "and is finished now. Call finish() at the end of each run, or pass reinit='create_new' for several "
+                "runs at a time.",
                 line,
                 run_id,
             )
@@ -62,8 +63,8 @@ class SessionNotices:
         """Warn that rows are dropped."""
         self._given.warn(
             "dropped",
-            f"rank {self._link.topology.global_rank} logs, but the run it logs to was finished on the rank that has "
-            "it. What it logs from now on is not written.",
+            f"rank {self._link.topology.global_rank} called log after its run was finished on the rank that has "
+            "it. This and later rows are not written. Call log on all ranks before the run is finished.",
         )
 
     def not_gathered(self) -> None:
@@ -75,15 +76,14 @@ class SessionNotices:
         plan = self._link.plan
         if plan.run_mode == "auto":
             raise ConfigurationError(
-                f"Rank {self._link.topology.global_rank} logs a table or images of all ranks, but with reduce=None "
-                "nothing is brought together: what the other ranks give would be lost. Leave reduce out, or gather out."
+                f"Rank {self._link.topology.global_rank} logs a table or images of all ranks, but reduce=None "
+                "disables gathering, so those of the other ranks would be lost. Leave out reduce=None or the gathering."
             )
         if plan.announces:
             self._given.warn(
                 "not gathered",
-                f"with run_mode={plan.run_mode!r} and no reduction nothing is brought together, so tables and images "
-                "that are logged to be gathered have the rows of one rank only, in the run or under the label of each. "
-                "To gather them, pass reduce='mean'.",
+                f"run_mode={plan.run_mode!r} without a reduction does not gather tables and images. Each has the rows "
+                "of one rank only, in the run or under the label of that rank. To gather them, pass reduce='mean'.",
             )
 
     def unused_patterns(self, patterns: Iterable[str]) -> None:
@@ -91,8 +91,8 @@ class SessionNotices:
         unused = [pattern for pattern in patterns if pattern != "*"]
         if unused and self._link.reduces and self._link.plan.primary:
             message = (
-                f"reduce has patterns that decided about no name that was logged: {', '.join(map(repr, unused))}. Look "
-                "for a misspelt name, or an earlier pattern that matches the same names."
+                f"reduce has patterns that apply to no logged name: {', '.join(map(repr, unused))}. Check for a "
+                "misspelt name, or an earlier pattern that matches the same names."
             )
             warn(message, users_line(), may_raise=False)  # the run must still be ended
 

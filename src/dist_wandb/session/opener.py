@@ -106,7 +106,7 @@ def identify() -> Topology:
     if topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
             f"{multiprocessing.current_process().name} was started by another process, but its rank is not known, so "
-            "it is taken for a job of its own. If it is one of several ranks, open the run after init_process_group, "
+            "it is treated as a separate job. If it is one of several ranks, open the run after init_process_group, "
             "or set RANK and WORLD_SIZE.",
             users_line(),
         )
@@ -243,7 +243,7 @@ class Opener:
         try:
             return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))
         except RendezvousError as error:
-            _log.warning("dist_wandb: rows without a step begin at 0 under this rank's label: %s", error)
+            _log.warning("dist_wandb: rows without a step start at 0 under this rank's label: %s", error)
             return 0
 
     def announce(self, session: Session, *, announces: bool, catches_sigterm: bool) -> None:

@@ -110,7 +110,7 @@ class Section:
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise ConfigurationError(
                 f"timed({self.name!r}) was given the coroutine or generator function {function.__name__!r}, which "
-                f"returns before it has done its work. Put `with run.timed({self.name!r}):` into it."
+                f"returns before its work is done. Put `with run.timed({self.name!r}):` inside it."
             )
 
         @functools.wraps(function)
@@ -153,7 +153,7 @@ class Sections:
             check_name(name, rank)
             if name in _OWN:
                 raise ConfigurationError(
-                    f"timed was given the name {name!r} on rank {rank}, but {TIMES}{name} is written by itself. Use "
+                    f"timed was given the name {name!r} on rank {rank}, but {TIMES}{name} is a built-in timing. Use "
                     "another name."
                 )
             self._known.add(name)

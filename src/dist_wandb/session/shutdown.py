@@ -191,8 +191,8 @@ class Shutdown:
             plan, lost = self._link.plan, self._exchange.lost
             if plan.has_writers and not unit_end.await_writers(deadline, self._link.other_writers(deadline) - lost):
                 _log.warning(
-                    "dist_wandb: rank %d did not wait longer for the other ranks to end their part of the run %s. What "
-                    "they write from now on may be missing. See finish_timeout.",
+                    "dist_wandb: rank %d stopped waiting for the other writers of the run %s to end. Rows that they "
+                    "write from now on may be missing. If they need longer, increase finish_timeout.",
                     self._link.topology.global_rank,
                     plan.run_id,
                 )

@@ -560,13 +560,13 @@ def test_where_nothing_is_brought_together_each_run_has_its_own_rows(
 ) -> None:
     log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode="new"))
     assert tables(fake_wandb) == {"exp-rank-0": [[0, 0]], "exp-rank-1": [[1, 1]]}
-    assert caplog.text.count("nothing is brought together") == 1
+    assert caplog.text.count("without a reduction does not gather") == 1
 
 
 def test_without_reduction_rows_of_ranks_without_a_run_are_not_lost_silently(job: Job) -> None:
     sessions = job(ranks(2), lambda _: {"id": "exp"}, reduce=None)
     for session in sessions:
-        with pytest.raises(ConfigurationError, match="reduce=None nothing is brought together"):
+        with pytest.raises(ConfigurationError, match="reduce=None disables gathering"):
             session.log({"t": gathered([[1]], ["a"])}, step=1)
 
 

@@ -170,7 +170,7 @@ def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
         copy.finish()
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
     assert len(caplog.records) == 1  # though the connection breaks in one way, and cannot be made anew in another
-    assert "whose session is another process's, but that could not be handed over (it has ended)" in caplog.text
+    assert "could not send this to the process that holds the session (it has ended)" in caplog.text
 
 
 def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
@@ -183,7 +183,7 @@ def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
         copy.log({"picture": html, "pictures": [html]})
     assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
     (record,) = caplog.records
-    assert "picture, pictures: what W&B keeps in files of the process that made it" in record.getMessage()
+    assert "picture, pictures: W&B keeps these in files of the process that made them" in record.getMessage()
 
 
 def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
@@ -194,7 +194,7 @@ def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
         copy.log({"function": lambda: None})
         copy.log({"loss": 1.0})
     assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
-    assert "a row could not be handed to another process, and is lost" in caplog.text
+    assert "lost a row that could not be sent to the session's process" in caplog.text
 
 
 class Unreadable:
@@ -215,7 +215,7 @@ def test_row_that_the_session_refuses_is_told_and_nothing_else_is_lost(
     sessions[1].log({"loss": 2.0}, step=1)
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
-    assert "a row that another process handed over is lost" in caplog.text
+    assert "lost a row that another process had sent" in caplog.text
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -637,7 +637,7 @@ def test_what_cannot_be_read_is_told_and_nothing_else_is_lost(
         copy.log({"loss": 1.0})
         assert copy.flush()
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-    assert "a row that another process handed over is lost" in caplog.text
+    assert "lost a row that another process had sent" in caplog.text
 
 
 def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one() -> None:

@@ -167,7 +167,7 @@ def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     assert session._intake.first_row == 0
     (warning,) = last_warnings(caplog)
-    assert f"{theirs} belongs to user 65534, so rows without a step are not counted on" in warning
+    assert f"{theirs} belongs to user 65534, so rows without a step do not continue" in warning
 
 
 def test_of_many_files_of_a_run_the_newest_are_looked_at(

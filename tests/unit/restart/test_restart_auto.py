@@ -124,7 +124,7 @@ def test_a_damaged_record_is_left_aside_with_a_warning(
     record.write_bytes(content)
     start(resume="auto")
     (warning,) = last_warnings(caplog)  # of both starts, as they are of one process
-    assert f"{record} is not the restart record that an earlier start of this job would have left there" in warning
+    assert f"{record} is not a valid restart record of this job" in warning
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
@@ -139,7 +139,7 @@ def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
     assert time.monotonic() - begun < 30
     assert ids(sessions) != ids(first)
     warning, *others = last_warnings(caplog)
-    assert f"{record} is not the restart record that an earlier start of this job would have left there" in warning
+    assert f"{record} is not a valid restart record of this job" in warning
     assert len(others) == (obstacle == "directory")  # in whose place no record can be left
     assert record.is_file() == (obstacle != "directory")
 
@@ -159,7 +159,7 @@ def test_a_strangers_record_is_not_followed(
     )
     assert len(warnings) == 1 + (what == "directory")
     if what == "directory":
-        assert f"no restart record of the run {second[0].plan.base_id} could be left in {RECORDS}" in warnings[1]
+        assert f"could not write a restart record of the run {second[0].plan.base_id} to {RECORDS}" in warnings[1]
 
 
 def test_a_link_in_the_place_of_the_directory_is_not_followed(

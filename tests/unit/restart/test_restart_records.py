@@ -65,7 +65,7 @@ def test_where_no_record_can_be_left_there_is_one_warning(
     sessions = start(dir="place", options={"run_mode": "auto"}, environ=SLURM)
     sessions[0].finish()
     (warning,) = last_warnings(caplog)
-    assert f"no restart record of the run {sessions[0].id} could be left in {Path('place') / RECORDS}" in warning
+    assert f"could not write a restart record of the run {sessions[0].id} to {Path('place') / RECORDS}" in warning
 
 
 def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: FakeWandb) -> None:

@@ -48,7 +48,7 @@ def test_ranks_that_were_given_different_values_are_told_once(job: Job, mode: st
     (message,) = given_differently(job, configs, THREE, run_mode=mode)
     assert re.search(
         r"given different configs: 'lr' is 0.1 on rank (1|2), but 0.0 on rank 0; 'seed' is 7 on rank \1, but 0 on "
-        "rank 0. Further ranks may differ, too. The config of a run is that of its primary. config_sync='check' makes",
+        "rank 0. Further ranks may differ, too. Each run has the config of its primary. config_sync='check' makes",
         message,
     )
 
@@ -119,7 +119,7 @@ def test_a_long_list_of_differences_is_cut(job: Job) -> None:
     (warned,) = given_differently(job, {rank: {f"k{key}": rank for key in range(50)} for rank in range(2)})
     assert "'k9' is 1 on rank 1" in warned
     assert "'k10'" not in warned
-    assert "; and 40 more. The config of" in warned
+    assert "; and 40 more. Each run has" in warned
 
 
 OF_RANKS = [
@@ -247,7 +247,7 @@ def test_a_check_that_passes_says_nothing(job: Job) -> None:
 
 
 def test_a_check_goes_on_without_ranks_that_do_not_come_and_so_do_they_later(open_rank: Open) -> None:
-    with pytest.warns(UserWarning, match=r"waited 0.1 s, but ranks 1, 2 did not come: their configs"):
+    with pytest.warns(UserWarning, match=r"waited 0.1 s, but ranks 1, 2 did not open a run, so their configs"):
         first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", limits={"join_timeout": 0.1})
     with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1"):
         second = open_rank(THREE[1], {"lr": 0.2}, config_sync="check")

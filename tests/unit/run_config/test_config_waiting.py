@@ -60,7 +60,7 @@ def test_without_a_store_a_rank_reads_what_it_was_given_until_there_is_one(
     with monkeypatch.context() as before_the_process_group:
         before_the_process_group.setattr(JobStore, "find", lambda *_: None)
         first, second = (open_rank(TWO[rank], {"lr": 0.1 * (rank + 1)}) for rank in range(2))
-        with pytest.warns(UserWarning, match="there is no store of the job yet"):
+        with pytest.warns(UserWarning, match="the job has no store yet"):
             assert second.config.lr == 0.2
     assert store is not None
     first.config.update({"steps": 7})

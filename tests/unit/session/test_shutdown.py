@@ -67,7 +67,7 @@ def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pyt
     begun = time.monotonic()
     first.finish()
     assert 0.25 < time.monotonic() - begun < 20
-    assert "rank 0 did not wait longer for the other ranks to end their part of the run exp" in caplog.text
+    assert "rank 0 stopped waiting for the other writers of the run exp to end" in caplog.text
     assert codes_of(first) == [None]
 
 

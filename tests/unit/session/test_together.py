@@ -260,7 +260,7 @@ def test_a_pattern_that_decided_about_nothing_is_told_of_once_at_the_end(job: Jo
         on_ranks(2, lambda rank: sessions[rank].finish())
         sessions[0].finish()
     (warning,) = [warning for warning in caught if "patterns" in str(warning.message)]
-    assert "reduce has patterns that decided about no name that was logged: 'los', 'tokenz'. " in str(warning.message)
+    assert "reduce has patterns that apply to no logged name: 'los', 'tokenz'. " in str(warning.message)
 
 
 def test_warnings_that_are_errors_do_not_keep_a_run_from_ending(
@@ -273,7 +273,7 @@ def test_warnings_that_are_errors_do_not_keep_a_run_from_ending(
         warnings.simplefilter("error")
         on_ranks(2, lambda rank: sessions[rank].finish())
     assert fake_wandb.runs[0].exit_codes == [None]
-    assert caplog.text.count("reduce has patterns that decided about no name that was logged: 'los'.") == 1
+    assert caplog.text.count("reduce has patterns that apply to no logged name: 'los'.") == 1
 
 
 @pytest.mark.parametrize(
