@@ -168,7 +168,7 @@ class RemoteSession:
             if self._connection is not None:  # part of the message may be sent
                 self._connection.close()
                 self._connection = None
-                raise TimeoutError(f"the session's process takes nothing for {_STUCK:g} s") from error
+                raise TimeoutError(f"the session's process reads nothing for {_STUCK:g} s") from error
             raise
 
     def _connect(self) -> Connection:

@@ -69,7 +69,7 @@ def _last_on_disk(run: AnyRun, step_metric: str) -> int | None:
 def _newest_first(own: Path, pattern: str) -> list[Path]:
     """Return the files of this pattern next to a run's directory that belong to its user, the last changed first."""
     changed: dict[Path, float] = {}
-    strangers: dict[int, Path] = {}
+    others: dict[int, Path] = {}
     with suppress(OSError):
         owner = own.stat().st_uid
         for path in own.parent.glob(pattern):
@@ -80,8 +80,8 @@ def _newest_first(own: Path, pattern: str) -> list[Path]:
                 if found.st_uid == owner:
                     changed[path] = found.st_mtime
                 else:
-                    strangers[found.st_uid] = path
-    for user, path in strangers.items():
+                    others[found.st_uid] = path
+    for user, path in others.items():
         _log.warning(
             "dist_wandb: %s belongs to user %d, so rows without a step do not continue after its last row. Give "
             "every row a step, or copy its directory.",

@@ -94,7 +94,7 @@ class Comparison:
             theirs = "its config is" if len(missing) == 1 else "their configs are"
             warn(
                 f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not open a "
-                f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which does not wait.",
+                f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which never waits.",
                 self.opened_at,
             )
         given: dict[int, Given] = all_given.read()

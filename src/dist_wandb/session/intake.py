@@ -148,7 +148,7 @@ def exchange_of(
 ) -> Exchange:
     """The exchange for this rank's rows: one that reduces them with other ranks', or one for its own rows alone.
 
-    It calls `look` and `news` as `Hooks` says.
+    See `Hooks` for `look` and `news`.
     """
     options = link.options
     if link.reduces:

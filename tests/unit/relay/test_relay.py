@@ -421,7 +421,7 @@ def test_a_session_that_takes_nothing_holds_up_log_once(
     assert time.monotonic() - begin < 20
     may_take.set()
     held.close()
-    assert "the session's process takes nothing for 0.3 s" in caplog.text
+    assert "the session's process reads nothing for 0.3 s" in caplog.text
     assert len(caplog.records) == 1
 
 
