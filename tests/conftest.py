@@ -1,4 +1,4 @@
-"""What several test files need: an environment without launchers, a stand-in for wandb, ranks as threads."""
+"""Shared fixtures: an environment without launchers, a stand-in for wandb, ranks as threads."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
 _RARE_FAMILIES = ("HOROVOD_", "JSM_", "MV2_", "PALS_", "FLUX_", "PET_")
 
-# torch looks up the names of all that connect to a store, and the store waits meanwhile: a question that a name server
-# loses, as one may that is asked hundreds at once, is given up after a second instead of five, here and in all jobs.
+# torch looks up the name of every client of a store, while the store waits. A name server may lose queries if it gets
+# hundreds at once, so they time out after one second instead of five, here and in all jobs.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# Tests count; what takes how long is no matter of theirs, as machines that run tests are busy.
+# Tests check behaviour, not times, because machines that run tests are busy.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests upload is not remembered among what the user has uploaded."""
+    """Keep the tests' uploads out of the user's upload log."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -64,16 +64,16 @@ def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of a launcher, of wandb or of ours, whatever started the tests, nor what a test leaves."""
-    wandb.teardown()  # of earlier tests: the variable that names its process would come back when that has ended
+    """Remove variables of launchers, wandb and this package, whether inherited or set by a test."""
+    wandb.teardown()  # of earlier tests: otherwise, the variable with its process would return after its end
     monkeypatch.setenv("WANDB_MODE", "")
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS + _FAMILIES + _RARE_FAMILIES):
             monkeypatch.delenv(name)
 
 
-class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # wandb does not tell type checkers of it
-    """wandb's own config, with nobody behind it; `sent` is what it would have sent to W&B."""
+class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # not visible to type checkers
+    """wandb's own config without a backend; `sent` is what it would have sent to W&B."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # wandb doe
     __hash__ = None  # type: ignore[assignment]  # as dicts
 
     def _load_defaults(self) -> None:
-        """There is no file of defaults."""
+        """Do nothing: there is no file of defaults."""
 
 
 def _mode_of(settings: wandb.Settings | Mapping[str, Any] | None) -> str | None:
@@ -101,7 +101,7 @@ def _mode_of(settings: wandb.Settings | Mapping[str, Any] | None) -> str | None:
 
 
 class FakeRun:
-    """Remembers what is done with it. Like a `wandb.Run`, it has no attributes but its own."""
+    """Records how it is used. Like a `wandb.Run`, it accepts no other attributes."""
 
     def __init__(
         self, arguments: dict[str, Any], number: int, directory: Path, sweep: Mapping[str, Any] | None = None
@@ -145,7 +145,7 @@ class FakeRun:
 
 
 def _before_init(*_: Any, **__: Any) -> None:
-    """Stands for wandb's functions while it has no run."""
+    """A stand-in for wandb's functions while there is no run."""
     raise wandb.Error("You must call wandb.init() first")
 
 
@@ -159,17 +159,17 @@ def _without_limits(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FakeWandb:
-    """What `wandb.init` was given, and the runs it gave."""
+    """The arguments of `wandb.init`, and the runs that it returned."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.stored_mode = "online"  # what `wandb offline` and its like wrote
-        self.arguments: list[dict[str, Any]] = []  # but for settings with nothing but the limits in them
+        self.stored_mode = "online"  # as written by `wandb offline` and similar commands
+        self.arguments: list[dict[str, Any]] = []  # without settings that contain only the limits
         self.settings: list[wandb.Settings | Mapping[str, Any] | None] = []
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
-        self.sweep: dict[str, Any] = {}  # what an agent would have the next run be
-        self.sets_globals = False  # as wandb does; not where ranks are threads of one process
+        self.sweep: dict[str, Any] = {}  # the values that an agent sets for the next run
+        self.sets_globals = False  # as wandb does; not if ranks are threads of one process
         self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
@@ -189,7 +189,7 @@ class FakeWandb:
 
 
 class ImpatientGroup(gloo.GlooGroup):
-    """A group that waits a second at most for its members to find each other: while it does, it cannot be ended."""
+    """A group that waits one second at most for its members to connect, because it cannot be ended meanwhile."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class ImpatientGroup(gloo.GlooGroup):
 
 @pytest.fixture
 def unhandled_sigterm() -> Iterator[None]:
-    """No handler of SIGTERM, whatever sessions other tests have left open."""
+    """Restore SIGTERM's handler, in case other tests have left sessions open."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -214,7 +214,7 @@ def unhandled_sigterm() -> Iterator[None]:
 
 @pytest.fixture
 def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """End the exchanges of sessions that a test does not finish, at once: nobody is waited for."""
+    """End the exchanges of sessions that a test does not finish, without waiting for other ranks."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
     yield
     exchanges = [exchange for exchange in interface._live if not exchange.has_ended]
@@ -223,12 +223,12 @@ def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             pool.submit(exchange.close, 0.0, failed=True)
     for exchange in exchanges:
         exchange.leave(failed=True)
-    assert all(exchange.has_ended for exchange in exchanges), "a thread of an exchange goes on after its test"
+    assert all(exchange.has_ended for exchange in exchanges), "a thread of an exchange is still running after its test"
 
 
 @pytest.fixture
 def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:  # noqa: ARG001
-    """The parts of training steps that were entered with `timings=True`; None for what is none of them."""
+    """The parts of training steps that were entered with `timings=True`; None outside them."""
     found: list[str | None] = []
     enter = StepTimings.enter
 
@@ -247,7 +247,7 @@ def fake_wandb(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> FakeWandb:
-    """Replace `wandb.init`, which keeps its signature; nothing of wandb is started."""
+    """Replace `wandb.init`, keeping its signature. Nothing of wandb is started."""
     fake = FakeWandb(tmp_path / "fake-wandb")
 
     @functools.wraps(wandb.init)
@@ -265,15 +265,15 @@ def fake_wandb(
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
     monkeypatch.setattr(records, "_warned", set())
     for module in (collective, direct):
-        monkeypatch.setattr(module, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
-    monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
+        monkeypatch.setattr(module, "_LAST_WORDS", 20.0)  # a thread may be delayed, also at its end
+    monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
     monkeypatch.chdir(tmp_path)
     return fake
 
 
 @pytest.fixture
 def on_ranks() -> OnRanks:
-    """Call a function with every rank at once, each in a thread of its own; its results in the order of ranks."""
+    """Call a function for all ranks at once, each in a separate thread. Return the results in rank order."""
 
     def call(world_size: int, function: Callable[[int], Any]) -> list[Any]:
         with ThreadPoolExecutor(world_size) as pool:
@@ -284,7 +284,7 @@ def on_ranks() -> OnRanks:
 
 @pytest.fixture
 def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
-    """A store by which ranks that are threads of this process meet."""
+    """A store through which ranks that are threads of this process meet."""
     store = dist.HashStore()
 
     def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
@@ -326,14 +326,14 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
 
 @pytest.fixture
 def wandb_server() -> Iterator[WandbServer]:
-    """A stand-in for the W&B server; the test fails if a client asks for something that it was not taught."""
+    """A stand-in for the W&B server. The test fails if a client sends an unknown request."""
     with WandbServer() as server:
         yield server
     assert server.unknown == []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; tests that show nothing new with the oldest versions are for the newest alone."""
+    """Start with the slowest tests. Tests that show nothing new with the oldest versions run with the newest only."""
     if unstable := scheduling.names_of_one_process(item.nodeid for item in items):
         raise pytest.UsageError(f"the names of tests hold addresses of objects: {unstable}; give them with ids=[...]")
     items.sort(key=scheduling.order)
@@ -346,14 +346,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.SharedJobsScheduling | None:
-    """Keep tests that look at one job on one worker, with ``--dist loadgroup``."""
+    """Keep tests of one job on one worker, with ``--dist loadgroup``."""
     return scheduling.SharedJobsScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let what tests start be interrupted: a shell's background job inherits, and hands on, that SIGINT is ignored.
+    """Make child processes interruptible: a shell's background job inherits and passes on an ignored SIGINT.
 
-    One warm interpreter serves the workers of a run.
+    One warm interpreter serves all workers of a run.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -365,7 +365,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the fixtures of a test start jobs: whether these are cold."""
+    """Set whether a test's jobs start cold, before its fixtures start them."""
     processes.starts_cold = item.get_closest_marker("cold") is not None
 
 

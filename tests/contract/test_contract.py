@@ -1,6 +1,6 @@
 """One contract for all integrations: the same cases, two ranks each, give the same runs with each of them.
 
-What all of them get from one session, whoever opened it, is shown once, elsewhere: modes and scopes in
+Behaviour of the session itself, which all of them share, is tested once, elsewhere: modes and scopes in
 `e2e/test_real_runs.py` and `e2e/test_online_modes.py`, restarts in `e2e/test_restart.py`, faults in
 `e2e/test_faults.py` and `tests/chaos`, offline runs and their upload in `e2e/test_sync.py`.
 """
@@ -29,17 +29,17 @@ AXES = {
 COLD = ("lightning",)  # a plain script and Accelerate: see test_launchers.py
 OURS = ("lr", "later", "odd", "by_all")
 ROWS = 4
-CANCELS_UPLOADS = version("wandb").startswith("0.19.")  # its core, where a file is on its way as a short run ends
+CANCELS_UPLOADS = version("wandb").startswith("0.19.")  # its core, if a file is being uploaded when a short run ends
 
 
 @dataclass(frozen=True)
 class Played:
-    """What is left of a job that played all cases through one integration.
+    """The results of a job that played all cases through one integration.
 
     Args:
         integration: Name of the integration.
-        server: Where its runs arrived.
-        finished: What the job printed.
+        server: The server that received its runs.
+        finished: The ended job, with its output.
     """
 
     integration: str
@@ -51,7 +51,7 @@ class Played:
         return self.server.run(name)
 
     def seen(self, case: str) -> list[dict[str, Any]]:
-        """What the ranks told of a case, in their order."""
+        """The ranks' reports on a case, in rank order."""
         facts = [json.loads(line.removeprefix("SAW ")) for line in self.finished.lines("SAW ")]
         return sorted((fact for fact in facts if fact["case"] == case), key=lambda fact: int(fact["rank"]))
 
@@ -61,7 +61,7 @@ class Played:
         return [(row[axis], row[metric]) for row in self.run(name).rows if metric in row]
 
     def config(self, name: str) -> dict[str, Any]:
-        """The config of a case's run, without what the Hugging Face Trainer puts there of its arguments and model."""
+        """The config of a case's run, without the Hugging Face Trainer's own entries about its arguments and model."""
         found = self.run(name).config
         return {key: found[key] for key in OURS if key in found} if self.integration == "transformers" else found
 
@@ -80,7 +80,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_one_run_has_the_means_of_all_ranks(played: Played) -> None:
-    assert played.series("means", "loss") == [(0, 5.0), (1, 6.0), (2, 7.0), (3, 3.0)]  # the last is rank 0's alone
+    assert played.series("means", "loss") == [(0, 5.0), (1, 6.0), (2, 7.0), (3, 3.0)]  # the last is only rank 0's
     assert played.series("means", "tensor") == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 0.0)]
     epochs = [epoch for _, epoch in played.series("means", "epoch")]
     assert epochs == [3] * ROWS
@@ -96,7 +96,7 @@ def test_each_case_is_one_run_that_ended_once_and_well(played: Played) -> None:
 
 
 def test_all_ranks_know_the_run_and_one_has_it(played: Played) -> None:
-    is_session = played.integration == "as-wandb"  # where scripts ask whether `wandb.run` is None, as on no rank
+    is_session = played.integration == "as-wandb"  # scripts check whether `wandb.run` is None, which it is on no rank
     assert [(fact["id"], fact["truthy"]) for fact in played.seen("means")] == [("means", True), ("means", is_session)]
 
 
@@ -118,7 +118,7 @@ def test_config_value_that_cannot_be_written_is_shown_as_text(played: Played) ->
 
 def test_media_are_the_primarys_in_the_row_of_the_numbers(played: Played) -> None:
     ((step, picture),) = played.series("media", "picture")
-    images = picture["_type"] == "images/separated"  # a list of images; one alone is an image-file
+    images = picture["_type"] == "images/separated"  # a list of images; a single one is an image-file
     assert (step, picture["height"]) == (1, 4)
     assert len(picture["filenames"] if images else [picture["path"]]) == 1
     ((step, table),) = played.series("media", "predictions")
@@ -158,18 +158,18 @@ def test_what_reaches_the_run_by_itself_is_brought_together_and_has_its_place(pl
 
 
 def test_no_x_axis_of_the_users_is_overridden_and_none_is_made_up(played: Played) -> None:
-    if played.integration in AXES:  # as Lightning's own logger, and the stock callback, whose pattern is for all names
+    if played.integration in AXES:  # as with Lightning's own logger and the stock callback: its pattern is for all
         return
     rows = played.run("beside").rows
     assert ["global_step" in row for row in rows if "past_us" in row] == [False]
     values = {name: row for row in rows for name in row if name.startswith("val/")}
-    assert {values[name]["turn"] for name in values} == {5}  # as W&B fills it in where the user's pattern counts
+    assert {values[name]["turn"] for name in values} == {5}  # as W&B fills it in if the user's pattern applies
 
 
 def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
     assert len(played.finished.lines("dist_wandb: run_mode=")) == 9
     said = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
-    if CANCELS_UPLOADS:  # seen once: it is true then, and said
+    if CANCELS_UPLOADS:  # observed once: the message is true, and therefore shown
         said = [line for line in said if "CreateRunFiles returned error" not in line or "context canceled" not in line]
     assert said == []
 

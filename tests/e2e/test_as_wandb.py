@@ -1,4 +1,4 @@
-"""``import dist_wandb as wandb`` in whole jobs: what scripts do with wandb, and scripts changed by that line."""
+"""``import dist_wandb as wandb`` in whole jobs: W&B's idioms, and example scripts changed by that line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def column(run: RecordedRun, name: str) -> dict[int, Any]:
-    """By place on the x axis the value of a name that was written there last."""
+    """Return the last value of a name by position on the x axis."""
     return {row["global_step"]: row[name] for row in run.rows if name in row}
 
 
@@ -88,7 +88,7 @@ def test_all_ranks_see_the_same_run_and_none_afterwards(outcome: Outcome) -> Non
 
 
 def of_example(script: Path, directory: Path, *arguments: str) -> tuple[History, dict[str, Any]]:
-    """Rows and facts of the one run of a script, played by two processes."""
+    """Return rows and metadata of the only run of a script with two processes."""
     directory.mkdir()
     environment = clean_environment(WANDB_SILENT="true")
     run_job(*torchrun(script, *arguments), cwd=directory, environment=environment, timeout=240).check()
@@ -98,10 +98,10 @@ def of_example(script: Path, directory: Path, *arguments: str) -> tuple[History,
 
 
 def with_the_line_as_it_was(script: Path, directory: Path) -> Path:
-    """The script before it was changed."""
+    """Return the script before it was changed."""
     text, changed = THE_LINE.subn(r"\1import wandb", script.read_text(encoding="utf-8"))
     assert changed == 1
-    assert "dist_wandb" not in text.split('"""', 2)[2], "it is no longer one line"
+    assert "dist_wandb" not in text.split('"""', 2)[2], "the change is more than one line"
     before = directory / f"stock_{script.name}"
     before.write_text(text, encoding="utf-8")
     return before

@@ -32,14 +32,14 @@ def test_every_rank_reads_the_config_of_a_sweep_with_what_rank_0_sets_later(tmp_
         assert [stored.config for stored in ended_runs(tmp_path / where, runs)] == [config] * runs
     init = 1 + (SCRIPTS / "config_everywhere.py").read_text().splitlines().index(OPENS)
     warned = f"config_everywhere.py:{init}: UserWarning: The ranks were given different configs: 'lr' is 0.2 on rank 1"
-    # Of "auto" and "shared", and of all sessions. The same of the same line Python may show once.
+    # For "auto" and "shared", and for all sessions. Python may show equal warnings of one line only once.
     shown = (
         finished.output.count(f"{warned}, but 0.1 on rank 0."),
         finished.output.count("UserWarning: W&B cannot hold"),
     )
     assert 1 <= shown[0] <= 2
     assert 2 <= shown[1] <= 4
-    assert finished.output.count("W&B accepts one run as a trial") == 1  # by rank 0, which knows of the sweep
+    assert finished.output.count("W&B accepts one run as a trial") == 1  # by rank 0, which has the sweep's values
     assert finished.output.count("UserWarning") == sum(shown) + 1
     assert finished.lines("SAW new ") == ["SAW new exp 0.5", "SAW new exp-rank-1 0.5"]
     assert [stored.config["lr"] for stored in ended_runs(tmp_path / "new", 2)] == [0.5] * 2

@@ -1,4 +1,4 @@
-"""How jobs end, online: the order of writers, one completion, and the exit code of whoever failed first."""
+"""How jobs end, online: the order of writers, one completion, and the exit code of the first failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = {step: 2.0 * step + 0.5 for step in range(5)}
 
 
 def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> tuple[RecordedRun, tuple[int, ...]]:
-    """The run of two ranks that nobody supervises, and their exit codes."""
+    """Return the run of two ranks without a launcher, and their exit codes."""
     commands = rank_commands(SCRIPTS / "ends_online.py", tmp_path, run_mode, *ends, world_size=2)
     environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
     finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240)

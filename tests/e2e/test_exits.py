@@ -1,4 +1,4 @@
-"""The thread of a session never spoils an end: of scripts without `finish`, and of processes that a rank starts."""
+"""A session's thread never disturbs an exit: of scripts without `finish`, and of processes that a rank starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stored import ended_runs
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 TIMES = 5
-TIMES_EARLY = 3  # of an end at once; each waits seconds for a rank that is gone
+TIMES_EARLY = 3  # of an immediate end; each waits seconds for a rank that is gone
 NATIVE_FAILURES = (
     *("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped"),
     *("_enter_buffered_busy", "Exception ignored", "pure virtual method"),
@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 
 def check_quiet(finished: Finished) -> None:
-    """No native code has complained, nor Python while it went down."""
+    """Check that neither native code nor Python's shutdown has reported an error."""
     complaints = [text for text in NATIVE_FAILURES if text in finished.output]
     assert complaints == [], finished.output
 
@@ -48,7 +48,7 @@ CODES = {
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """What became of the repetitions of each kind, which one job starts."""
+    """The results of the repetitions of each kind, all started by one job."""
     directory = tmp_path_factory.mktemp("ends")
     kinds = [f"{kind}={TIMES_EARLY if kind == 'early_ctrl_c' else TIMES}" for kind in CODES]
     command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", directory, *kinds]
@@ -57,7 +57,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     return {kind: Finished((0,), output) for kind, output in zip(outputs[::2], outputs[1::2], strict=True)}
 
 
-@pytest.mark.cold  # the end of a forked child is shorter
+@pytest.mark.cold  # a forked child's exit is shorter
 @pytest.mark.parametrize("kind", CODES)
 def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(ends: dict[str, Finished], kind: str) -> None:
     codes = Counter(line.split(maxsplit=2)[2] for line in ends[kind].lines("CODES "))
@@ -82,7 +82,7 @@ def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path,
     (run,) = ended_runs(tmp_path, 1)
     found = history_of(run)
     of_both = {step: 2.0 * step + 0.5 for step in range(STEPS)}
-    if kind == "exception":  # after a failure nobody is waited for: a row may have rank 0's number only
+    if kind == "exception":  # after a failure no rank is waited for: a row may have rank 0's number only
         assert list(found.last("loss")) == list(range(STEPS))
         assert all(value in (2.0 * step, of_both[step]) for step, value in found.last("loss").items())
     else:

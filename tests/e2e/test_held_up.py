@@ -1,4 +1,4 @@
-"""A process, or the one that hosts the job's store, is held up for seconds: nothing is taken for gone by that."""
+"""A process, or the host of the job's store, stalls for seconds: nothing is considered lost because of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(eval(sys.argv[1]), flush=True)
 """
 
 
-@pytest.mark.cold  # the stand-in would be held up, and not its child
+@pytest.mark.cold  # otherwise the stand-in would stall, not its child
 @pytest.mark.parametrize("ask", ["briefly(answer, 'none', 2.0)", "TimedCaller(2.0).call(answer)"])
 def test_a_process_that_is_held_up_looks_for_the_answer_of_the_store_once_more(tmp_path: Path, ask: str) -> None:
     with started([sys.executable, "-c", ASKS, ask], cwd=tmp_path) as job:
@@ -74,7 +74,7 @@ def test_a_primary_waits_for_its_writers_though_the_store_is_slow_to_name_them(
     def finish(rank: int) -> None:
         if rank == 1:
             assert asked.wait(20)
-            time.sleep(2.4)  # longer than the store is waited for elsewhere
+            time.sleep(2.4)  # longer than other calls wait for the store
         sessions[rank].finish()
 
     threads = [threading.Thread(target=finish, args=(rank,)) for rank in (0, 1)]

@@ -1,4 +1,4 @@
-"""The patterns people know, as whole jobs: decorated functions, children of ranks, other ways to train in parallel."""
+"""Common patterns as whole jobs: decorated functions, children of ranks, other kinds of parallel training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wandb_server import WandbServer
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATTERNS = EXAMPLES / "patterns"
-STEPS = 29  # batches that each of two ranks has in an epoch of the examples
+STEPS = 29  # batches per epoch of each of two ranks in the examples
 MEANS = {step: 2.0 * step + 0.5 for step in range(3)}
 OF_RANKS = [{step: 2.0 * step + rank for step in range(3)} for rank in (0, 1)]
 
@@ -25,7 +25,7 @@ Outcome = tuple[Finished, WandbServer]
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One job of two ranks on two nodes that goes through all scenarios."""
+    """One job of two ranks on two nodes that runs all scenarios."""
     directory = tmp_path_factory.mktemp("patterns")
     with WandbServer() as server:
         environment = server.environment(directory, PYTHONPATH=str(PATTERNS), WANDB_RUN_GROUP="night")
@@ -36,7 +36,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def column(run: RecordedRun, name: str) -> dict[int, float]:
-    """By place on the x axis the value of a name that was written there last."""
+    """Return the last value of a name by position on the x axis."""
     return {row["global_step"]: row[name] for row in run.rows if name in row}
 
 
@@ -174,14 +174,14 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_limit(outcome: Out
     assert finished.lines("SAW went on") == ["SAW went on True"]
     assert finished.output.count("no other rank has opened a session") == 1
     assert column(run, "loss") == OF_RANKS[0]
-    assert not column(run, "dist_wandb/degraded"), "nobody was asked"
+    assert not column(run, "dist_wandb/degraded"), "no rank was expected to contribute"
 
 
-# --- jobs of their own ------------------------------------------------------------------------------------------------
+# --- separate jobs ----------------------------------------------------------------------------------------------------
 
 
 def test_whoever_is_handed_the_run_logs_into_it(tmp_path: Path) -> None:
-    """A child by each start method of Python, and the workers of a pool."""
+    """Children with each of Python's start methods, and the workers of a pool."""
     command: list[str | Path] = [sys.executable, SCRIPTS / "children.py", tmp_path]
     run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
     found = history(tmp_path)
@@ -225,7 +225,7 @@ def test_an_elastic_job_goes_on_in_its_run(tmp_path: Path) -> None:
 
 
 def test_lightning_on_two_nodes_that_only_lightnings_own_variables_tell(tmp_path: Path) -> None:
-    """As on two machines without a launcher: the same command on both, with another NODE_RANK."""
+    """As on two machines without a launcher: the same command on both, with a different NODE_RANK."""
     script = EXAMPLES / "lightning" / "train_digits.py"
     flags = ["--strategy", "ddp", "--devices", "1", "--num-nodes", "2", "--rank-scope", "worker", "--epochs", "1"]
     nodes: list[list[str | Path]] = [["env", f"NODE_RANK={node}", sys.executable, script, *flags] for node in (0, 1)]

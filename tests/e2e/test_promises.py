@@ -1,4 +1,4 @@
-"""The promises of the exchange over real processes: what is in the rows, whatever the ranks did differently."""
+"""The exchange's guarantees with real processes: the contents of rows, however the ranks differed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """One job of two ranks that goes through all scenarios of plain PyTorch, and where its runs are."""
+    """One job of two ranks that runs all scenarios of plain PyTorch, and the directory of its runs."""
     directory = tmp_path_factory.mktemp("plain")
     job = torchrun(SCRIPTS / "promises_plain.py", directory)
     return directory, run_job(*job, cwd=directory, environment=environment(), timeout=240).check()
@@ -57,7 +57,7 @@ def test_logs_without_step_pair_by_their_count_whatever_else_a_rank_logs(plain: 
     assert found.values("loss") == list(MEANS.values())
     assert found.values("extra") == [0.0, 3.0, 6.0, 9.0]
     assert found.values("extra_on_1") == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-    calls_of_0 = [step + 1 + step // 3 for step in range(STEPS)]  # what rank 0 called before, its extras included
+    calls_of_0 = [step + 1 + step // 3 for step in range(STEPS)]  # rank 0's earlier calls, including extra ones
     assert [row["global_step"] for row in found.rows_with("loss")] == calls_of_0
     assert not found.is_flagged
 
@@ -197,7 +197,7 @@ def test_a_rank_that_never_logs_is_not_waited_for(plain: tuple[Path, Finished], 
 
 
 def test_flush_tells_whether_all_is_written(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "flush")  # the script looks at what flush says, and at the run at that time
+    found = history(plain[0] / "flush")  # the script checks what flush returns, and the run at that time
     assert found.last("loss") == {0: 0.5, 1: 2.5, 2: 4.5, 3: 150.0}
 
 
@@ -205,7 +205,7 @@ def test_a_rank_that_opens_its_session_late_is_taken_in_and_loses_nothing(plain:
     directory, finished = plain
     found = history(directory / "opens_late")
     assert found.values("ones")[:5] == [1] * 5
-    assert not found.is_flagged, "a rank that has not opened a session was not asked to"
+    assert not found.is_flagged, "a rank without a session is not expected to contribute"
     assert found.last("ones") == at(range(15), 2)
     assert {step: found.written("ones")[step] for step in range(10, 15)} == at(range(10, 15), 1)
     assert "rank 1 did not arrive in time" in finished.output
@@ -235,7 +235,7 @@ def test_two_sessions_of_one_process_do_not_mix(plain: tuple[Path, Finished]) ->
 
 
 def test_sessions_one_after_the_other_leave_nothing_behind(plain: tuple[Path, Finished]) -> None:
-    """Without Python's search for circles of references; the last sessions' keys are there still."""
+    """Without Python's cyclic garbage collector; the last sessions' keys still exist."""
     lines = plain[1].lines("HELD")
     assert len(lines) == 2
     for line in lines:
@@ -250,12 +250,12 @@ def test_rank_0_that_is_the_only_one_to_open_a_session_waits_for_nobody(plain: t
     found = history(directory / "never_opens")
     assert found.last("loss") == {step: float(step) for step in range(STEPS)}
     assert not found.is_flagged
-    assert finished.output.count("no other rank has opened a session") == 2  # here, and where one came late
+    assert finished.output.count("no other rank has opened a session") == 2  # here, and with a late rank
     assert finished.output.count("s after rank 0, and has joined") == 1
 
 
 def break_a_rank(directory: Path, how: str) -> tuple[History, Finished]:
-    """A job of three ranks, of which rank 1 breaks off; the others, and it if it is continued, end well."""
+    """Run three ranks, of which rank 1 breaks off. The others end well, and rank 1 does if it is continued."""
     until = [0, 1, 2] if how == "continued" else [0, 2]
     commands = rank_commands(SCRIPTS / "promises_broken.py", directory, how, world_size=3)
     finished = run_ranks(commands, until=until, cwd=directory, environment=environment(), timeout=240)
@@ -265,7 +265,7 @@ def break_a_rank(directory: Path, how: str) -> tuple[History, Finished]:
 
 
 def check_rows_without_rank_1(found: History, finished: Finished, until: int) -> None:
-    """All that the living logged is there; each last row tells whether rank 1 is in it."""
+    """All values of the remaining ranks are written; each last row shows whether rank 1 contributed."""
     ones, flags = found.last("ones"), found.flags("ones")
     assert list(ones) == list(range(until))
     assert {step: ones[step] for step in range(FLUSHED)} == at(range(FLUSHED), 3)
@@ -289,12 +289,12 @@ def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> Non
     assert {step: found.written("ones")[step] for step in range(AFTER_BREAK, REJOINED)} == at(
         range(AFTER_BREAK, REJOINED), 1
     )
-    assert 1 in {row.get(DEGRADED, 0) for row in found.rows_with("ones")}  # it was missing in between
+    assert 1 in {row.get(DEGRADED, 0) for row in found.rows_with("ones")}  # it was missing meanwhile
     assert finished.output.count("Lost rank 1 after") == 2
 
 
 def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:
-    """Rank 1 does not go on before rank 0's loop is over: neither would end if `log` waited for it."""
+    """Rank 1 does not continue before rank 0's loop has ended: if `log` waited for it, neither would end."""
     job = torchrun(SCRIPTS / "promises_sleeper.py", tmp_path, 20)
     run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     found = history(tmp_path)
@@ -341,7 +341,7 @@ def run_lightning(directory: Path, *scenarios: str) -> Finished:
 
 
 def check_no_long_wait(finished: Finished, *scenarios: str) -> None:
-    """No limit of a minute has passed while a rank waited for what does not come."""
+    """Check that no rank waited a full one-minute limit for something that never comes."""
     took = {(line.split()[1], float(line.split()[2])) for line in finished.lines("TOOK ")}
     assert {name for name, seconds in took if seconds < 45} == set(scenarios)
     assert {name for name, seconds in took if seconds >= 45} == set()
@@ -349,7 +349,7 @@ def check_no_long_wait(finished: Finished, *scenarios: str) -> None:
 
 @pytest.fixture(scope="module")
 def lightning(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """One job of two ranks that runs one Trainer after another, and where their runs are."""
+    """One job of two ranks that runs one Trainer after another, and the directory of their runs."""
     directory = tmp_path_factory.mktemp("lightning")
     return directory, run_lightning(directory, "guarded", "uneven", "weighted", "constant")
 

@@ -1,4 +1,4 @@
-"""Jobs that are killed and started again go on in the same runs: no row is missing, and none comes twice."""
+"""Jobs that are killed and restarted continue the same runs: no row is missing or duplicated."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ RANKS, ROWS, KILLED_AT = 2, 100, 50
 def test_a_restart_of_torchrun_goes_on_in_the_same_run(
     wandb_server: WandbServer, tmp_path: Path, run_mode: str, group: str
 ) -> None:
-    """Without a process group by the store of the agent; with one, in a store that torchrun keeps apart, by the note.
+    """Without a process group, by the agent's store; with one, whose store torchrun separates, by the record file.
 
-    torch's own groups over gloo do not survive a restart over the agent's store: they find the addresses of the dead.
+    torch's gloo groups do not survive a restart over the agent's store: they find addresses of dead processes.
     """
     environment = wandb_server.environment(
         tmp_path, PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0"
@@ -79,12 +79,12 @@ def test_a_second_start_offline_goes_on_in_the_runs_of_all_ranks(tmp_path: Path)
 
 
 def all_flushed(directory: Path) -> bool:
-    """Whether all ranks have handed over their rows, and wait."""
+    """Return whether all ranks have flushed their rows, and wait."""
     return all((directory / f"flushed-{rank}").exists() for rank in range(RANKS))
 
 
 def stored(directory: Path) -> dict[Path, Sequence[dict[str, Any]]]:
-    """By file what is on disk; the files in the order of their ranks and starts."""
+    """Return the rows on disk by file, in the order of ranks and starts."""
     return {path: rows_in(path) for path in find_runs(directory)}
 
 
@@ -98,7 +98,7 @@ def wait_until(condition: Callable[[], bool], job: Job, *, within: float = 60) -
 
 
 def ended(job: Job, *, exit_code: int) -> str:
-    """The output of a job, once it has ended as it should."""
+    """Wait for a job to end as expected. Return its output."""
     (process,) = job.processes
     output: str = process.communicate(timeout=240)[0]
     assert process.returncode == exit_code, output
@@ -110,12 +110,12 @@ def names(run: RecordedRun) -> set[str]:
 
 
 def steps(run: RecordedRun, name: str) -> list[int]:
-    """The places on the x axis of a metric, in the order of writers and their rows."""
+    """Return the positions of a metric on the x axis, in the order of writers and their rows."""
     return sorted(row["global_step"] for row in run.rows if name in row)
 
 
 def values(run: RecordedRun, name: str) -> list[float]:
-    """The values of a metric in the order of their places."""
+    """Return the values of a metric in the order of their positions."""
     return [row[name] for row in sorted(run.rows, key=lambda row: row["global_step"]) if name in row]
 
 

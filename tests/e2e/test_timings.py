@@ -1,4 +1,4 @@
-"""`timings=True` of the integrations: real ranks, one of which needs longer for each batch."""
+"""`timings=True` of the integrations: real ranks, one of which takes longer for each batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_the_slow_rank_is_named_and_no_other_one(framework: str, ranks: int, tmp
     metrics = run.metrics
     named = metrics["time/straggler_rank"]
     assert (named.smallest, named.largest) == (SLOW, SLOW)
-    assert metrics["time/straggler_excess"].trend[-2] > 0.05  # Accelerate reads ahead: nothing in the last step
+    assert metrics["time/straggler_excess"].trend[-2] > 0.05  # Accelerate prefetches: no excess in the last step
     assert metrics["time/data/argmax_rank"].counts[0][0] == SLOW
     assert min(metrics["time/data/max"].trend[:-1]) >= 0.15
     assert metrics["time/data/min"].smallest < 0.15
-    assert metrics["time/forward/max"].trend[-1] < 0.1, "who waits for the copies of buffers does not compute"
+    assert metrics["time/forward/max"].trend[-1] < 0.1, "waiting for copies of buffers does not count as computing"
     assert metrics["time/optimizer"].count == metrics["time/forward"].count == metrics["time/step"].count >= 20

@@ -1,4 +1,4 @@
-"""``import dist_wandb as wandb``: what scripts find there, and what of it is about the current run."""
+"""``import dist_wandb as wandb``: the names that scripts find there, and those that concern the current run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ACTING, OF_CURRENT, OF_WANDB = dist_wandb._ACTING, dist_wandb._OF_CURRENT, dist_wandb._OF_WANDB
 HEAVY = ("torch", "wandb", "lightning", "accelerate")
-NEWER = {"EvalTable", "Run"}  # than the oldest supported wandb: found where they are, but not listed
+NEWER = {"EvalTable", "Run"}  # than the oldest supported wandb: available, but not listed
 NOT_OF_A_RUN = {"plot_table"}  # makes a chart
 OURS = {"init", "__version__"}
 OF_BOTH = {"errors", "cli"}  # modules
@@ -43,7 +43,7 @@ TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def run_python(code: str) -> str:
-    """Run `code` in a new interpreter; return what it printed."""
+    """Run `code` in a new interpreter. Return its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -53,12 +53,12 @@ def run_python(code: str) -> str:
 
 
 def replaced_by_a_run() -> set[str]:
-    """What wandb sets in its module when a run begins."""
+    """Return the names that wandb sets in its module when a run starts."""
     return set(inspect.signature(module_of_wandb.set_global).parameters)
 
 
 def there_before_a_run() -> set[str]:
-    """What wandb has in its module before a run begins, to say that one must."""
+    """Return the names in wandb's module that raise until a run starts."""
     tree = ast.parse(inspect.getsource(wandb))
     return {
         target.id
@@ -70,7 +70,7 @@ def there_before_a_run() -> set[str]:
 
 
 def named_as_a_method() -> set[str]:
-    """Functions of wandb's module that a run has as methods."""
+    """Return the functions of wandb's module that are also methods of a run."""
     return {name for name in dir(wandb) if name[0] != "_" and inspect.isfunction(getattr(Run, name, None))}
 
 
@@ -86,7 +86,7 @@ def test_all_of_wandbs_names_that_are_about_the_current_run_act_on_the_session(s
 
 
 def test_what_acts_on_the_session_is_no_more_than_wandb_has() -> None:
-    """But for what came after the oldest supported version."""
+    """Except names that are newer than the oldest supported version."""
     assert {name for name in (*ACTING, *OF_CURRENT) if not hasattr(wandb, name)} <= {"pin_config_keys"}
 
 
@@ -183,7 +183,7 @@ def test_wandbs_errors_are_found_beside_ours() -> None:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nobody had opened a session in this process."""
+    """Pretend that no session was opened in this process."""
     monkeypatch.setattr(registry.history, "has_begun", False)
 
 

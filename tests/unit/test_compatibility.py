@@ -1,4 +1,4 @@
-"""The table of what the stock classes have names all of it."""
+"""The tables of the stock classes' names are complete."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encod
 
 
 def section(title: str) -> str:
-    """What stands below a heading of the second level."""
+    """Return the text below a heading of the second level."""
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None, f"docs/compatibility.md has no section {title}"
     return found[1]
 
 
 def named_in(text: str) -> set[str]:
-    """The names in the first cells of its tables."""
+    """Return the names in the first cells of its tables."""
     cells = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`\**(\w+)", cell)}
 

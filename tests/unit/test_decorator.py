@@ -1,4 +1,4 @@
-"""`wandb_init`: decorated functions of every kind, how they nest, and what holds of what was said where."""
+"""`wandb_init`: decorated functions of every kind, nesting, and the precedence of arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Says = pytest.MonkeyPatch
 
 @wandb_init(id="module")
 def at_module_level(text: str, times: int = 2) -> str:
-    """Say it again."""
+    """Repeat it."""
     return text * times
 
 
@@ -374,7 +374,7 @@ def test_explicit_init_inside_is_a_further_run_and_takes_what_is_not_said(fake_w
     assert [run.config for run in fake_wandb.runs] == [{"lr": 1}, {}, {}]
 
 
-# --- what holds -------------------------------------------------------------------------------------------------------
+# --- precedence -------------------------------------------------------------------------------------------------------
 
 
 def options_of_all_integrations(**arguments: Any) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Documents lead to files and sections that exist."""
+"""Links in documents point to existing files and sections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors that GitHub makes of headings."""
+    """Return the anchors that GitHub generates for headings."""
     headings = _HEADING.findall(document.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -72,7 +72,7 @@ def test_pictures_of_run_modes_are_those_of_the_plan() -> None:
 
 @pytest.mark.parametrize("path", documents(ROOT), ids=lambda path: path.stem)
 def test_blocks_say_what_language_they_are(path: Path) -> None:
-    """A block of Python that nobody runs would be overlooked otherwise."""
+    """Otherwise, a Python block might not be run without anyone noticing."""
     languages = {block.language for block in blocks(path.read_text(encoding="utf-8"))}
     assert languages <= {"python", "console", "text", "yaml"}
 
@@ -87,7 +87,7 @@ def test_a_page_is_a_script_with_the_lines_of_the_page() -> None:
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
 def test_every_page_is_in_the_navigation_of_the_site(page: str) -> None:
-    """`make lint` builds the site, and says so too, but later."""
+    """`make lint` builds the site, and also reports it, but later."""
     assert re.search(
         rf"^ +- (?:[^:\n]+: )?{re.escape(page)}$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
     )

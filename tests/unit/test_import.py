@@ -1,4 +1,4 @@
-"""What an import costs and brings along, each in an interpreter of its own."""
+"""The cost and side effects of imports, each in a new interpreter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.meta_path.insert(0, Blocker())
 
 
 def run_python(code: str) -> str:
-    """Run `code` in a new interpreter; return what it printed."""
+    """Run `code` in a new interpreter. Return its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -50,16 +50,16 @@ def test_names_that_need_no_framework_bring_none(name: str) -> None:
 
 
 def test_the_import_brings_little_and_nothing_but_the_standard_library() -> None:
-    """How long it takes is measured by benchmarks/startup.py; a time says nothing on a busy machine."""
+    """benchmarks/startup.py measures the time, which is not meaningful on a busy machine."""
     code = "import sys; before = set(sys.modules); import dist_wandb; print(*(set(sys.modules) - before))"
     loaded = run_python(code).split()
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names == {"dist_wandb"}
     assert len([name for name in loaded if name.startswith("dist_wandb")]) <= 4
-    assert len(loaded) <= 50  # 31 as this was written
+    assert len(loaded) <= 50  # 31 when this was written
 
 
 def test_the_package_lists_its_public_names_alone() -> None:
-    """Those of wandb that are about the current run, and wandb's own, are compared with wandb in test_as_wandb.py."""
+    """test_as_wandb.py compares the names that concern the current run, and wandb's own, with wandb."""
     of_wandb = {*dist_wandb._ACTING, *dist_wandb._OF_CURRENT, *dist_wandb._OF_WANDB}
     assert set(dir(dist_wandb)) - of_wandb == {*dist_wandb.__all__, *(name for name, *_ in INTEGRATIONS)}
     assert not [name for name in dir(dist_wandb) if name in sys.stdlib_module_names or hasattr(builtins, name)]

@@ -1,4 +1,4 @@
-"""Warnings of which each is logged once."""
+"""Warnings that are logged once each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests `make test-oldest` leaves out."""
+"""The tests that `make test-oldest` leaves out."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_the_packages_of_which_there_are_older_versions_are_known() -> None:
         ("exchange/test_rounds.py", True),
         ("exchange/test_gloo.py", True),
         ("settings/test_policy.py", True),
-        ("exchange/test_rows.py", False),  # its metrics are torchmetrics'
-        ("store/test_job_store.py", False),  # by way of the session's errors
-        ("runs/test_destination.py", False),  # of another room
+        ("exchange/test_rows.py", False),  # uses torchmetrics' metrics
+        ("store/test_job_store.py", False),  # imports the session's errors
+        ("runs/test_destination.py", False),  # of another package
     ],
 )
 def test_what_reaches_none_of_them_is_left_out(file: str, left_out: bool) -> None:

@@ -1,4 +1,4 @@
-"""Names that are not upstream's public ones, each used in one guarded place: these fail when upstream changes them."""
+"""Private names of other packages, each used in one guarded place. These tests fail when upstream changes them."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ run.finish()
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare_environment")
 def test_a_forked_process_that_exits_leaves_its_parents_run_alone(tmp_path: Path) -> None:
-    """By private names of wandb's, guarded: without them a fork's end removes the parent's files for media."""
+    """Uses guarded private names of wandb. Without them, a fork's end removes the parent's media files."""
     environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     command = [sys.executable, "-c", _FORKS]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr  # nor does wandb's exit hook say that it was forked
+    assert "Traceback" not in done.stderr  # wandb's exit hook does not complain about the fork either
     assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
 @pytest.mark.usefixtures("bare_environment")
 def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> None:
-    """By a private name, guarded: without it an id stays taken in wandb's process after its run could not be opened."""
+    """Uses a guarded private name. Without it, an id stays in use in wandb's process if its run could not be opened."""
     settings = wandb.Settings(silent=True)
     first = wandb.init(mode="offline", dir=str(tmp_path / "first"), id="exp", settings=settings)
     assert uses_current_service(first)
@@ -94,7 +94,7 @@ def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> N
 
 
 def test_wandbs_images_tell_what_they_have() -> None:
-    """By private names of wandb's, each guarded: without them captions are lost, and images encoded twice."""
+    """Uses guarded private names of wandb. Without them, captions are lost and images are encoded twice."""
     image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
     assert pictures.caption(image) == "x"
     assert pictures.has_overlays(image)
@@ -104,7 +104,7 @@ def test_wandbs_images_tell_what_they_have() -> None:
 
 
 def test_torchs_gloo_groups_can_be_told_an_address() -> None:
-    """By private names, guarded: without them ranks on several hosts need names that resolve, or GLOO_SOCKET_IFNAME."""
+    """Uses guarded private names. Without them, ranks on several hosts need resolvable names, or GLOO_SOCKET_IFNAME."""
     limit = timedelta(seconds=3)
     options = gloo._options(limit, "127.0.0.1")
     assert options is not limit
@@ -115,7 +115,7 @@ def test_torchs_gloo_groups_can_be_told_an_address() -> None:
 @pytest.mark.slow
 @pytest.mark.newest
 def test_wandbs_binary_prints_what_its_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The binary of the installed version is the one that is started directly, and takes the same arguments."""
+    """The installed version's binary is the one that is started directly, and accepts the same arguments."""
     with wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)) as run:
         run.log({"loss": 0.5})
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")

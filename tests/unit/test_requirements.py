@@ -1,4 +1,4 @@
-"""What CI installs by hash (`.ci/requirements*.txt`) is what the constraints say, and all of it has a hash."""
+"""CI's requirements (`.ci/requirements*.txt`) match the constraints, and each has a hash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LISTED = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>\S+) --hash=sha256:[0-9a-f]{64}")
-BY_VERSION_ALONE = {"torch"}  # CPU builds have hashes of their own
+BY_VERSION_ALONE = {"torch"}  # CPU builds have different hashes
 
 
 def listed(name: str) -> dict[str, str]:

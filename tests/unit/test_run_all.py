@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pytest that a test starts needs none of those that are installed: most of its start would be their import."""
+    """Disable installed plugins in a pytest that a test starts: importing them would take most of its start."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 

@@ -1,4 +1,4 @@
-"""How tests of whole jobs are grouped for the workers."""
+"""How tests of whole jobs are assigned to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/troubleshooting.md` has an entry for every warning and error that the package emits, and no entry for none."""
+"""`docs/troubleshooting.md` has an entry for every warning and error of the package, and no other entries."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 from messages import Message, messages
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
-MOST = 6  # messages that one part may be in
+MOST = 6  # messages that one fragment may match
 _ENTRY = re.compile(r"^- ((?:`[^`]+`(?: ·\s*)?)+):", re.MULTILINE)
 
 
 def parts() -> list[str]:
-    """The parts of messages by which they are found on the page."""
+    """Return the fragments of messages on the page."""
     return [
         part for entry in _ENTRY.findall(PAGE.read_text(encoding="utf-8")) for part in re.findall("`([^`]+)`", entry)
     ]
 
 
 def has(part: str, message: Message) -> bool:
-    """Whether a part is in a message; `…` is any value."""
+    """Return whether a fragment matches a message; `…` is any value."""
     words = [re.escape(word) for word in part.split("…")]
     return re.search(".*".join(words), message.text, re.DOTALL) is not None
 
@@ -43,14 +43,14 @@ def test_every_entry_has_a_message() -> None:
 def test_messages_are_found_in_the_source() -> None:
     texts = [one.text for one in messages()]
     assert len(texts) > 250
-    assert any("is a DTensor of which rank … has only a part" in text for text in texts)  # of an f-string
-    assert any(text.startswith("dist_wandb: rank … could not open its run: ….") for text in texts)  # of logging
-    assert any("returned after the other ranks had ended" in text for text in texts)  # of a variable
+    assert any("is a DTensor of which rank … has only a part" in text for text in texts)  # from an f-string
+    assert any(text.startswith("dist_wandb: rank … could not open its run: ….") for text in texts)  # from logging
+    assert any("returned after the other ranks had ended" in text for text in texts)  # from a variable
 
 
 @pytest.mark.slow
 @pytest.mark.source
 def test_no_part_is_in_too_many_messages() -> None:
-    """It would find all of them, and hide that one has no entry."""
+    """Such a fragment would match all of them, and hide a missing entry."""
     found = messages()
     assert [part for part in parts() if sum(has(part, one) for one in found) > MOST] == []

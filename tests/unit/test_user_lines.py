@@ -1,4 +1,4 @@
-"""Whose line a warning names."""
+"""The line that a warning names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dist_wandb.user_lines import Line, users_line, warn
 
 
 def called_from(*modules: str) -> Line | None:
-    """What `users_line` gives where code of these modules, the outermost first, has led to it."""
+    """Call `users_line` through code of these modules, the outermost first."""
     call: Callable[[], Any] = users_line
     for module in reversed(modules):
         names: dict[str, Any] = {"__name__": module, "call": call}
@@ -42,7 +42,7 @@ def test_it_is_the_users_innermost(modules: list[str], file: str) -> None:
 
 
 def called_on_a_thread_of(module: str) -> Line | None:
-    """As `called_from`, where nobody else's code is on the stack."""
+    """Like `called_from`, without other code on the stack."""
     names: dict[str, Any] = {"__name__": module, "call": users_line, "found": []}
     exec(compile("def step():\n    found.append(call())", f"{module}.py", "exec"), names)  # noqa: S102
     thread = threading.Thread(target=names["step"])

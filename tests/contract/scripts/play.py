@@ -1,4 +1,4 @@
-"""Every case of the contract on one rank, through one integration: a case is written once, for all integrations."""
+"""Every case of the contract on one rank, through one integration. Cases are written once for all integrations."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from dist_wandb.transformers import DistWandbCallback
 
 ROWS = 4
 PROJECT = "contract"
-_PATIENCE = 20.0  # seconds in which what one rank set must show on another
+_PATIENCE = 20.0  # seconds within which a value set on one rank must be visible on another
 _VALUES = 8
-_HEARTBEAT = 4.0  # seconds: a name's first row waits five of them for all ranks, and is not written twice
+_HEARTBEAT = 4.0  # seconds: a name's first row waits five heartbeats for all ranks, and is not written twice
 
 
 class Part(ABC):
-    """One rank's part in a job, as the user of an integration holds it."""
+    """One rank's part in a job, as seen by the user of an integration."""
 
     rank: int
 
     @property
     @abstractmethod
     def run(self) -> Any:
-        """What the integration gives as the W&B run of this rank."""
+        """The integration's W&B run of this rank."""
 
     @abstractmethod
     def log(self, values: Mapping[str, Any], step: int) -> None:
@@ -50,11 +50,11 @@ class Part(ABC):
 
     @abstractmethod
     def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        """Log an image, by the integration's own method where it has one."""
+        """Log an image, with the integration's own method if it has one."""
 
     @abstractmethod
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        """Log a table, by the integration's own method where it has one."""
+        """Log a table, with the integration's own method if it has one."""
 
 
 Case = Callable[[Part], None]
@@ -80,7 +80,7 @@ class Plain(Part):
 
 
 class Module(Part):
-    """The functions of the package, as those of wandb."""
+    """The package's functions, used like wandb's."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -100,7 +100,7 @@ class Module(Part):
 
 
 class Logger(Part):
-    """What a Lightning logger can be asked for, in the Trainer and in Fabric."""
+    """The methods of a Lightning logger, as used by the Trainer and by Fabric."""
 
     def __init__(self, logger: DistWandbLogger) -> None:
         self.rank = dist.get_rank()
@@ -268,13 +268,13 @@ def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Ca
 
 
 def say(name: str, part: Part, **facts: Any) -> None:
-    """Tell the test what this rank saw."""
+    """Report what this rank observed to the test."""
     sys.stdout.write(f"\nSAW {json.dumps({'case': name, 'rank': part.rank, **facts})}\n")
     sys.stdout.flush()
 
 
 def means(part: Part) -> None:
-    """Rank 1 has one row less, and another rhythm."""
+    """Rank 1 has one row less, at a different pace."""
     for step in range(ROWS - part.rank):
         part.log({"loss": 10.0 * part.rank + step, "epoch": 3, "tensor": torch.tensor(2.0 * part.rank)}, step)
     say("means", part, id=part.run.id, truthy=bool(part.run))
@@ -289,7 +289,7 @@ def metrics(part: Part) -> None:
 
 
 def config(part: Part) -> None:
-    """What the job was given, and what the primary sets later."""
+    """Values given to the job, and values that the primary sets later."""
     given = part.run.config["lr"]
     if part.rank == 0:
         part.run.config.update({"later": 7})
@@ -306,7 +306,7 @@ def odd_config(part: Part) -> None:
 
 
 def media(part: Part) -> None:
-    """All ranks say the same, as scripts without guards do; the primary's own is written."""
+    """All ranks log the same, as scripts without rank checks do; the primary's values are written."""
     pixels = np.full((4 + part.rank, 4, 3), 255, np.uint8)
     part.log_image("picture", pixels, 1)
     part.log_table("predictions", ["rank", "label"], [[part.rank, "cat"], [part.rank, "dog"]], 1)
@@ -314,7 +314,7 @@ def media(part: Part) -> None:
 
 
 def guarded(part: Part) -> None:
-    """What only one rank says does not wait for the other, nor stop it."""
+    """Rows that only one rank logs neither wait for the other nor stop it."""
     for step in range(ROWS):
         if part.rank == step % 2:
             part.log({f"only_on_{part.rank}": float(step)}, step)
@@ -327,17 +327,17 @@ def silent(part: Part) -> None:
 
 
 def unguarded_run(part: Part) -> None:
-    """The run is used on every rank as if it were there."""
+    """The run is used on every rank as if each had one."""
     run = part.run
     run.define_metric("best", summary="max")
     run.summary["best"] = 0.5
     run.config.update({"by_all": 1}, allow_val_change=True)
-    run.log_code  # noqa: B018  # an attribute that is a method on one rank, and nothing on the other
+    run.log_code  # noqa: B018  # a method on one rank, and a stand-in on the other
     part.log({"loss": 1.0}, 0)
 
 
 def beside(part: Part) -> None:
-    """Rows and definitions that reach the run by itself, and by wandb's own functions."""
+    """Rows and definitions through the run's own methods, and through wandb's functions."""
     part.log({"loss": float(part.rank)}, 1)
     part.run.log({"by_run": 2.0 * part.rank})
     wandb.log({"by_module": 2.0 * part.rank})
@@ -351,9 +351,9 @@ def beside(part: Part) -> None:
 
 
 def fails(part: Part) -> None:
-    """Rank 1 raises; rank 0 goes on until its launcher ends it."""
+    """Rank 1 raises; rank 0 continues until its launcher ends it."""
     part.log({"loss": 10.0 * part.rank}, 0)
-    dist_wandb.get_run().flush()  # a rank that fails waits for nobody: what it has just logged may miss its row
+    dist_wandb.get_run().flush()  # a failing rank does not wait: values that it has just logged may be missing
     if part.rank == 1:
         raise RuntimeError("raised by the case")
     time.sleep(_PATIENCE)

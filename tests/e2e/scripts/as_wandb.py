@@ -1,4 +1,4 @@
-"""A script with ``import dist_wandb as wandb`` and W&B's idioms, on all ranks or under a guard, as they are known."""
+"""A script with ``import dist_wandb as wandb`` and W&B's common idioms, on all ranks or under a rank check."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def use_all_of_it(model: torch.nn.Module) -> None:
 
 
 def main() -> None:
-    """Use wandb before, in and after a run; then a run in a block."""
+    """Use wandb before, during and after a run; then a run in a block."""
     saw("before", RANK, wandb.run)
     try:
         wandb.log({"early": 1})
@@ -77,7 +77,7 @@ def main() -> None:
         wandb.log({"loss": float(RANK)}, step=1, weight=1 + 2 * RANK)
     saw("after", RANK, wandb.run)
 
-    if MASTER:  # the commonest start of all
+    if MASTER:  # the most common start
         wandb.init(project="tests", name="guarded", config=config, settings=wandb.Settings(silent=True))
     if wandb.run is not None:
         wandb.log({"loss": 1.0})

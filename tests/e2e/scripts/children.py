@@ -1,4 +1,4 @@
-"""A process that starts others in every way that Python has; each of them logs into its run, which it was handed."""
+"""A process that starts children in every way that Python has; each logs into the run that was passed to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks that are given different configs, of which W&B's agent tells rank 0 alone the values of a sweep."""
+"""Two ranks with different configs; W&B's agent passes a sweep's values to rank 0 only."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from dist_wandb import DistWandbTracker
 
 
 def saw(where: str, config: Any) -> None:
-    assert config["steps"] == 7, "what is not there is looked for at once"
+    assert config["steps"] == 7, "a missing name is polled for at once"
     sys.stdout.write(f"\nSAW {where} {json.dumps(dict(config))}\n")
 
 

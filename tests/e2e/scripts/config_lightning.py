@@ -24,7 +24,7 @@ class Reader(Model):
 
     def setup(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it
         assert self.config["lr"] == self.config.lr == 0.1
-        if self.global_rank == 0:  # what rank 1 writes itself shows there until rank 0 sets the value again
+        if self.global_rank == 0:  # a value written on rank 1 is visible there until rank 0 sets it again
             self.trainer.strategy.barrier()
         self.config.update({"model": object(), "written": [1, 2]})
         if self.global_rank == 1:

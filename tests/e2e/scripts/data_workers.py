@@ -1,4 +1,4 @@
-"""Two ranks train with a DataLoader whose worker processes use the session as well."""
+"""Two ranks train with a DataLoader whose worker processes also use the session."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from dist_wandb import Session
 
 
 class Logging(Dataset[torch.Tensor]):
-    """Its items log where they are made: in a worker."""
+    """A dataset whose items log in the worker that creates them."""
 
     def __init__(self, run: Session) -> None:
         self.run = run
@@ -24,7 +24,7 @@ class Logging(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         self.run.log({"in_worker": 3.0})
         self.run.log({"by_index": float(index)}, step=index)
-        if index >= 6:  # the last of each of two workers
+        if index >= 6:  # the last one of each of two workers
             assert self.run.flush()
             self.run.finish()  # ends nothing here
         return torch.tensor([float(index)])

@@ -1,4 +1,4 @@
-"""One rank that ends as its arguments say, without any barrier before: nobody waits for anybody but dist_wandb."""
+"""One rank that ends as its arguments say, without a barrier before: only dist_wandb waits for other ranks."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def end(how: str) -> None:
 
 
 def main(directory: str, run_mode: str, *ends: str) -> None:
-    """Each rank ends as told in `ends`; with " at last" in it, it calls `finish` nowhere."""
+    """Each rank ends as given in `ends`; with " at last" in it, it never calls `finish`."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     how, _, at_last = ends[rank].partition(" at last")
@@ -51,5 +51,5 @@ def main(directory: str, run_mode: str, *ends: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""One rank that logs, and ends without `finish`."""
+"""One rank that logs and ends without `finish`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Ranks that end in several ways without `finish`, many times; each prints nothing, and ends as Python does.
+"""Ranks that end in several ways without `finish`, many times; each prints nothing, and ends as Python would.
 
-This process imports everything once. For each way and repetition it forks two ranks, which meet over a store of their
-own, log, and leave `main` like a script of their own would: through the shutdown of the interpreter.
+This process imports everything once. For each way and repetition it forks two ranks, which use a separate store, log,
+and leave `main` like a separate script: through the shutdown of the interpreter.
 """
 
 import gc
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import wandb  # noqa: F401  # before the forks: it is slow
+import wandb  # noqa: F401  # before the forks, because it is slow
 from processes import free_port
 
 import dist_wandb
 
 ROWS = 20
-AT_ONCE = 4  # repetitions side by side
+AT_ONCE = 4  # concurrent repetitions
 
 
 def rank_logs(kind: str, rank: int, meeting: str) -> dist_wandb.Session:
@@ -44,10 +44,10 @@ def end(kind: str, rank: int, run: dist_wandb.Session, ready: int) -> None:
     os.write(ready, b"1")
     if kind == "ctrl_c" or (kind == "one_fails" and rank == 0):
         stop_at = time.monotonic() + (30 if kind == "ctrl_c" else 0.5)
-        while time.monotonic() < stop_at:  # SIGINT comes here
+        while time.monotonic() < stop_at:  # SIGINT arrives here
             run.log({"loss": 1.0})
             time.sleep(0.001)
-        assert kind != "ctrl_c", "SIGINT did not come"
+        assert kind != "ctrl_c", "SIGINT did not arrive"
         return
     if kind == "early_ctrl_c":  # before the exchange's thread has formed a group
         raise KeyboardInterrupt
@@ -61,8 +61,8 @@ def end(kind: str, rank: int, run: dist_wandb.Session, ready: int) -> None:
 
 
 def fork_repetition(kind: str, number: int, directory: Path) -> tuple[list[int], int] | None:
-    """Start two ranks; their ids and where they say that they are ready, or `None` in a rank that is to end now."""
-    # Over files nobody sees that a rank is gone: the other waits for it in native code, for ten seconds.
+    """Start two ranks. Return their ids and the pipe that signals readiness; `None` in a rank that should end now."""
+    # A file store does not detect a lost rank: the other waits for it in native code, for ten seconds.
     over_tcp = number % 2 == 0 or kind == "early_ctrl_c"
     meeting = f"tcp://127.0.0.1:{free_port()}" if over_tcp else f"file://{directory / f'{kind}-{number}'}"
     hear, say = os.pipe()
@@ -89,7 +89,7 @@ def interrupt_when_ready(children: list[int], hear: int) -> None:
 
 
 def forked(kind: str, directory: Path, times: int) -> bool:
-    """Whether this is still the process that forks, not a rank that is to end now."""
+    """Return whether this is still the process that forks, not a rank that should end now."""
     for begin in range(0, times, AT_ONCE):
         under_way = []
         for number in range(begin, min(begin + AT_ONCE, times)):
@@ -127,9 +127,9 @@ def under_multiprocessing(directory: Path, times: int) -> None:
 
 
 def main(directory: str, *kinds: str) -> None:
-    # A shell's background job, as CI may be one, starts with SIGINT ignored, and Python then leaves it so.
+    # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.freeze()  # what was imported: a third of the time of an end, as nothing of it is looked through
+    gc.freeze()  # exempt imported objects from collection, which saves a third of the time of an exit
     for kind, times in (one.split("=") for one in kinds):
         sys.stdout.write(f"\nKIND {kind}\n")
         sys.stdout.flush()  # before the forks

@@ -1,4 +1,4 @@
-"""Lightning on two ranks, failing once in the middle; started again it goes on from its checkpoint."""
+"""Lightning on two ranks that fail once in the middle. After a restart, they continue from their checkpoint."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ STEPS, FAILS_AT = 8, 4
 
 
 class Failing(BoringModel):
-    """Logs its step, and fails once: if there was no checkpoint to begin with."""
+    """Logs its step, and fails once: if it started without a checkpoint."""
 
     def __init__(self, *, fails: bool) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Failing(BoringModel):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self._fails and self.global_step == FAILS_AT:
-            self.trainer.strategy.barrier()  # the first to fail ends the other, which may have yet to log its row
+            self.trainer.strategy.barrier()  # the first failure ends the other rank, maybe before it logs its row
             raise RuntimeError("as asked to")
         self.log("loss", 10.0 * self.global_rank + self.global_step)
         loss: Tensor = self.layer(batch).sum() * batch_idx

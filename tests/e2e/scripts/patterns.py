@@ -1,6 +1,6 @@
 """Two ranks, started as two nodes: decorated functions, ranks that never come or end, and the examples' patterns.
 
-One scenario follows the other, each with a run id of its own.
+Scenarios run one after the other, each with its own run id.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def tensors_of_several_ranks() -> None:
     part = DTensor.from_local(torch.tensor(1.0 + RANK), mesh, [Partial()], run_check=False)
     with dist_wandb.init(PROJECT, id="dtensors") as run:
         run.log({"loss": whole}, step=0, weight=whole)
-        if RANK == 0:  # nobody else is asked
+        if RANK == 0:  # no other rank is needed
             try:
                 run.log({"loss": part}, step=1)
             except DistWandbError as error:
@@ -124,8 +124,8 @@ def tensors_of_several_ranks() -> None:
 
 
 def never_ends(directory: Path) -> None:
-    """Rank 0 ends, and rank 1 goes on after that."""
-    upload = wandb.Settings(finish_timeout=60)  # which would have as short a limit as the ranks
+    """Rank 0 ends, and rank 1 continues afterwards."""
+    upload = wandb.Settings(finish_timeout=60)  # which would have the ranks' short limit
     run = dist_wandb.init(
         PROJECT, id="never-ends", run_mode="shared", limits=dist_wandb.Limits(finish_timeout=2), settings=upload
     )
@@ -162,7 +162,7 @@ def main(directory: str, examples: str) -> None:
     tensors_of_several_ranks()
     for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
         pattern()
-    os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are seen beside their mean
+    os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are visible in addition to their mean
     for way in runpy.run_path(f"{examples}/parallel.py")["WAYS"].values():
         way(RANK, 2)
     never_ends(Path(directory))

@@ -1,4 +1,4 @@
-"""Accelerate as published scripts use it: trackers are started on the main process alone, logged to from anywhere."""
+"""Accelerate as published scripts use it: trackers are started on the main process only, and used on all."""
 
 import sys
 
@@ -22,7 +22,7 @@ def main(directory: str) -> None:
         output = model(torch.full((1, 1), 2.0 * rank + step))
         accelerator.backward(output.sum())
         assert layer.weight.grad is not None
-        assert layer.weight.grad.item() == 1.0 + step  # the mean over ranks, not mixed with what is logged
+        assert layer.weight.grad.item() == 1.0 + step  # the mean over ranks, separate from the logged values
         accelerator.log({"train_loss": 2.0 * step + rank, "lr": 0.1}, step=step)
         if step % 3 == 0 and accelerator.is_main_process:
             for tracker in accelerator.trackers:

@@ -16,7 +16,7 @@ import dist_wandb
 
 VICTIM = 1
 PEER_TIMEOUT = 6.0
-GROUP_ANEW = 15.0  # seconds, generously: the living agree on going on without it
+GROUP_ANEW = 15.0  # seconds, generously: the remaining ranks agree to continue without it
 PULSE = Pulse()
 
 
@@ -31,14 +31,14 @@ def log_ones(run: dist_wandb.Session, steps: range, pause: float = 0.0) -> None:
 
 
 def train_together(run: dist_wandb.Session, rank: int) -> None:
-    """Training as long as all ranks are alive; all that is logged here is known to all."""
+    """Train while all ranks are alive; everything logged here is known to all."""
     for step in range(FLUSHED):
         gradient = torch.full((10,), float(10**rank))
         dist.all_reduce(gradient)
         assert set(gradient.tolist()) == {111.0}
         log_ones(run, range(step, step + 1))
     assert run.flush(timeout=20)
-    dist.barrier()  # the last collective: the default group cannot be used when a rank of it is gone
+    dist.barrier()  # the last collective: the default group cannot be used after a rank of it is gone
 
 
 def break_off(run: dist_wandb.Session, number: signal.Signals) -> None:
@@ -51,11 +51,11 @@ def go_on(run: dist_wandb.Session) -> None:
     log_ones(run, range(FLUSHED, AFTER_BREAK), pause=0.02)
     begin = time.monotonic()
     is_flushed, end = run.flush(timeout=1), time.monotonic()
-    if end - all_were_there < PEER_TIMEOUT:  # else the rank may have been given up
+    if end - all_were_there < PEER_TIMEOUT:  # otherwise the rank may be considered lost
         assert not is_flushed, "flush did not wait for the rank that does not answer"
         assert end - begin > 0.9, f"flush(timeout=1) took {end - begin} s"
     assert end - begin < 20, f"flush(timeout=1) took {end - begin} s"
-    assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the living did not go on in time"
+    assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the remaining ranks did not continue in time"
 
 
 def see(file: Path) -> None:
@@ -73,11 +73,11 @@ def main(directory: str, how: str) -> None:
             (marks / "victim").write_text(str(os.getpid()))
             break_off(run, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
             log_ones(run, range(BREAK, AFTER_BREAK))  # it was continued
-            assert run.flush(timeout=30), "the rank was not taken in again"
+            assert run.flush(timeout=30), "the rank was not readmitted"
             (marks / "rejoined").touch()
         elif how == "killed":
             log_ones(run, range(FLUSHED, AFTER_BREAK), pause=0.02)
-            assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the living did not go on in time"
+            assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the remaining ranks did not continue in time"
         else:
             go_on(run)
         if how == "continued":
@@ -90,7 +90,7 @@ def main(directory: str, how: str) -> None:
     assert took < 25, f"finish took {took} s"  # finish_timeout is 60 s
     sys.stdout.write(f"\nENDED {rank}\n")
     (marks / f"ended-{rank}").touch()
-    if rank == 0:  # it keeps the store for the last words of the others
+    if rank == 0:  # it hosts the store for the others' last messages
         for other in (1, 2) if how == "continued" else (2,):
             see(marks / f"ended-{other}")
 

@@ -1,4 +1,4 @@
-"""Lightning on two ranks whose calls of the logger differ: one Trainer after another, each with a logger of its own."""
+"""Lightning on two ranks whose logger calls differ: one Trainer after another, each with its own logger."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dist_wandb import DistWandbLogger, Limits
 
-Batches = list[list[float]]  # the values in each batch
+Batches = list[list[float]]  # the values of each batch
 
 
 class Values(Dataset[torch.Tensor]):
@@ -33,7 +33,7 @@ def loader(batches: Batches) -> DataLoader[torch.Tensor]:
 
 
 class Model(LightningModule):
-    """Logs the mean of each batch as it is given by the data: `training` and `validation` hold batches by rank."""
+    """Logs the mean of each batch of the data: `training` and `validation` contain batches by rank."""
 
     def __init__(
         self, training: Sequence[Batches], validation: Sequence[Batches] | None = None, guarded: bool = False

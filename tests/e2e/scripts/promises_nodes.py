@@ -1,4 +1,4 @@
-"""Plain PyTorch on two nodes of two ranks: in worker scope the ranks of a node exchange among themselves."""
+"""Plain PyTorch on two nodes of two ranks: in worker scope, exchanges are within a node."""
 
 import sys
 from pathlib import Path
@@ -21,10 +21,10 @@ def main(directory: str) -> None:
         run.log({"loss": 0.0}, step=0)
         assert run.flush(timeout=20)
         dist.barrier()
-        if rank < 2:  # the other node says nothing as long as this one logs
+        if rank < 2:  # the other node logs nothing while this one does
             for step in range(1, STEPS):
                 run.log({"loss": 10.0 * rank + step}, step=step)
-            assert run.flush(timeout=30), "the other node was waited for"  # as peer_timeout would be 60 s
+            assert run.flush(timeout=30), "the other node was waited for"  # because peer_timeout would be 60 s
         dist.barrier()
         if rank >= 2:
             run.log({f"loss_{rank}": 10.0 * rank, "loss": 10.0 * rank}, step=STEPS)

@@ -1,4 +1,4 @@
-"""Plain PyTorch on two ranks: sessions one after another, in each of which the ranks do not do quite the same."""
+"""Plain PyTorch on two ranks: consecutive sessions, in each of which the ranks behave differently."""
 
 import gc
 import sys
@@ -126,7 +126,7 @@ def dtypes(run: Session, rank: int) -> None:
     handed: dict[str, Any] = {}
     if rank == 0:
         log = run.run.log
-        # W&B itself writes 7.0 as 7, so look at what it is given
+        # W&B itself writes 7.0 as 7, so check its input
         run.run.log = lambda row: (handed.update(row), log(row))  # type: ignore[method-assign]
     run.log(dtypes_of(rank), step=0)
     assert run.flush()
@@ -194,7 +194,7 @@ def new(run: Session, rank: int) -> None:
 def bad_input(run: Session, rank: int) -> None:
     for step in range(STEPS):
         if rank == 1 and step == 3:
-            refused(lambda: run.log({1: 2.0}, step=3))  # type: ignore[dict-item]  # that it is wrong is the point
+            refused(lambda: run.log({1: 2.0}, step=3))  # type: ignore[dict-item]  # wrong on purpose
             refused(lambda: run.log({"lone\ud800": 1.0}, step=3))
             refused(lambda: run.log([("loss", 1.0)], step=3))  # type: ignore[arg-type]  # as above
             refused(lambda: run.log({"loss": 1.0}, step=3.5))  # type: ignore[arg-type]  # as above
@@ -205,7 +205,7 @@ def bad_input(run: Session, rank: int) -> None:
         run.log({"loss": 2.0 * step + rank, **odd}, step=step)
 
 
-OBJECT = SimpleNamespace(a=1)  # which W&B cannot write
+OBJECT = SimpleNamespace(a=1)  # W&B cannot write it
 
 
 def refused(call: Callable[[], None]) -> None:
@@ -267,13 +267,13 @@ def opens_late(run: Session, rank: int) -> None:
     for step in range(5):
         run.log({"ones": 1}, step=step)
     if rank == 0:
-        assert run.flush(timeout=20), "rows waited for a rank that was not there, beyond join_timeout"
+        assert run.flush(timeout=20), "rows waited longer than join_timeout for a rank that was missing"
         WRITTEN.touch()
     dist.barrier()  # rank 1 is open now
     for step in range(5, 10):
         run.log({"ones": 1}, step=step)
     assert run.flush(timeout=20)
-    dist.barrier()  # and has been taken in
+    dist.barrier()  # and has been admitted
     for step in range(10, 15):
         run.log({"ones": 1}, step=step)
 
@@ -320,8 +320,8 @@ def two_sessions(directory: Path, rank: int) -> None:
 
 
 def again_and_again(rank: int) -> None:
-    """Sessions one after the other; what this process, and the job's store, hold after some and after more of them."""
-    gc.disable()  # so that only what is let go of counts
+    """Open one session after the other; report what this process and the job's store hold after some and after more."""
+    gc.disable()  # so that only objects freed by reference counting are released
     store = dist.distributed_c10d._get_default_store()
     held = []
     for number in range(16):
@@ -341,7 +341,7 @@ def again_and_again(rank: int) -> None:
 
 
 def never_opens(directory: Path, rank: int) -> None:
-    """The last scenario: the ranks do not agree any more on how many sessions there were."""
+    """The last scenario, because the ranks disagree afterwards on the number of sessions."""
     if rank == 1:
         return
     begin = time.monotonic()

@@ -1,6 +1,6 @@
-"""Plain PyTorch on two ranks, of which rank 1 sleeps long between two rows; no limit has been reached by then.
+"""Plain PyTorch on two ranks, of which rank 1 sleeps long between two rows, but less than any limit.
 
-It sleeps on until rank 0 is through with its rows, which therefore must not wait for it.
+It sleeps until rank 0 has logged all its rows, so these must not wait for it.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""One rank of a job that is killed once at half its rows, and goes on from there when it is started again.
+"""One rank of a job that is killed once after half its rows, and continues from there after a restart.
 
-Its checkpoint is the number of rows that are safe; torchrun, or the test, starts it a second time.
+Its checkpoint is the number of rows that are safe. torchrun, or the test, restarts it.
 """
 
 import os
@@ -28,9 +28,9 @@ def wait_for(path: Path) -> None:
 
 
 def main(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
-    """Log rows without a step, each rank its own.
+    """Log rows without a step, different ones on each rank.
 
-    `resume` is given to `wandb.init` unless empty; `group` makes a process group first.
+    `resume` is passed to `wandb.init` unless empty; `group` creates a process group first.
     """
     place = Path(directory)
     if group:

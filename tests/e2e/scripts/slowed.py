@@ -1,4 +1,4 @@
-"""Ranks that train with a framework and ``timings=True``, one of which needs longer for each batch: FRAMEWORK OUT."""
+"""Ranks that train with a framework and ``timings=True``, one of which takes longer for each batch: FRAMEWORK OUT."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-ROWS = 26  # a rank is named by 20 at the earliest
-SLOW = 0  # ddp copies its buffers: who waits for that is not busy
-SECONDS = {True: 0.15, False: 0.03}  # for a batch: so much apart that a busy machine does not make up for it
+ROWS = 26  # a rank is named after 20 at the earliest
+SLOW = 0  # ddp copies its buffers: a rank that waits for that is not busy
+SECONDS = {True: 0.15, False: 0.03}  # for a batch: so far apart that a busy machine does not hide it
 
 
 class Read(Dataset[Tensor]):
-    """Samples that take their time; one is a batch."""
+    """Samples that take some time; each is a batch."""
 
     def __len__(self) -> int:
         return ROWS * int(os.environ["WORLD_SIZE"])
@@ -28,7 +28,7 @@ class Read(Dataset[Tensor]):
 
 
 class Model(torch.nn.Module):
-    """Its buffers are copied by ddp before each forward pass."""
+    """A module with buffers, which ddp copies before each forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Model(torch.nn.Module):
         self.layer = torch.nn.Linear(2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.layer(self.norm.eval()(x)).mean()  # of one sample there is no variance
+        loss: Tensor = self.layer(self.norm.eval()(x)).mean()  # one sample has no variance
         return loss
 
 

@@ -1,4 +1,4 @@
-"""What other processes log for a session: forks, and those that it was pickled into."""
+"""Rows of other processes for a session: forks, and processes into which it was pickled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def through_a_pickle(session: dist_wandb.Session) -> RemoteSession:
 
 
 def in_fork(work: Callable[[], None]) -> int:
-    """Run `work` in a fork of this process; its exit code."""
+    """Run `work` in a fork of this process. Return its exit code."""
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(_PATIENCE)
@@ -62,7 +62,7 @@ def in_fork(work: Callable[[], None]) -> int:
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remote_session, "_notices", Notices())
-    monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that takes rows may be held up
+    monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that receives rows may be delayed
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)
     yield
     for thread in threading.enumerate():
@@ -96,7 +96,7 @@ def test_facts_of_the_run_go_with_it_and_everything_else_is_accepted() -> None:
         copy.summary["best"] = 1
         copy.define_metric("loss")
         copy.run.alert("done")
-        assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a process of that process
+        assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a grandchild process
         assert "rank 0 run='exp'" in repr(copy)
 
 
@@ -126,7 +126,7 @@ def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
             session.log({"loss": 1.0})
             dist_wandb.get_run().log({"loss": 2.0})
             assert session.flush()
-            session.finish()  # which ends nothing here
+            session.finish()  # ends nothing here
 
         assert in_fork(work) == 0
         session.log({"loss": 3.0})
@@ -169,7 +169,7 @@ def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
         assert not copy.flush(1.0)
         copy.finish()
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-    assert len(caplog.records) == 1  # though the connection breaks in one way, and cannot be made anew in another
+    assert len(caplog.records) == 1  # although the connection breaks for one reason, and cannot be reopened for another
     assert "could not send this to the process that holds the session (it has ended)" in caplog.text
 
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
 
 
 class Unreadable:
-    """What can be pickled, but not be read back."""
+    """An object that can be pickled, but not unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("not a number",)
@@ -267,7 +267,7 @@ STRANGERS: dict[str, Callable[[socket.socket], None]] = {
 
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_strangers_keep_no_child_out(kind: str) -> None:
-    """They would be in the way for 64 times 30 seconds, one after the other."""
+    """One after the other, they would block it for 64 times 30 seconds."""
     taken: list[Any] = []
     held = Relay(lambda *arguments: taken.append(arguments))
     address = held.open()
@@ -317,9 +317,9 @@ def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) ->
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(_PATIENCE)
         stranger.connect(address.path)
-        assert len(stranger.recv(4 + 32)) > 0  # what it is asked
+        assert len(stranger.recv(4 + 32)) > 0  # the challenge
         with suppress(BrokenPipeError):
-            for _ in range(2 * _PATIENCE):  # a byte now and then
+            for _ in range(2 * _PATIENCE):  # one byte at a time
                 stranger.sendall(b"\0")
                 time.sleep(0.1)
                 if not held._connections:
@@ -353,12 +353,12 @@ def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said
                 stranger.connect(address.path)
 
         assert in_fork(be_refused) == 0
-        place.parent.chmod(0o755)  # as if it were reached all the same
+        place.parent.chmod(0o755)  # as if it were reachable anyway
         place.chmod(0o777)
         assert in_fork(knock) == 0
         assert RemoteSession(address, ONE, {}).flush()
     else:
-        monkeypatch.setattr(os, "geteuid", lambda: 65534)  # as one user has no second one
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)  # because the test has only one user
         knock()
         monkeypatch.undo()
     held.close()
@@ -387,13 +387,13 @@ def test_a_socket_that_lets_nobody_in_holds_up_log_once(
         full.bind(place)
         full.listen(0)
         waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
-        with suppress(BlockingIOError):  # when it is full
+        with suppress(BlockingIOError):  # once the backlog is full
             for one in waiting:
                 one.setblocking(False)
                 one.connect(place)
         child = RemoteSession(Address(place, b"key"), ONE, {})
         begin = time.monotonic()
-        for _ in range(200):  # 60 s, if each tried
+        for _ in range(200):  # 60 s, if each call tried to connect
             child.log({"loss": 1.0})
         assert time.monotonic() - begin < 20
         for one in waiting:
@@ -426,7 +426,7 @@ def test_a_session_that_takes_nothing_holds_up_log_once(
 
 
 def test_nobody_knocks_at_what_is_closed(tmp_path: Path) -> None:
-    """As where a session that fails closes it while a thread is about to look."""
+    """For example, a failing session closes it just before a thread polls."""
     with tempfile.TemporaryDirectory() as directory:
         listener = local_sockets.Listener([tmp_path / "no such directory", Path(directory)], 1)
         listener.close()
@@ -449,7 +449,7 @@ def test_who_hands_back_what_it_is_told_shows_nothing() -> None:
 
 
 def test_rows_arrive_where_md5_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on hosts in FIPS mode."""
+    """As hosts in FIPS mode do."""
     new = hmac.new
 
     def without_md5(key: bytes, message: bytes | None = None, digestmod: Any = "") -> Any:
@@ -483,7 +483,7 @@ def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatc
             time.sleep(0.0 if argument is self._listener else 0.3)
             what(argument)
 
-        time.sleep(0.0 if argument is self._listener else 0.3)  # as on a busy machine: the session ends meanwhile
+        time.sleep(0.0 if argument is self._listener else 0.3)  # as on a busy machine; the session ends meanwhile
         start(self, do, argument)
 
     monkeypatch.setattr(Relay, "_start_thread", slowly)
@@ -549,14 +549,14 @@ def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> No
             with pytest.raises(OSError, match=r"closed|Bad file descriptor"):
                 session._children._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
             session.log({"loss": 1.0})
-            assert session.flush()  # the parent's is as it was
+            assert session.flush()  # the parent's is unchanged
 
         assert in_fork(work) == 0
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_child_goes_on_after_the_session_though_its_sibling_was_forked_later() -> None:
-    """A sibling that held the session's end of the socket would leave it to fill up, and who logs to wait for ever."""
+    """If a sibling held the session's end of the socket, it would fill up, and `log` would block forever."""
     context = multiprocessing.get_context("fork")
     has_logged, is_over, may_end = context.Event(), context.Event(), context.Event()
     session = dist_wandb.init()
@@ -586,7 +586,7 @@ def test_a_child_goes_on_after_the_session_though_its_sibling_was_forked_later()
 
 
 def test_a_fork_holds_no_connection_of_other_children() -> None:
-    """Else they would not notice that this process was killed."""
+    """Otherwise, they would not notice that this process was killed."""
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
@@ -606,7 +606,7 @@ def test_a_fork_holds_no_connection_of_other_children() -> None:
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_children_notice_the_end_though_somebody_holds_the_socket(*, failed: bool) -> None:
-    """As a fork may that was made while a child was let in."""
+    """Such as a fork that was made while a child was being accepted."""
     held = Relay(lambda *_: None)
     child = RemoteSession(held.open(), ONE, {})
     assert child.flush()
@@ -622,7 +622,7 @@ def test_children_notice_the_end_though_somebody_holds_the_socket(*, failed: boo
 
 
 class OnlyThere:
-    """Can be pickled, but read by nobody."""
+    """An object that can be pickled, but not unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("no number",)
@@ -679,8 +679,8 @@ def test_nobody_listens_once_the_user_has_finished_the_run(fake_wandb: FakeWandb
     copy = through_a_pickle(session)
     copy.log({"loss": 1.0})
     assert copy.flush()
-    fake_wandb.runs[0]._is_finished = True  # behind its back
-    assert in_fork(lambda: os._exit(bool(dist_wandb.get_run()))) == 0  # which ends nothing here
+    fake_wandb.runs[0]._is_finished = True  # as if finished externally
+    assert in_fork(lambda: os._exit(bool(dist_wandb.get_run()))) == 0  # ends nothing here
     assert copy.flush()
     assert not dist_wandb.get_run()
     assert not copy.flush()

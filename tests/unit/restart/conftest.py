@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> Start:  # noqa: ARG001  # goes first
-    """Start a job of two ranks once more, with the environment that its launcher gives it.
+    """Start a job of two ranks again, with the environment that its launcher sets.
 
-    With `agent` its store outlasts the processes, as torchrun's does. Otherwise the ranks meet in a store that does
-    not, or with ``store=False`` in none.
+    With `agent`, its store outlives the processes, as torchrun's does. Otherwise the ranks use a store that does not
+    or, with ``store=False``, none.
     """
 
     def start(
@@ -43,7 +43,7 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv(name, value)
         met = agent if agent is not None else dist.HashStore() if store else None
         monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: met)
-        # ranks are threads here, and so have no SLURM_PROCID each
+        # ranks are threads here, and share one SLURM_PROCID
         monkeypatch.setattr(job_identity, "job_name", lambda _: Launch.detect().slurm_step)
         given = {"run_mode": "new", "reduce": None, "limits": Limits(join_timeout=10.0), **(options or {})}
         return on_ranks(

@@ -1,4 +1,4 @@
-"""Where on the x axis the rows of a resumed run go on."""
+"""The position on the x axis at which the rows of a resumed run continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def resumed(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, **summary: Any) -> None:
-    """Let W&B find that the runs which are opened from now on have been started before."""
+    """Make W&B report that runs opened from now on were started before."""
     opened = fake_wandb.init
 
     def init(**arguments: Any) -> FakeRun:
@@ -87,7 +87,7 @@ def test_a_run_that_is_not_resumed_begins_at_0(fake_wandb: FakeWandb) -> None:
 def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others attach later: the summary that they are given may hold rows of this start."""
+    """The others attach later, so the summary that they get may contain rows of this start."""
     last = iter([49, 53])
     opened = fake_wandb.init
 
@@ -104,7 +104,7 @@ def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
 def test_offline_the_files_of_the_run_tell_the_last_row(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest that has any rows; the file of this start, and those of other runs, do not count."""
+    """The newest file with rows is read, except the file of this start and files of other runs."""
     own = "run-0"
     files = {
         "offline-run-1-exp": 99,
@@ -132,7 +132,7 @@ def test_offline_the_files_of_the_run_tell_the_last_row(
 def test_files_of_strangers_do_not_end_a_start(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
-    """What cannot be read counts for nothing."""
+    """Unreadable files are ignored."""
     for name in ("run-0", "offline-run-1-exp", "offline-run-2-exp"):
         (fake_wandb.directory / name).mkdir(parents=True)
     (fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb").symlink_to("nowhere")

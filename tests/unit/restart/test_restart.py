@@ -1,4 +1,4 @@
-"""Restarts by torchrun and SLURM: which run is continued, by what record."""
+"""Restarts by torchrun and SLURM: which run is continued, and from which record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_restart_continues_by_the_record_where_no_store_outlasts_it(start: Sta
 
 @pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
 def test_another_start_of_torchrun_is_no_restart(start: Start, environ: dict[str, str]) -> None:
-    """Its first attempt may have died before it left a record of its own."""
+    """Its first attempt may have died before it wrote its own record."""
     first = start(environ=attempt(0))
     kill(first)
     assert ids(start(environ=environ)) != ids(first)
@@ -148,7 +148,7 @@ def test_the_sessions_of_a_job_are_told_apart(start: Start) -> None:
 def test_another_number_of_ranks_continues_what_it_can(
     start: Start, fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str], world: int
 ) -> None:
-    """Fewer ranks leave the runs of the others as they are; more ranks open new ones in the same group."""
+    """With fewer ranks, the other runs stay unchanged; with more ranks, new ones are opened in the same group."""
     agent = dist.HashStore()
     first = start(agent=agent, environ=attempt(0))
     base_id = first[0].plan.base_id
@@ -209,17 +209,17 @@ def test_the_same_command_once_more_in_a_job_is_not_a_restart(start: Start) -> N
 
 
 def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
-    """As the tasks of an array do; what one of them takes back is its own."""
+    """As the tasks of an array do; each deletes only its own record."""
     other, first = start(environ={**SLURM, "SLURM_JOB_ID": "8"}), start(environ=SLURM)
     for session in other:
         session.finish()
-    assert record_files() == ["job", "latest"]  # both of them the first one's
+    assert record_files() == ["job", "latest"]  # both belong to the first one
     kill(first)
     again = start(environ=requeue(1))
     assert ids(again) == ids(first)
     kill(again)
     assert ids(start(environ={"SLURM_JOB_ID": "9"}, resume="auto")) == ids(first)
-    assert record_files() == ["job", "latest"]  # of the third job, which goes on with the first one's runs
+    assert record_files() == ["job", "latest"]  # of the third job, which continues the first one's runs
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -246,7 +246,7 @@ def test_without_a_store_no_rank_follows_a_record_that_the_others_may_not_see(st
     assert [str(name).partition("-")[0] for name in ids(second)] == [second[0].plan.base_id] * 2
 
 
-# --- what the launchers tell ------------------------------------------------------------------------------------------
+# --- the launchers' variables -----------------------------------------------------------------------------------------
 
 
 def test_launchers_name_what_they_start_again() -> None:

@@ -1,4 +1,4 @@
-"""Starts with resume="auto", and the records that they are given."""
+"""Starts with resume="auto", and the records that they find."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_second_start_continues_if_it_is_asked_to(
     before = ids(first)
     kill(first)
     assert ids(start(options=options, resume=resume)) == before
-    assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own record would be one process's
+    assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own record would belong to one process
 
 
 def test_a_second_start_that_does_not_ask_begins_anew_and_is_the_one_to_be_found(start: Start) -> None:
@@ -58,7 +58,7 @@ def test_a_run_that_has_ended_well_is_not_continued_by_auto(start: Start) -> Non
 def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
     kill(start())
     store = dist.HashStore()
-    job_store._store_of_agent = lambda *_: store  # undone with the fixture's own
+    job_store._store_of_agent = lambda *_: store  # undone together with the fixture's patch
     options = Options("new", reduce=None, limits=Limits(join_timeout=10.0))
     on_ranks(
         2,
@@ -103,7 +103,7 @@ def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> No
 
 
 def killed(start: Start) -> tuple[list[Session], Path]:
-    """The sessions of a job that was killed, and the restart record that they have left."""
+    """Return the sessions of a job that was killed, and the restart record that they wrote."""
     sessions = start()
     kill(sessions)
     (record,) = RECORDS.glob("latest-*.json")
@@ -123,7 +123,7 @@ def test_a_damaged_record_is_left_aside_with_a_warning(
     assert ids(start(resume="auto")) != ids(first)
     record.write_bytes(content)
     start(resume="auto")
-    (warning,) = last_warnings(caplog)  # of both starts, as they are of one process
+    (warning,) = last_warnings(caplog)  # for both starts, because they share a process
     assert f"{record} is not a valid restart record of this job" in warning
 
 
@@ -140,7 +140,7 @@ def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
     assert ids(sessions) != ids(first)
     warning, *others = last_warnings(caplog)
     assert f"{record} is not a valid restart record of this job" in warning
-    assert len(others) == (obstacle == "directory")  # in whose place no record can be left
+    assert len(others) == (obstacle == "directory")  # which a record cannot replace
     assert record.is_file() == (obstacle != "directory")
 
 

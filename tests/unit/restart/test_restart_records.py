@@ -1,4 +1,4 @@
-"""The record that a start leaves for a later one."""
+"""The record that a start writes for a later one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
     kill([first])
     resuming._started.clear()  # as in a new process
     assert dist_wandb.init("digits", resume="auto").id == first.id
-    assert given(fake_wandb, "resume", last=1) == ["auto"]  # W&B keeps its own record up to date
+    assert given(fake_wandb, "resume", last=1) == ["auto"]  # so that W&B updates its own record
     assert given(fake_wandb, "id", last=1) == [first.id]
 
 

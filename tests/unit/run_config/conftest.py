@@ -1,4 +1,4 @@
-"""Fixtures of the tests of one config on all ranks: ranks are threads that meet in a real store."""
+"""Fixtures of the tests of one config on all ranks: ranks are threads that share a real store."""
 
 from __future__ import annotations
 

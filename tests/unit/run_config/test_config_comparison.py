@@ -1,4 +1,4 @@
-"""One config on all ranks: what the ranks were given is compared."""
+"""One config on all ranks: the comparison of the given configs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def given_differently(
     job: Job, configs: Mapping[int, object], world: list[Topology] = TWO, **options: Any
 ) -> list[str]:
-    """The warnings of a job."""
+    """Return the warnings of a job."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for session in job(world, configs, **options):
@@ -59,7 +59,7 @@ def test_a_rank_that_comes_first_compares_once_rank_0_is_there(open_rank: Open) 
 
     def open_rank_0() -> None:
         firsts.append(open_rank(TWO[0], {"lr": 0.1}))
-        second.flush()  # rank 1 compares by then, or at its next heartbeat
+        second.flush()  # rank 1 compares now, or at its next heartbeat
 
     with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
         open_rank_0()
@@ -164,7 +164,7 @@ def test_what_wandb_is_told_to_leave_out_is_not_compared_nor_shown(
     open_rank: Open, on_ranks: OnRanks, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of values that W&B cannot hold, neither
+        warnings.simplefilter("error")  # including warnings of values that W&B cannot store
 
         def open_one(rank: int) -> dict[str, Any]:
             given = {"lr": 0.1, "seed": object() if rank else 7}
@@ -183,7 +183,7 @@ def test_what_is_left_out_on_rank_0_reaches_no_rank_that_was_given_nothing(open_
 
 
 def test_the_warning_names_the_line_that_opened_the_run(open_rank: Open) -> None:
-    """Also where the thread of the exchange finds it out."""
+    """Even if the exchange's thread finds the difference."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         open_rank(TWO[1], {"lr": 0.2})

@@ -1,4 +1,4 @@
-"""The guarded config of a run: the run's own object, and values that W&B cannot hold."""
+"""The guarded config of a run: the run's own object, and values that W&B cannot store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_keeps_its_own_config_and_gets_it_back_as_it_was(
     (run,) = fake_wandb.runs
     kind = type(fake_wandb.init().config)
     assert session.config is session.run.config is run.config
-    assert isinstance(session.config, wandb.Config)  # type: ignore[attr-defined]  # for all to use, but not declared
+    assert isinstance(session.config, wandb.Config)  # type: ignore[attr-defined]  # public, but not declared
     session.finish()
     assert type(run.config) is kind
     assert vars(run.config).keys() == vars(kind({})).keys()
@@ -49,7 +49,7 @@ def test_the_config_of_a_stand_in_for_a_run_is_left_alone() -> None:
     assert type(theirs.config) is dict
 
 
-# --- values that W&B cannot hold --------------------------------------------------------------------------------------
+# --- values that W&B cannot store -------------------------------------------------------------------------------------
 
 
 REFUSED = {
@@ -104,7 +104,7 @@ def test_values_that_wandb_cannot_hold_are_written_as_text_later(
 
 def test_what_wandb_can_hold_is_left_to_it(open_rank: Open, fake_wandb: FakeWandb) -> None:
     given = {name: value for name, (value, _) in TAKEN.items()}
-    del given["huge"]  # beyond what Python writes as text
+    del given["huge"]  # too large for Python to write as text
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_rank(Topology.single(), given)

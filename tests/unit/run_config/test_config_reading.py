@@ -1,4 +1,4 @@
-"""One config on all ranks: what a rank reads, and what it writes."""
+"""One config on all ranks: reads and writes on each rank."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_tuples_and_what_is_no_number_reach_ranks_that_were_given_nothing(
     second = open_rank(TWO[1], run_mode=mode)
     for session in (first, second):
         seen = {name: repr(encoded(value)) for name, value in dict(session.config).items()}
-        assert seen == {"betas": "[0.9, [1, 2]]", "best": "None", "ends": "[None, inf]"}  # what W&B makes of them
-    assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # as soon as its run is opened
+        assert seen == {"betas": "[0.9, [1, 2]]", "best": "None", "ends": "[None, inf]"}  # as W&B stores them
+    assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # when its run is opened
 
 
 def test_a_rank_without_a_run_reads_a_config_as_wandbs_own(job: Job) -> None:
@@ -119,7 +119,7 @@ def test_what_is_written_on_a_rank_without_a_run_holds_until_the_primary_says_so
 
 
 def test_the_same_write_on_all_ranks_is_read_at_once(job: Job) -> None:
-    """The slower rank's value is not there yet, or an older one of it is."""
+    """The slower rank's value is not published yet, or an older one is."""
     first, second = job(TWO, alike({"lr": 0.1}))
     for value in (1, 2, 3):
         for session in (first, second) if value % 2 else (second, first):
@@ -140,7 +140,7 @@ def test_what_a_rank_was_given_beyond_the_primarys_config_is_not_in_it(
 def test_another_writer_of_a_shared_run_does_not_begin_with_a_config_that_the_primary_lacks(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # the primary has not told it yet
+    monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # not published yet
     open_rank(TWO[0], None, run_mode="shared")
     open_rank(TWO[1], {"more": 1}, run_mode="shared")
     assert [arguments.get("config") for arguments in fake_wandb.arguments] == [None, None]
@@ -169,7 +169,7 @@ def test_what_the_primary_sets_later_reaches_all_ranks(job: Job, mode: str, thro
     else:
         config: Any = first.run.config
         config.steps = 7
-    assert second.config["steps"] == 7  # what is not there is looked for at once
+    assert second.config["steps"] == 7  # a missing name is polled for at once
     assert reads(second, {"lr": 0.1, "steps": 7})
 
 
@@ -218,7 +218,7 @@ def test_the_exchange_brings_word_that_the_user_has_finished_the_run(job: Job) -
 
 
 def known(session: Session) -> Mapping[str, Any]:
-    """The config of a rank as its thread has brought it up to date: reading it would look."""
+    """Return a rank's config as its thread has refreshed it, because a read would refresh it."""
     own: Any = session._own.run
     items: Mapping[str, Any] = session._config_sync.known() if isinstance(own, NullRun) else own.config._items
     return items
@@ -251,7 +251,7 @@ def test_what_is_published_after_the_user_has_finished_the_run_does_not_hide_tha
 
 
 def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is spent on a thread whose rounds the other ranks wait for."""
+    """The thread's time counts: other ranks wait for its rounds."""
     first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
     assert reads(second, dict(first.config))
     taken: list[object] = []
@@ -346,7 +346,7 @@ def test_what_another_writer_adds_gives_way_to_what_the_primary_sets_at_that_mom
 def test_in_new_mode_a_run_that_goes_on_keeps_what_it_had_of_its_own(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
-    """W&B hands the config of its earlier start to a run that is resumed."""
+    """W&B gives a resumed run the config of its earlier start."""
     begin = fake_wandb.init
 
     def init(**arguments: Any) -> Any:
@@ -364,7 +364,7 @@ def test_in_new_mode_a_run_that_goes_on_keeps_what_it_had_of_its_own(
 
 def test_in_new_mode_what_all_ranks_were_given_alike_follows_rank_0(open_rank: Open) -> None:
     first = open_rank(TWO[0], {"lr": 0.1, "seed": 0}, run_mode="new")
-    first.config.update({"lr": 0.2, "seed": 7}, allow_val_change=True)  # before rank 1 has looked
+    first.config.update({"lr": 0.2, "seed": 7}, allow_val_change=True)  # before rank 1 has polled
     second = open_rank(TWO[1], {"lr": 0.1, "seed": 1}, run_mode="new")
     assert dict(second.config) == {"lr": 0.2, "seed": 1}
     first.config.update({"lr": 0.3}, allow_val_change=True)
@@ -399,7 +399,7 @@ def test_on_several_nodes_a_ranks_config_is_that_of_its_nodes_run_completed_by_r
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_the_values_of_a_sweep_win_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
-    """Only the first node's agent tells its processes of the sweep."""
+    """Only the first node's agent passes the sweep's values to its processes."""
     fake_wandb.sweep = {"lr": 0.5}
     first = open_rank(TWO[0], {"lr": 0.1, "batch": 8}, run_mode=mode)
     fake_wandb.sweep = {}
@@ -414,7 +414,7 @@ def test_the_values_of_a_sweep_win_on_all_ranks(open_rank: Open, fake_wandb: Fak
 
 
 def test_what_was_passed_is_seen_in_all_its_kinds() -> None:
-    own = wandb.Config()  # type: ignore[attr-defined]  # for all to use, but not declared
+    own = wandb.Config()  # type: ignore[attr-defined]  # public, but not declared
     own["lr"] = 0.1
     assert [given_values(config) for config in ({"lr": 0.1}, Namespace(lr=0.1), own)] == [{"lr": 0.1}] * 3
     assert [given_values(config) for config in (None, "file.yaml", 7, Namespace, [("lr", 1)])] == [{}] * 5
@@ -425,7 +425,7 @@ def test_a_null_run_of_no_session_has_no_config() -> None:
     run: Any = NullRun()
 
     class Fixed:
-        def read(self, name: str | None = None) -> Mapping[str, Any]:  # noqa: ARG002  # the protocol's
+        def read(self, name: str | None = None) -> Mapping[str, Any]:  # noqa: ARG002  # of the protocol
             return {"lr": 0.1}
 
         def write(self, values: Mapping[str, Any]) -> None:

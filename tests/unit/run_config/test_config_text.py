@@ -1,4 +1,4 @@
-"""A config as text, brought up to date piece by piece."""
+"""A config as text, updated piece by piece."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dist_wandb.run_config.text import ConfigText
 
 
 class Clock:
-    """A clock that stands still, but for what reading a value takes."""
+    """A clock that advances only when a value is read."""
 
     def __init__(self, values: dict[str, Any], cost: float) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""One config on all ranks: for whom a rank waits, and what it reads without the others."""
+"""One config on all ranks: which ranks a rank waits for, and what it reads without the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warn
 ) -> None:
     second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 0.1})
     second.config.update({"own": 1})
-    assert second.config.own == 1  # it knows that, so it does not wait
+    assert second.config.own == 1  # known on this rank, so it does not wait
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.1 s"):
         assert second.config.lr == 0.2
     with warnings.catch_warnings(), monkeypatch.context() as after_that:
@@ -86,7 +86,7 @@ def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatc
 def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
-    asked: list[str] = []  # threads of the exchange ask the store, too, by themselves
+    asked: list[str] = []  # the exchange's threads have their own requests to the store
     monkeypatch.setattr(second._config_sync._connection, "try_get", asked.append)
     for _ in range(1000):
         assert second.config.lr == 0.1

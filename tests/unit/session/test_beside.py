@@ -1,4 +1,4 @@
-"""What reaches a session's run past the session: by its own `log`, by ``wandb.log``, by `define_metric`."""
+"""Calls on a session's run that bypass the session: its own `log`, ``wandb.log``, `define_metric`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OURS = {"step_metric": "global_step", "step_sync": False}
 
 @pytest.fixture
 def alone(fake_wandb: FakeWandb) -> FakeWandb:
-    """A world of one, in which wandb has its functions."""
+    """A world of one in which wandb's module functions work."""
     fake_wandb.sets_globals = True
     return fake_wandb
 
@@ -280,7 +280,7 @@ def test_a_negative_step_is_refused(fake_wandb: FakeWandb, job: Job, on_ranks: O
 
 @pytest.fixture
 def defined(alone: FakeWandb) -> list[tuple[str, dict[str, Any]]]:
-    """What W&B is told of metrics after the session's own x axis."""
+    """The metric definitions that W&B gets after the session's own x axis."""
     dist_wandb.init()
     told = alone.runs[0].defined
     assert told == [("global_step", {}), ("*", OURS)]
@@ -353,7 +353,7 @@ def test_a_run_that_was_adopted_has_the_users_axes_alone(alone: FakeWandb) -> No
 
 class Thing:
     def say(self, word: str) -> str:
-        """Say it."""
+        """Speak."""
         return f"thing {word}"
 
 

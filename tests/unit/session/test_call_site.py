@@ -1,4 +1,4 @@
-"""A run that is opened again where one is still open: in a loop, in a notebook's cell, or on purpose."""
+"""Opening a run again while one is open: in a loop, in a notebook cell, or on purpose."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_call_in_itself_opens_two(fake_wandb: FakeWandb) -> None:
 
 @pytest.mark.parametrize("reinit", ["create_new", "return_previous", "finish_previous", True])
 def test_what_the_user_says_of_earlier_runs_holds(fake_wandb: FakeWandb, reinit: Any) -> None:
-    """It is wandb's to do then; this stand-in does nothing."""
+    """wandb would finish it; this stand-in does nothing."""
     for _ in range(2):
         dist_wandb.init(reinit=reinit)
     assert ended(fake_wandb) == [[], []]

@@ -1,4 +1,4 @@
-"""The life cycle of a session: which thread finishes it, and what is done with rows."""
+"""The life cycle of a session: which thread finishes it, and whether it accepts rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_thread_that_finishes_does_not_wait_for_itself() -> None:
     life = LifeCycle()
     assert life.claim_finish(60.0)
     began = time.monotonic()
-    assert not life.claim_finish(60.0)  # as a signal handler that interrupts it
+    assert not life.claim_finish(60.0)  # as in a signal handler that interrupts it
     assert time.monotonic() - began < 30.0
 
 

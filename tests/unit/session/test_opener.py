@@ -44,7 +44,7 @@ def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
 
 
 class Settings(MutableMapping[str, Any]):
-    """A mapping as OmegaConf's `DictConfig`: no dict, and nothing that JSON knows."""
+    """A mapping like OmegaConf's `DictConfig`: neither a dict nor JSON-serializable."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -160,7 +160,7 @@ def test_ranks_that_do_not_know_their_nodes_learn_them(job: Job, mode: str) -> N
 
 
 def test_ranks_that_know_their_nodes_help_those_that_do_not(job: Job) -> None:
-    """torchrun --virtual-local-rank leaves the ranks of nodes in between without a local rank."""
+    """With torchrun --virtual-local-rank, ranks of intermediate nodes have no local rank."""
     mixed = [Topology(0, 0, 0, 3, 1, 2), Topology(1, None, 1, 3, 2, 2), Topology(2, 1, 1, 3, 2, 2)]
     sessions = job(mixed, run_mode="shared", limits={"join_timeout": 20.0})
     assert sessions[1].plan.label is not None
@@ -184,7 +184,7 @@ def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
 
 @pytest.mark.slow
 def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store: dist.Store) -> None:
-    """Rank 0 uses the run in `prepare_data`, say, while the others stand at a barrier."""
+    """For example, rank 0 uses the run in `prepare_data` while the others wait at a barrier."""
     assert store is not None
     unknown = Topology(0, None, None, 2, None, None)
     start = time.monotonic()

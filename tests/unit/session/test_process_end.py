@@ -44,7 +44,7 @@ def test_what_an_exception_means(error: BaseException | None, code: int | None) 
 
 @contextmanager
 def instead_of_a_kill(act: Callable[[int, int], object]) -> Iterator[None]:
-    """Have `act` called in place of `os.kill`; SIGTERM is unhandled afterwards."""
+    """Call `act` instead of `os.kill`; reset SIGTERM's handler afterwards."""
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "kill", act)
@@ -129,7 +129,7 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
 def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_needs_it(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a lock of wandb's, while it prints a traceback."""
+    """For example a lock of wandb's, while it prints a traceback."""
     held, is_killed = threading.Lock(), threading.Event()
     killed: list[list[tuple[int, bool]]] = []
 
@@ -156,7 +156,7 @@ def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_
 def test_a_run_that_takes_long_to_end_after_sigterm_still_ends_the_process_by_it(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The main thread is interrupted again meanwhile, and the thread that ends the run is in `finishing` then."""
+    """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
     exits: list[int] = []
     killed: list[list[tuple[int, bool]]] = []
     is_killed = threading.Event()

@@ -1,4 +1,4 @@
-"""Sections of the script that are timed, by a clock and events of the test's own."""
+"""Timed sections of the script, with a simulated clock and simulated events."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MS = 1_000_000  # nanoseconds
 
 @dataclass
 class Clock:
-    """A host's clock, and a device that runs behind it."""
+    """A simulated host clock, and a device that lags behind it."""
 
     now: int = 0
-    passed: float = 0.0  # milliseconds of the device's time that it has come to
-    device: float | None = None  # its time at which the next event is recorded; `None` for no device
+    passed: float = 0.0  # milliseconds of the device's time that have passed
+    device: float | None = None  # device time of the next event; `None` for no device
     events: list[Event] = field(default_factory=list)
 
     def __call__(self) -> int:
@@ -114,7 +114,7 @@ def test_a_section_that_ends_by_an_exception_counts(sections: Sections, clock: C
 def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: Clock) -> None:
     @sections.timed("forward", 0, waits=False)
     def forward(depth: int) -> int:
-        """What it does."""
+        """Do its work."""
         clock.pass_(10)
         return depth and forward(depth - 1)
 
@@ -151,7 +151,7 @@ def test_sections_of_a_generator_may_end_in_another_order(sections: Sections, cl
     spend(sections, clock, "third", 10)
     taken = sections.due_timings(["loss"], 1)
     assert [taken[f"time/{name}"] for name in ("first", "second", "third")] == [0.02, 0.02, 0.01]
-    assert taken["time/busy"] == 0.75, "what waits is inside nothing when it ends"
+    assert taken["time/busy"] == 0.75, "the waiting section is inside no other when it ends"
     is_untouched(sections, clock)
 
 
@@ -172,7 +172,7 @@ def test_one_section_may_be_entered_again_inside_itself_and_in_several_threads(
         thread.start()
         thread.join()
     taken = sections.due_timings(["loss"], 1)
-    assert taken["time/data"] == 0.04, "30 ms here, and 10 there"
+    assert taken["time/data"] == 0.04, "30 ms in one section, 10 ms in the other"
     is_untouched(sections, clock)
 
 
@@ -190,7 +190,7 @@ def test_a_section_may_outlive_the_one_around_it(sections: Sections, clock: Cloc
 
 
 def is_untouched(sections: Sections, clock: Clock) -> None:
-    """What comes later is measured as ever."""
+    """Later sections are measured as usual."""
     spend(sections, clock, "data", 30)
     clock.pass_(10)
     assert sections.due_timings(["loss"], 99)["time/busy"] == 0.75
@@ -230,10 +230,10 @@ def test_a_device_is_asked_but_not_waited_for(sections: Sections, clock: Clock) 
     forward = sections.timed("forward", 0, waits=False)
     forward.__enter__()
     clock.pass_(2)
-    clock.device = 50.0  # what the host has launched in 2 ms takes the device 50
+    clock.device = 50.0  # work that the host launches in 2 ms takes the device 50 ms
     forward.__exit__()
     clock.pass_(8)
-    assert sections.due_timings(["loss"], 1) == {}, "the device is not there yet"
+    assert sections.due_timings(["loss"], 1) == {}, "the device has not passed the events yet"
     clock.passed = 50.0
     clock.pass_(90)
     assert sections.due_timings(["loss"], 2)["time/forward"] == 0.05

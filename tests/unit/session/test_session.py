@@ -102,7 +102,7 @@ def test_wandb_silent_silences_the_announcement_too(
 
 @pytest.fixture
 def fresh(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
-    """As if nobody had opened a session in this process."""
+    """Pretend that no session was opened in this process."""
     monkeypatch.setattr(registry.history, "has_begun", False)
     monkeypatch.setattr(api, "_notices", Notices())
 
@@ -134,7 +134,7 @@ def test_ranks_that_may_be_meant_to_open_none_are_not_told(
     monkeypatch.setenv("WORLD_SIZE", "2")
     get_run().log({"loss": 1.0})
     assert warnings_of(caplog) == []
-    monkeypatch.delenv("RANK")  # nobody knows
+    monkeypatch.delenv("RANK")  # the rank is unknown
     get_run().log({"loss": 1.0})
     assert len(warnings_of(caplog)) == 1
 
@@ -405,7 +405,7 @@ def test_what_no_option_says_is_the_default_of_every_integration() -> None:
 
 
 def test_options_are_documented_alike_by_logger_and_tracker_and_in_full_by_init() -> None:
-    """Written by hand three times: editors and LightningCLI's help read the text of each signature in the source."""
+    """Signatures are repeated by hand, because editors and LightningCLI's help read them from the source."""
     full = documented_options(dist_wandb.init)
     logger, tracker = documented_options(DistWandbLogger), documented_options(DistWandbTracker)
     assert tuple(full) == tuple(logger) == OPTION_NAMES

@@ -119,11 +119,11 @@ def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
     second.log({"loss": 2.0}, step=1)
     begin = time.monotonic()
     first.run.finish()  # on rank 1, wandb.finish() does nothing
-    assert time.monotonic() - begin < 20  # of the 30 s of finish_timeout
+    assert time.monotonic() - begin < 20  # much less than the 30 s of finish_timeout
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
     assert fake_wandb.runs[0].exit_codes == [None]
     for _ in range(3):
-        second.log({"loss": 3.0}, step=2)  # which the training survives
+        second.log({"loss": 3.0}, step=2)  # the training survives it
     assert caplog.text.count("was finished on the rank that has it") == 1
     second.finish()
     assert not get_run()
@@ -133,7 +133,7 @@ def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
 def test_to_finish_the_run_takes_no_longer_than_to_finish_the_session(
     fake_wandb: FakeWandb, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last rows are waited for first, and then that the others end: both within one `finish_timeout`."""
+    """It waits first for its last rows and then for the others' ends, both within one `finish_timeout`."""
     first, _ = job(TWO)
     limits: list[float | None] = []
     close = first._exchange.close
@@ -175,7 +175,7 @@ def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -
     run: Any = wandb.init()
     ended: list[int | None] = []
 
-    def own(exit_code: int | None = None) -> None:  # as disabled runs of older versions have
+    def own(exit_code: int | None = None) -> None:  # as in disabled runs of older versions
         ended.append(exit_code)
 
     run.finish = own
@@ -210,7 +210,7 @@ def test_run_of_the_users_is_finished_once_when_they_do(fake_wandb: FakeWandb) -
 def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = fake_wandb.init(project="digits")
     monkeypatch.setattr(wandb, "run", theirs)
-    fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb hands out the run that is there
+    fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb returns the open run
     with open_session(Options(), {}, integration="test"):
         pass
     assert theirs.exit_codes == []
@@ -228,7 +228,7 @@ def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: py
     (session, _) = job(TWO)
 
     class Forgotten(list[Session]):
-        """A list from which another thread takes what is to be removed, just before."""
+        """A list from which another thread removes the same element just before."""
 
         def remove(self, item: Session) -> None:
             self.clear()

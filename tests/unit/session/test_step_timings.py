@@ -1,4 +1,4 @@
-"""The parts of a training step that an integration measures: one after the other, on one thread."""
+"""The parts of a training step that an integration measures, one after the other on one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = 1_000_000_000  # nanoseconds
 
 
 class Measured:
-    """Stands for a session; a part takes as long as is said."""
+    """A stand-in for a session; each part takes the given time."""
 
     def __init__(self) -> None:
         self.now = 0

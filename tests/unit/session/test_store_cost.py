@@ -1,4 +1,4 @@
-"""What sessions ask of the job's store from their opening to their end, in each mode, by how many ranks there are."""
+"""The number of store requests of sessions from opening to end, in each mode and for several world sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sections of several ranks become in rows. Ranks are threads, each with a clock of the test's own."""
+"""How sections of several ranks appear in rows. Ranks are threads, each with a simulated clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FOUR, TWO = ([Topology(rank, rank, 0, size, size, 1) for rank in range(size)] for size in (4, 2))
 MS = 1_000_000  # nanoseconds
-STEP = 200  # milliseconds that all ranks take for a step, as they wait for each other
+STEP = 200  # milliseconds that all ranks take for a step, because they wait for each other
 
 
 class Clock:
@@ -56,7 +56,7 @@ def test_a_row_has_the_mean_of_the_ranks_and_the_spread(job: Job, fake_wandb: Fa
     assert row["time/step"] == pytest.approx(0.2)
     busy = {kind: row[f"time/busy{kind}"] for kind in ("", "/min", "/max", "/argmax_rank")}
     assert busy == pytest.approx({"": 0.45, "/min": 0.3, "/max": 0.6, "/argmax_rank": 3})
-    assert "time/straggler_rank" not in row, "one row says nothing"
+    assert "time/straggler_rank" not in row, "one row is not enough"
 
 
 @pytest.mark.parametrize("slow", [2, None])

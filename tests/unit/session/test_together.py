@@ -33,13 +33,13 @@ TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 def test_the_thread_of_a_session_finds_it_complete(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It calls back into the session, whose constructor has to be through by then."""
+    """It calls back into the session, whose constructor must have returned."""
     fill = Session.__init__
 
     def fill_slowly(session: Session, *arguments: Any, **named: Any) -> None:
         exchanges = len(interface._live)
         fill(session, *arguments, **named)
-        assert len(interface._live) == exchanges, "no thread has begun"
+        assert len(interface._live) == exchanges, "no thread has started"
 
     monkeypatch.setattr(Session, "__init__", fill_slowly)
     sessions = job(TWO)
@@ -130,7 +130,7 @@ def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
 ) -> None:
     assert store is not None
     together = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
-    apart = replace(together, reduce=None)  # without an exchange nobody waits, so to be late is nothing special
+    apart = replace(together, reduce=None)  # without an exchange no rank waits, so being late makes no difference
     for number, (options, told) in enumerate([(together, 1), (apart, 0)]):
         caplog.clear()
         for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""What the ranks of a unit report to each other about their ends."""
+"""The messages of a unit's ranks about their ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_where_there_is_no_store_nobody_is_awaited() -> None:
     alone.report_written()
     assert alone.report(3) == 3
     assert alone.exit_code(gone=()) == 0
-    assert alone.exit_code(gone={1}) == 0  # with a run of its own, whatever becomes of others
+    assert alone.exit_code(gone={1}) == 0  # with its own run, regardless of the other ranks
     assert alone.await_writers(time.monotonic(), {1})
 
 

@@ -1,4 +1,4 @@
-"""Sessions of ranks of which only some have a part in the numbers. Ranks are threads."""
+"""Sessions of ranks of which only some contribute numbers. Ranks are threads."""
 
 from __future__ import annotations
 
