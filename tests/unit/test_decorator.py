@@ -25,7 +25,7 @@ Says = pytest.MonkeyPatch
 
 @wandb_init(id="module")
 def at_module_level(text: str, times: int = 2) -> str:
-    """Repeat it."""
+    """Say it again."""
     return text * times
 
 

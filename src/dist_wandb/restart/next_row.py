@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError
 from dist_wandb.runs import requested, run_metadata
+from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.wandb_files.reading import largest_step
 
 if TYPE_CHECKING:
@@ -28,34 +29,33 @@ _log = logging.getLogger("dist_wandb")
 _MOST_FILES = 32  # files of one run that are searched for the last row; each takes about half a second
 
 
-def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, Any]) -> int:
+def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
     """Return the position on the x axis of the first row without a step, after the rows of a resumed run.
 
     Args:
         run: The run that this rank has opened.
-        step_metric: Name of the x axis; `None` for none.
         init_arguments: The arguments of `wandb.init` with which it was opened.
 
     Returns:
         0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id.
     """
-    if not run or step_metric is None or run.disabled:
+    if not run or run.disabled:
         return 0
     if not run.offline:
-        last = run_metadata.last_logged(run, step_metric)
+        last = run_metadata.last_logged(run, STEP_METRIC)
     elif requested.continues(init_arguments):
-        last = _last_on_disk(run, step_metric)
+        last = _last_on_disk(run)
     else:
         last = None
     return 0 if last is None else last + 1
 
 
-def _last_on_disk(run: AnyRun, step_metric: str) -> int | None:
+def _last_on_disk(run: AnyRun) -> int | None:
     """Return the largest value of the x axis in the newest earlier file of this rank's run that has any."""
     own = Path(str(run.dir)).parent
     for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
         try:
-            largest = largest_step(path, step_metric)
+            largest = largest_step(path, STEP_METRIC)
         except ReadError:  # it contains no run
             continue
         except UnsupportedVersionError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, ReadError
+from dist_wandb.notices import Notices
 from dist_wandb.runs import argument_checks
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
@@ -17,7 +18,7 @@ from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_s
 _log = logging.getLogger("dist_wandb")
 
 _FORMAT = 1
-_warned: set[Path] = set()
+_notices = Notices()
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,13 @@ class RestartRecord:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, ReadError) as error:
-            if path in _warned:
-                return None
-            _warned.add(path)
-            _log.warning(
-                "dist_wandb: %s is not a valid restart record of this job (%s). It is ignored, and new runs are "
-                "opened. To continue a known run, pass id= and resume='allow'.",
-                path,
-                error,
-            )
+            if _notices.is_first(path):
+                _log.warning(
+                    "dist_wandb: %s is not a valid restart record of this job (%s). It is ignored, and new runs are "
+                    "opened. To continue a known run, pass id= and resume='allow'.",
+                    path,
+                    error,
+                )
             return None
 
     @classmethod

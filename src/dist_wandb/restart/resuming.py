@@ -90,5 +90,5 @@ def announce(earlier: Earlier, topology: Topology) -> None:
         return
     before = earlier.record.world_size
     change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
-    line = f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.found}).{change}"
+    line = f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # as the line at the start

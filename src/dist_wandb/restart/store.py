@@ -70,11 +70,11 @@ class Earlier:
 
     Args:
         record: Its record.
-        found: Why it is continued, for messages.
+        reason: Why it is continued, for messages.
     """
 
     record: RestartRecord
-    found: str
+    reason: str
 
 
 class RestartStore:
@@ -123,40 +123,40 @@ class RestartStore:
         if resume == "never" or requested.rewinds(self._arguments):
             return None
         wanted = requested.wanted_id(self._arguments)
-        for record, found in self._candidates(asked_for=resume == "auto"):
+        for record, reason in self._candidates(asked_for=resume == "auto"):
             if record is None:
                 return None
-            if wanted in (None, record.base_id) and self._suits(record, found):
+            if wanted in (None, record.base_id) and self._matches(record, reason):
                 self._continued_job = record.job
-                return Earlier(record, found)
+                return Earlier(record, reason)
         return None
 
     def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
         """Yield the candidate records, the most reliable first; `None` if the run is known to have ended."""
         launch = self._launch
         if launch.attempt:
-            found = f"restart {launch.attempt} of torchrun"
-            yield from self._published(found)
-            yield from self._in_file(launch.torchrun_start, found)
+            reason = f"restart {launch.attempt} of torchrun"
+            yield from self._published(reason)
+            yield from self._in_file(launch.torchrun_start, reason)
         if launch.requeues:
-            found = f"restart {launch.requeues} of the SLURM job"
-            for left, reason in self._in_file(launch.slurm_step, found):
-                if left.requeues < launch.requeues:  # otherwise, the job's script started the command twice
-                    yield left, reason
+            reason = f"restart {launch.requeues} of the SLURM job"
+            for record, why in self._in_file(launch.slurm_step, reason):
+                if record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
+                    yield record, why
         if asked_for and (record := RestartRecord.read(self._latest)) is not None:
             yield record, f"resume='auto', by {self._latest}"
 
-    def _published(self, found: str) -> Iterator[tuple[RestartRecord | None, str]]:
+    def _published(self, reason: str) -> Iterator[tuple[RestartRecord | None, str]]:
         with suppress(RendezvousError, ValueError, TypeError, KeyError):
             message: RestartMessage | None = None if self._store is None else self._store.try_get(_KEY)
             if message is not None:
-                yield (RestartRecord.of(message["record"]) if message["record"] else None), found
+                yield (RestartRecord.of(message["record"]) if message["record"] else None), reason
 
-    def _in_file(self, job: str | None, found: str) -> Iterator[tuple[RestartRecord, str]]:
+    def _in_file(self, job: str | None, reason: str) -> Iterator[tuple[RestartRecord, str]]:
         if job is not None and (record := RestartRecord.read(self._of_job(job))) is not None:
-            yield record, found
+            yield record, reason
 
-    def _suits(self, record: RestartRecord, found: str) -> bool:
+    def _matches(self, record: RestartRecord, reason: str) -> bool:
         """Return whether a record is of this same session, so that its runs correspond one by one."""
         differ = [
             f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
@@ -168,7 +168,7 @@ class RestartStore:
                 "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are opened. Start with "
                 "the same arguments, or pass id= and resume='allow'.",
                 record.base_id,
-                found,
+                reason,
                 "; ".join(differ),
             )
         return not differ

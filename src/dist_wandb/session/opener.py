@@ -237,7 +237,7 @@ class Opener:
         """Where rows without a step start. The primary of a shared run determines it for all writers of the run."""
         plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
-            return next_row(run, STEP_METRIC, self._arguments)
+            return next_row(run, self._arguments)
         if not requested.continues(self._arguments):
             return 0
         try:

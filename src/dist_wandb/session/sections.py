@@ -73,12 +73,12 @@ class _Ended(NamedTuple):
     Args:
         name: Its name; `None` inside another section of the same name, which is counted instead.
         sign: Whether its time is added to the busy time (1), subtracted (-1), or neither (0).
-        took: Nanoseconds of the host's clock.
+        duration: Nanoseconds of the host's clock.
     """
 
     name: str | None
     sign: int
-    took: int
+    duration: int
 
 
 class Section:
@@ -184,18 +184,18 @@ class Sections:
         is_again = any(outer.name == section.name for outer in around)
         ended = _Ended(None if is_again else section.name, sign, now - began)
         if event is None:
-            self._add(ended, ended.took)
+            self._add(ended, ended.duration)
             return
         if len(self._waiting) == _MOST_WAITING:  # the device is far behind: use the host's time
             first, *_ = self._waiting.popleft()
-            self._add(first, first.took)
+            self._add(first, first.duration)
         self._waiting.append((ended, event, self.event()))
 
-    def _add(self, ended: _Ended, took: int) -> None:
+    def _add(self, ended: _Ended, duration: int) -> None:
         with self._lock:
             if ended.name is not None:
-                self._sums[ended.name] = self._sums.get(ended.name, 0) + took
-            self._busy += ended.sign * took
+                self._sums[ended.name] = self._sums.get(ended.name, 0) + duration
+            self._busy += ended.sign * duration
 
     def due_timings(self, names: Collection[str], step: int | None) -> dict[str, float]:
         """Return the timings to include in a row, in seconds by name; none if the row should not include them.
@@ -214,7 +214,7 @@ class Sections:
         elapsed, self._since = max(1, now - self._since), now
         if not sums:
             return {}
-        found = {f"{TIMES}{name}": took / 1e9 for name, took in sums.items()}
+        found = {f"{TIMES}{name}": duration / 1e9 for name, duration in sums.items()}
         return {**found, STEP: elapsed / 1e9, BUSY: min(1.0, max(0.0, busy / elapsed))}
 
     def _poll_device(self) -> None:
@@ -224,7 +224,7 @@ class Sections:
             if end is not None and not end.query():
                 return
             on_device = 0 if end is None else int(began.elapsed_time(end) * 1e6)
-            self._add(ended, max(ended.took, on_device))
+            self._add(ended, max(ended.duration, on_device))
             self._waiting.popleft()
 
 

@@ -353,7 +353,7 @@ def test_a_run_that_was_adopted_has_the_users_axes_alone(alone: FakeWandb) -> No
 
 class Thing:
     def say(self, word: str) -> str:
-        """Speak."""
+        """Say it."""
         return f"thing {word}"
 
 

@@ -20,7 +20,7 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks
 
-MESSAGE = "is not finished: it is now"
+MESSAGE = "was not finished, and is finished now"
 
 
 def ended(fake: FakeWandb) -> list[list[int | None]]:

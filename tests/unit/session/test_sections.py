@@ -114,7 +114,7 @@ def test_a_section_that_ends_by_an_exception_counts(sections: Sections, clock: C
 def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: Clock) -> None:
     @sections.timed("forward", 0, waits=False)
     def forward(depth: int) -> int:
-        """Do its work."""
+        """What it does."""
         clock.pass_(10)
         return depth and forward(depth - 1)
 
