@@ -92,11 +92,7 @@ class Relay:
             connection.close()
 
     def close(self, *, failed: bool = False) -> None:
-        """Receive the rows that children have sent until now, and no more.
-
-        Args:
-            failed: Whether to skip these rows, too.
-        """
+        """Receive the rows that children have sent until now, and no more; if `failed`, not even these."""
         with self._lock:
             self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()

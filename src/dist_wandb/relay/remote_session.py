@@ -136,11 +136,7 @@ class RemoteSession:
         return False
 
     def finish(self, exit_code: int | None = None) -> None:
-        """Flush the rows logged here. The run does not end: it belongs to the other process.
-
-        Args:
-            exit_code: Not used.
-        """
+        """Flush the rows logged here. The run belongs to the other process: it does not end, and gets no exit code."""
         del exit_code
         self.flush()
 

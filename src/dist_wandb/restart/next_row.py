@@ -32,12 +32,7 @@ _MOST_FILES = 32  # files of one run that are searched for the last row; each ta
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
     """Return the position on the x axis of the first row without a step, after the rows of a resumed run.
 
-    Args:
-        run: The run that this rank has opened.
-        init_arguments: The arguments of `wandb.init` with which it was opened.
-
-    Returns:
-        0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id.
+    It is 0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id.
     """
     if not run or run.disabled:
         return 0

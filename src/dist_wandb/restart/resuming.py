@@ -22,9 +22,7 @@ _started: Counter[str] = Counter()
 def session_name(integration: str, number: int | None) -> str:
     """Return a name of the integration's next session that is equal at every start, for any world size.
 
-    Args:
-        integration: Name of the integration.
-        number: Number of the session among the integration's, if the integration knows it; counted otherwise.
+    `number` is the session's number among the integration's, if the integration knows it; it is counted otherwise.
     """
     if number is None:
         _started[integration] += 1

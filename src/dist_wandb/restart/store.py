@@ -143,8 +143,8 @@ class RestartStore:
             for record, why in self._in_file(launch.slurm_step, reason):
                 if record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
                     yield record, why
-        if asked_for and (record := RestartRecord.read(self._latest)) is not None:
-            yield record, f"resume='auto', by {self._latest}"
+        if asked_for and (latest := RestartRecord.read(self._latest)) is not None:
+            yield latest, f"resume='auto', by {self._latest}"
 
     def _published(self, reason: str) -> Iterator[tuple[RestartRecord | None, str]]:
         with suppress(RendezvousError, ValueError, TypeError, KeyError):

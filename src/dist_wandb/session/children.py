@@ -60,10 +60,6 @@ class Children:
         self._relay.after_fork()
 
     def close(self, *, failed: bool) -> None:
-        """Receive the rows that they have logged until now, and no more.
-
-        Args:
-            failed: Whether to skip these rows, too.
-        """
+        """Receive the rows that they have logged until now, and no more; if `failed`, not even these."""
         if not self.is_here:
             self._relay.close(failed=failed)

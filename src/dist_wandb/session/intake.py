@@ -68,14 +68,9 @@ class Intake:
         *,
         leads: bool = True,
     ) -> None:
-        """Accept a row. The other arguments are those of `Session.log`.
+        """Accept a row. If it `leads`, its step also applies to later rows without a step.
 
-        Args:
-            metrics: Values by name.
-            step: Position on the x axis.
-            weight: Weight of the values in a mean over ranks.
-            commit: As in `wandb.Run.log`.
-            leads: Whether the row's step also applies to later rows without a step.
+        The other arguments are those of `Session.log`.
         """
         rank = self._link.topology.global_rank
         check_row(metrics, rank)

@@ -108,12 +108,8 @@ def announcement(
 ) -> str:
     """Return one line about what was decided.
 
-    Args:
-        topology: Rank and layout of the announcing process.
-        plan: What it does with W&B.
-        where: Location of its run: a URL or a directory.
-        group_url: URL of the group's page, if there is one.
-        unit: Global ranks of the unit, in ascending order; `None` for all ranks, or those of a node.
+    `where` is the location of the run, a URL or a directory; `group_url` is the URL of the group's page, if there is
+    one; `unit` has the global ranks of the unit in ascending order, or is `None` for all ranks or those of a node.
 
     Example:
         ``dist_wandb: run_mode=new, rank_scope=global, 4 ranks on 2 nodes: a run for each rank in the group exp; that of

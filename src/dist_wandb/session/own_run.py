@@ -111,11 +111,7 @@ class OwnRun:
             self._restore.pop()()
 
     def report(self, first_row: int) -> None:
-        """Publish to the other ranks that the run is open, if there is a store.
-
-        Args:
-            first_row: Position on the x axis of the first row without a step.
-        """
+        """Publish to the other ranks that the run is open, and the position of its first row without a step."""
         self._opening = replace(self._opening, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
