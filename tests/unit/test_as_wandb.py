@@ -114,15 +114,15 @@ def test_no_other_name_of_ours_hides_one_of_wandbs() -> None:
 
 def test_type_checkers_are_told_of_all_that_is_listed() -> None:
     tree = ast.parse(Path(dist_wandb.__file__).read_text(encoding="utf-8"))
-    (told,) = [node for node in tree.body if isinstance(node, ast.If)]
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(told)
+        for node in ast.walk(block)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
     declared = {
-        node.target.id for node in told.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        node.target.id for node in block.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     assert set(dir(dist_wandb)) - imported - declared == {"__version__"}
 

@@ -60,7 +60,7 @@ def in_fork(work: Callable[[], None]) -> int:
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remote_session, "_notices", Notices())
     monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that receives rows may be delayed
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)

@@ -158,9 +158,9 @@ def test_another_number_of_ranks_continues_what_it_can(
     assert sorted(given(fake_wandb, "id", last=world)) == expected
     assert given(fake_wandb, "resume", last=world) == ["allow"] * world
     assert set(given(fake_wandb, "group", last=world)) == ({None} if world == 1 else {base_id})
-    said = capsys.readouterr().err
-    assert f"continues the run {base_id} of an earlier start (restart 1 of torchrun)." in said
-    assert f"It had 2 ranks, and has {world} now." in said
+    output = capsys.readouterr().err
+    assert f"continues the run {base_id} of an earlier start (restart 1 of torchrun)." in output
+    assert f"It had 2 ranks, and has {world} now." in output
 
 
 def test_an_agent_that_does_not_answer_is_no_obstacle(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,21 +70,21 @@ def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"options": {"run_mode": "shared"}}, "run_mode was 'new', and is 'shared'"),
         ({"options": {"rank_scope": "worker"}}, "rank_scope was 'global', and is 'worker'"),
     ],
 )
 def test_other_runs_than_the_records_are_made_anew(
-    start: Start, caplog: pytest.LogCaptureFixture, change: dict[str, Any], said: str
+    start: Start, caplog: pytest.LogCaptureFixture, change: dict[str, Any], reason: str
 ) -> None:
     first = start()
     kill(first)
     assert start(resume="auto", **change)[0].plan.base_id != first[0].plan.base_id
     (warning,) = last_warnings(caplog)
     assert f"the run {first[0].plan.base_id} of an earlier start" in warning
-    assert said in warning
+    assert reason in warning
 
 
 def test_the_sessions_of_a_job_have_records_of_their_own(start: Start) -> None:

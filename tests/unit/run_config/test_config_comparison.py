@@ -204,8 +204,8 @@ def test_as_an_error_it_leaves_no_traceback(open_rank: Open, caplog: pytest.LogC
         second = open_rank(TWO[1], {"lr": 0.2})
         open_rank(TWO[0], {"lr": 0.1})
         second.flush()
-    said = [record for record in caplog.records if "given different configs" in record.getMessage()]
-    assert [record.exc_info for record in said] == [None]
+    warned = [record for record in caplog.records if "given different configs" in record.getMessage()]
+    assert [record.exc_info for record in warned] == [None]
 
 
 def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(job: Job) -> None:

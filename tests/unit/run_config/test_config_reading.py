@@ -255,16 +255,16 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
     assert reads(second, dict(first.config))
     taken: list[object] = []
-    asked: list[str] = []
-    peek = JobStore.try_get
+    requests: list[str] = []
+    try_get = JobStore.try_get
 
     def take(value: object) -> object:
         taken.append(value)
         return value
 
     def ask(self: JobStore, key: str) -> object:
-        asked.append(key)
-        return peek(self, key)
+        requests.append(key)
+        return try_get(self, key)
 
     monkeypatch.setattr(config_text, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", ask)
@@ -273,7 +273,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
             session._config_sync.refresh._next = 0.0
             session._config_sync.refresh()
     assert taken == []
-    assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values
+    assert {key for key in requests if key.startswith("config/")} == {"config/of//version"}  # not the values
     first.config["new"] = 8
     assert taken == [8]
     second._config_sync.refresh(at_once=True)

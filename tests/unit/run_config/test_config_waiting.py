@@ -86,12 +86,12 @@ def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatc
 def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
-    asked: list[str] = []  # the exchange's threads have their own requests to the store
-    monkeypatch.setattr(second._config_sync._connection, "try_get", asked.append)
+    requests: list[str] = []  # the exchange's threads have their own requests to the store
+    monkeypatch.setattr(second._config_sync._connection, "try_get", requests.append)
     for _ in range(1000):
         assert second.config.lr == 0.1
         assert second.config["lr"] == 0.1
-    assert len(asked) <= 1
+    assert len(requests) <= 1
 
 
 def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
@@ -104,7 +104,7 @@ def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
     assert dict(second.config) == {"lr": 0.2, "own": 1}
     monkeypatch.setattr(first._config_sync._connection, "_pid", -1)
     monkeypatch.setattr(
-        first._config_sync._connection._job_store, "publish", lambda *_: pytest.fail("told by another process")
+        first._config_sync._connection._job_store, "publish", lambda *_: pytest.fail("published by another process")
     )
     first.config.update({"steps": 1})
 

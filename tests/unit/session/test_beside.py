@@ -103,10 +103,10 @@ def test_a_run_that_wandb_finished_behind_our_back_is_let_be(alone: FakeWandb) -
 
 
 def test_a_mock_keeps_its_log() -> None:
-    told = mock.Mock()
-    take_back = interception.intercept_methods(told, {"log": pytest.fail, "finish": pytest.fail})
-    told.log({"loss": 1.0})
-    told.log.assert_called_once_with({"loss": 1.0})
+    target = mock.Mock()
+    take_back = interception.intercept_methods(target, {"log": pytest.fail, "finish": pytest.fail})
+    target.log({"loss": 1.0})
+    target.log.assert_called_once_with({"loss": 1.0})
     take_back()
 
 
@@ -282,10 +282,10 @@ def test_a_negative_step_is_refused(fake_wandb: FakeWandb, job: Job, on_ranks: O
 def defined(alone: FakeWandb) -> list[tuple[str, dict[str, Any]]]:
     """The metric definitions that W&B gets after the session's own x axis."""
     dist_wandb.init()
-    told = alone.runs[0].defined
-    assert told == [("global_step", {}), ("*", OURS)]
-    told.clear()
-    return told
+    defined = alone.runs[0].defined
+    assert defined == [("global_step", {}), ("*", OURS)]
+    defined.clear()
+    return defined
 
 
 def test_names_of_a_pattern_of_the_users_are_defined_before_their_first_row(

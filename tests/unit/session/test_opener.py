@@ -124,8 +124,8 @@ def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWand
 
 def test_what_rank_0_was_given_describes_the_job_for_ranks_that_were_not(job: Job, fake_wandb: FakeWandb) -> None:
     job(TWO, lambda rank: {"project": "digits", "group": "night", "name": "base"} if rank == 0 else {}, run_mode="new")
-    told = [{name: arguments[name] for name in ("project", "group")} for arguments in fake_wandb.arguments]
-    assert told == [{"project": "digits", "group": "night"}] * 2
+    given = [{name: arguments[name] for name in ("project", "group")} for arguments in fake_wandb.arguments]
+    assert given == [{"project": "digits", "group": "night"}] * 2
     assert {arguments["name"] for arguments in fake_wandb.arguments} == {"base-rank-0", "base-rank-1"}
 
 
@@ -280,8 +280,8 @@ def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
 
 
 def test_a_rank_without_a_run_is_opened_whole_where_the_primary_could_not_open_its_own(store: dist.Store) -> None:
-    told = JobStore(store, "test/1", TWO[0], 1.0)
-    told.publish("run/", {"error": "no such project"})
+    published = JobStore(store, "test/1", TWO[0], 1.0)
+    published.publish("run/", {"error": "no such project"})
     session = open_session(
         Options(limits=Limits(join_timeout=0.1)), {"id": "exp"}, integration="test", topology=TWO[1], number=1
     )

@@ -115,8 +115,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_who_logs_where_no_session_was_opened_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         get_run().log({"loss": 1.0}, step=1)
-    (said,) = warnings_of(caplog)
-    assert "no session was opened in this process, so nothing is logged. Call dist_wandb.init()" in said
+    (message,) = warnings_of(caplog)
+    assert "no session was opened in this process, so nothing is logged. Call dist_wandb.init()" in message
 
 
 @pytest.mark.usefixtures("fresh")

@@ -47,8 +47,8 @@ EXPECTED = [
 def test_the_line_says_what_was_decided_for_whom_and_where_it_is(
     topology: Topology, mode: str, scope: str, expected: str
 ) -> None:
-    said = announcement(topology, plan_run(topology, mode, scope, "exp"), "x", None)
-    assert said == f"dist_wandb: run_mode={mode}, rank_scope={scope}, {expected}"
+    line = announcement(topology, plan_run(topology, mode, scope, "exp"), "x", None)
+    assert line == f"dist_wandb: run_mode={mode}, rank_scope={scope}, {expected}"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_the_line_says_what_was_decided_for_whom_and_where_it_is(
     ],
 )
 def test_the_users_group_and_its_page_are_named(mode: str, url: str | None, expected: str) -> None:
-    said = announcement(ONE_NODE, plan_run(ONE_NODE, mode, "global", "exp", group="night"), "x", url)
-    assert said.endswith(f"2 ranks on 1 node: {expected}")
+    line = announcement(ONE_NODE, plan_run(ONE_NODE, mode, "global", "exp", group="night"), "x", url)
+    assert line.endswith(f"2 ranks on 1 node: {expected}")
 
 
 def test_an_id_that_wandb_makes_is_left_out() -> None:
@@ -73,7 +73,7 @@ def test_an_id_that_wandb_makes_is_left_out() -> None:
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(RUN_MODES), st.sampled_from(RANK_SCOPES))
 def test_every_announcement_is_one_line_with_mode_scope_and_place(layout: list[int], mode: str, scope: str) -> None:
     last_node = Topology(sum(layout[:-1]), 0, len(layout) - 1, sum(layout), layout[-1], len(layout))
-    said = announcement(last_node, plan_run(last_node, mode, scope, "exp"), "offline, in wandb/x", None)
-    assert "\n" not in said
-    assert said.startswith(f"dist_wandb: run_mode={mode}, rank_scope={scope}, {sum(layout)} rank")
-    assert said.endswith("(offline, in wandb/x)")
+    line = announcement(last_node, plan_run(last_node, mode, scope, "exp"), "offline, in wandb/x", None)
+    assert "\n" not in line
+    assert line.startswith(f"dist_wandb: run_mode={mode}, rank_scope={scope}, {sum(layout)} rank")
+    assert line.endswith("(offline, in wandb/x)")

@@ -107,8 +107,8 @@ def test_rank_0_alone_writes_its_own_numbers_and_says_so(
     (run,) = fake_wandb.runs
     assert run.rows == [{"loss": 0.5, "text": "a", "global_step": 3}]
     assert run.exit_codes == [None]
-    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "no other rank has opened a session" in told
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no other rank has opened a session" in message
 
 
 @pytest.mark.parametrize("by_run", [False, True])
@@ -131,12 +131,12 @@ def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
     assert store is not None
     together = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
     apart = replace(together, reduce=None)  # without an exchange no rank waits, so being late makes no difference
-    for number, (options, told) in enumerate([(together, 1), (apart, 0)]):
+    for number, (options, count) in enumerate([(together, 1), (apart, 0)]):
         caplog.clear()
         for rank in (0, 1):
             with open_session(options, {}, integration="test", topology=TWO[rank], number=number) as session:
                 session.log({"loss": 0.5})
-        assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == told
+        assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == count
 
 
 def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
@@ -176,7 +176,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("arguments", "message"),
     [
         (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
         ((None,), "log was given NoneType on rank 1"),
@@ -195,11 +195,11 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_logged_is_refused_and_nothing_of_it_is_put(
-    job: Job, fake_wandb: FakeWandb, told: tuple[Any, ...], message: str
+    job: Job, fake_wandb: FakeWandb, arguments: tuple[Any, ...], message: str
 ) -> None:
     sessions = job(TWO)
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        sessions[1].log(*told)
+        sessions[1].log(*arguments)
     for session in sessions:
         session.log({"loss": 2.0}, step=5)
     assert all_flushed(sessions)
