@@ -28,7 +28,7 @@ _CTRL_C = 255  # as wandb records it
 
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
 _AT_A_TIME = 1.0  # seconds of these that the main thread waits before it continues for a moment
-_MOMENT = 0.05  # seconds
+_MOMENT = 0.05  # seconds for which it continues
 
 
 class ProcessEnd:
