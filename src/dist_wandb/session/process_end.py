@@ -53,7 +53,7 @@ class ProcessEnd:
         self._is_due = False
 
     def register(self) -> None:
-        """Call the function before anything else. wandb registers an end of its own when its first run is opened."""
+        """Register to be called first at exit. wandb registers its own handler when its first run is opened."""
         if self._pid != os.getpid():  # the first time, and in a fork, where nothing is registered yet
             self._failure_before = _last_failure()
             self._finishing, self._is_due = 0, False
