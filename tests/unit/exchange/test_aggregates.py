@@ -26,11 +26,11 @@ def test_the_mean_is_weighted() -> None:
     assert totals((1.0, 3.0), (2.0, 1.0)).reduced("mean") == 1.25
 
 
-def test_a_constant_has_itself_as_its_mean_whatever_the_weights() -> None:
+def test_the_weighted_mean_of_a_constant_is_exact() -> None:
     assert totals((0.1, 3.0), (0.1, 2.0), (0.1, 0.7)).reduced("mean") == 0.1
 
 
-def test_a_weight_of_zero_is_no_contribution_but_a_voice() -> None:
+def test_a_weight_of_zero_counts_as_contributor_but_not_as_number() -> None:
     with_zero = totals((5.0, 0.0), (1.0, 2.0))
     assert (with_zero.contributors, with_zero.number) == (2, 1)
     assert [with_zero.reduced(reduction) for reduction in ("mean", "sum", "min", "max")] == [1.0] * 4
@@ -46,7 +46,7 @@ def test_a_sum_of_integers_is_an_integer() -> None:
     assert isinstance(totals(2, 3).reduced("sum"), int)
 
 
-def test_unequal_integers_have_a_mean_that_is_none() -> None:
+def test_unequal_integers_have_a_float_mean() -> None:
     assert totals(1, 2).reduced("mean") == 1.5
 
 
@@ -55,12 +55,12 @@ def test_integers_are_exact_up_to_2_to_the_53(value: int) -> None:
     assert totals(value, value).reduced("mean") == value
 
 
-def test_integers_beyond_are_numbers_like_others() -> None:
+def test_larger_integers_become_floats() -> None:
     assert isinstance(totals(2**60).reduced("max"), float)
 
 
 @given(st.lists(st.one_of(st.just(math.nan), st.floats(-1e9, 1e9)), min_size=1, max_size=9))
-def test_without_nans_sums_and_means_are_those_of_numpy(values: list[float]) -> None:
+def test_nansum_and_nanmean_equal_those_of_numpy(values: list[float]) -> None:
     result = sum((Totals.of(value).without_nan() for value in values), Totals())
     assert (result.contributors, result.number) == (len(values), len(values))
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ def test_one_nan_makes_the_result_nan(reduction: str) -> None:
     assert math.isnan(totals(1.0, math.nan, 3.0).reduced(reduction))
 
 
-def test_infinity_shows() -> None:
+def test_infinities_appear_in_the_result() -> None:
     with_infinity = totals(1.0, math.inf)
     assert [with_infinity.reduced(reduction) for reduction in ("mean", "sum", "max", "min")] == [math.inf] * 3 + [1.0]
     assert math.isnan(totals(math.inf, -math.inf).reduced("mean"))
@@ -97,13 +97,13 @@ def test_the_order_of_contributions_does_not_matter(contributions: list[tuple[fl
 
 
 @given(numbers | st.just(math.nan) | st.just(-math.inf), st.sampled_from([0.0, 1.0, 2.5]))
-def test_lanes_hold_everything(value: float, weight: float) -> None:
+def test_totals_survive_packing_into_lanes(value: float, weight: float) -> None:
     original = Totals.of(value, weight)
     summed, largest = original.lanes()
     lanes = (9.0, *summed), (9.0, 9.0, *largest)
     assert repr(Totals.from_lanes(lanes[0], 1, lanes[1], 2)) == repr(original)  # by text: NaN is not equal to itself
 
 
-def test_patterns_tell_upper_and_lower_case_apart() -> None:
+def test_patterns_are_case_sensitive() -> None:
     assert matches_any("val/loss", ["train/*", "val/*"])
     assert not matches_any("Val/loss", ["val/*"])

@@ -98,9 +98,7 @@ def own_threads() -> int:
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
-def test_rows_are_written_in_their_order_with_what_wandb_is_told_of_commits(
-    make: Callable[..., Own], at_once: bool
-) -> None:
+def test_rows_are_written_in_order_with_their_commit_argument(make: Callable[..., Own], at_once: bool) -> None:
     own = make(at_once=at_once)
     for step in range(50):
         own.log(step, commit=None if step % 3 else bool(step % 2))
@@ -130,7 +128,7 @@ def test_the_thread_ends_with_the_session(make: Callable[..., Own]) -> None:
     assert own.steps == [0, 1]
 
 
-def test_who_detaches_has_its_rows_written_and_waits_for_nothing(make: Callable[..., Own]) -> None:
+def test_detach_writes_pending_rows_without_waiting(make: Callable[..., Own]) -> None:
     own = make(at_once=False)
     own.run.goes_on.clear()
     own.log(0)
@@ -144,7 +142,7 @@ def test_who_detaches_has_its_rows_written_and_waits_for_nothing(make: Callable[
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
-def test_a_device_is_not_waited_for_and_rows_keep_their_order(make: Callable[..., Own], at_once: bool) -> None:
+def test_log_does_not_wait_for_a_device_and_rows_stay_in_order(make: Callable[..., Own], at_once: bool) -> None:
     own, stall = make(at_once=at_once), Stall()
     own.log(0)
     own.log(1, accuracy=stall.number(asked=True))
@@ -161,7 +159,7 @@ def test_a_device_is_not_waited_for_and_rows_keep_their_order(make: Callable[...
     assert own.run.threads == ({here, own.exchange._thread} if at_once else {own.exchange._thread})
 
 
-def test_a_device_that_never_computes_is_told_at_the_end(
+def test_rows_of_a_stalled_device_are_reported_as_lost_at_the_end(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(direct, "_LAST_WORDS", 0.1)
@@ -174,7 +172,9 @@ def test_a_device_that_never_computes_is_told_at_the_end(
 
 
 @pytest.mark.parametrize("options", [{"run_mode": "new"}, {"run_mode": "shared", "reduce": None}, {"reduce": None}])
-def test_what_is_logged_is_taken_as_it_is_then(job: Job, fake_wandb: FakeWandb, options: dict[str, Any]) -> None:
+def test_logged_values_are_copied_at_the_time_of_the_call(
+    job: Job, fake_wandb: FakeWandb, options: dict[str, Any]
+) -> None:
     sessions = job(TWO, **options)
     tensor, array, numbers, metric = torch.zeros(()), np.zeros(2), [0], MeanMetric()
     nested = {"inner": tensor}
@@ -193,7 +193,7 @@ def test_what_is_logged_is_taken_as_it_is_then(job: Job, fake_wandb: FakeWandb, 
     assert [float(value) for value in found] == [0, 1, 2]
 
 
-def test_rows_held_back_for_other_writers_are_as_they_were(make: Callable[..., Own]) -> None:
+def test_rows_held_back_for_other_writers_are_written_later(make: Callable[..., Own]) -> None:
     are_there = threading.Event()
     own = make(at_once=False, has_all_writers=are_there.is_set)
     for step in range(3):
@@ -206,7 +206,7 @@ def test_rows_held_back_for_other_writers_are_as_they_were(make: Callable[..., O
 
 
 @pytest.mark.parametrize("end", ["close", "failed", "leave", "detach", "join_timeout", "max_pending_rows"])
-def test_other_writers_are_not_waited_for_for_ever(make: Callable[..., Own], end: str) -> None:
+def test_waiting_for_other_writers_is_bounded(make: Callable[..., Own], end: str) -> None:
     limits = {"join_timeout": 0.05} if end == "join_timeout" else {"join_timeout": 60.0}
     limits |= {"max_pending_rows": 2} if end == "max_pending_rows" else {}
     own = make(at_once=False, has_all_writers=lambda: False, limits=Limits(finish_timeout=0.05, **limits))  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def test_other_writers_are_not_waited_for_for_ever(make: Callable[..., Own], end
     eventually(lambda: own.steps == [0, 1])
 
 
-def test_of_a_world_of_one_a_step_is_checked_as_elsewhere(fake_wandb: FakeWandb) -> None:
+def test_steps_are_checked_in_a_world_of_one(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
         with pytest.raises(dist_wandb.ConfigurationError, match=r"step=1.5 on rank 0 is not an integer"):
             session.log({"loss": 1.0}, step=1.5)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def test_of_a_world_of_one_a_step_is_checked_as_elsewhere(fake_wandb: FakeWandb)
 # --- wandb's own process stalls ---------------------------------------------------------------------------------------
 
 
-def test_a_stopped_process_of_wandbs_holds_up_nobody_who_logs(make: Callable[..., Own]) -> None:
+def test_log_does_not_block_while_wandb_is_stopped(make: Callable[..., Own]) -> None:
     own = make(at_once=False)
     own.run.goes_on.clear()
     for step in range(100):
@@ -246,7 +246,7 @@ def test_a_stopped_process_of_wandbs_holds_up_nobody_who_logs(make: Callable[...
     assert own.steps == list(range(100))
 
 
-def test_rows_that_wait_are_bounded_and_what_is_lost_is_told(
+def test_pending_rows_are_bounded_and_lost_rows_are_reported(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(own_rows, "_STANDSTILL", 0.05)
@@ -261,7 +261,7 @@ def test_rows_that_wait_are_bounded_and_what_is_lost_is_told(
     assert "5 rows of rank 0 are lost" in caplog.text
 
 
-def test_a_burst_that_is_written_more_slowly_than_it_is_logged_loses_nothing(make: Callable[..., Own]) -> None:
+def test_a_burst_loses_no_rows_if_writing_makes_progress(make: Callable[..., Own]) -> None:
     own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
     for step in range(500):
         own.log(step)
@@ -269,7 +269,7 @@ def test_a_burst_that_is_written_more_slowly_than_it_is_logged_loses_nothing(mak
     assert own.steps == list(range(500))
 
 
-def test_an_end_does_not_wait_longer_than_it_may_and_says_what_is_lost(
+def test_close_keeps_its_limit_and_reports_lost_rows(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(direct, "_LAST_WORDS", 0.05)
@@ -281,7 +281,7 @@ def test_an_end_does_not_wait_longer_than_it_may_and_says_what_is_lost(
     assert "2 rows of rank 0 are lost" in caplog.text
 
 
-def test_an_error_over_one_row_costs_that_row_alone(make: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_one_row_affects_only_that_row(make: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
     own = make(at_once=False)
     own.log(0)
     for step in range(1, 5):
@@ -295,7 +295,7 @@ def test_an_error_over_one_row_costs_that_row_alone(make: Callable[..., Own], ca
 # --- signal handlers --------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_handler_that_logs_in_the_middle_of_a_row_waits_for_nothing(make: Callable[..., Own]) -> None:
+def test_a_signal_handler_can_log_while_a_row_is_written(make: Callable[..., Own]) -> None:
     own = make(at_once=True)
     in_wandb = threading.Lock()  # as wandb holds while it writes a row
     own.run.during_a_row = lambda: signal.raise_signal(signal.SIGUSR1)
@@ -315,7 +315,7 @@ def test_a_signal_handler_that_logs_in_the_middle_of_a_row_waits_for_nothing(mak
     assert sorted(own.steps) == [0, 7]
 
 
-def test_a_row_waits_only_for_what_is_its_own() -> None:
+def test_a_row_waits_only_for_its_own_device_values() -> None:
     stall = Stall()
     row = Contribution({"loss": stall.number(asked=True)}, 0)
     assert isinstance(row.metrics["loss"], Later)

@@ -29,23 +29,23 @@ class BrokenError(Exception):
     """The exchange failed."""
 
 
-class Listening:
+class RecordingGroup:
     """A group that records what a member contributes, and then fails."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.received: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.heard.append((sums.clone(), maxima.clone()))
+        self.received.append((sums.clone(), maxima.clone()))
         raise BrokenError
 
 
-class Answering:
+class ReducingGroup:
     """A group that returns the reduced numbers of the members."""
 
-    def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._sums = torch.stack([sums for sums, _ in heard]).sum(0)
-        self._maxima = torch.stack([maxima for _, maxima in heard]).amax(0)
+    def __init__(self, received: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._sums = torch.stack([sums for sums, _ in received]).sum(0)
+        self._maxima = torch.stack([maxima for _, maxima in received]).amax(0)
 
     def reduce_tensors(self, _sums: torch.Tensor, _maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._sums.clone(), self._maxima.clone()
@@ -92,14 +92,14 @@ class Unit:
 
     def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
         """Exchange the states of a cell between some ranks; on some of them the result does not arrive."""
-        listening: Any = Listening()
+        recording: Any = RecordingGroup()
         for rank in members:
             with pytest.raises(BrokenError):
-                self.fused(rank).exchange([key], listening)
-        answering: Any = Answering(listening.heard)
+                self.fused(rank).exchange([key], recording)
+        reducing: Any = ReducingGroup(recording.received)
         for rank in members:
             if rank not in broken_on:
-                self.fused(rank).exchange([key], answering)
+                self.fused(rank).exchange([key], reducing)
 
     def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
         """Write a cell on rank 0; return the row."""
@@ -133,7 +133,7 @@ def shaped(*rows: Sequence[float]) -> list[Shaped]:
     return metrics
 
 
-def test_ranks_tell_more_only_where_it_is_needed() -> None:
+def test_states_are_gathered_only_when_needed() -> None:
     ranks = Ranks(3)
     assert ranks.log(shaped([1, 2], [3, 4], [5, 6])) == {"": [9.0, 12.0]}
     assert ranks.collectives == ["reduce"]
@@ -144,14 +144,14 @@ def test_ranks_tell_more_only_where_it_is_needed() -> None:
     assert len(ranks.known) == 1
 
 
-def test_data_of_another_shape_than_before_is_merged_where_the_ranks_agree() -> None:
+def test_states_of_a_new_shape_are_merged_if_all_ranks_agree() -> None:
     ranks = Ranks(2)
     assert ranks.log(shaped([1, 2], [3, 4])) == {"": [4.0, 6.0]}
     assert ranks.log(shaped([1, 2, 3], [3, 4, 5])) == {"": [4.0, 6.0, 8.0]}
     assert ranks.collectives == ["reduce", "gather"]
 
 
-def test_states_of_other_shapes_are_refused_once_with_the_rank_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_states_of_different_shapes_are_refused_once_with_rank_and_advice(caplog: pytest.LogCaptureFixture) -> None:
     ranks = Ranks(3)
     for _ in range(3):
         assert ranks.log(shaped([1, 2], [3, 4], [3, 4, 5])) == {}
@@ -161,7 +161,7 @@ def test_states_of_other_shapes_are_refused_once_with_the_rank_and_what_to_do(ca
     assert "Give the metric the same arguments" in message
 
 
-def test_a_metric_that_cannot_be_computed_alone_leaves_the_rest_of_the_row(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_fails_alone_does_not_affect_the_rest_of_the_row(caplog: pytest.LogCaptureFixture) -> None:
     unit = Unit(1)
     for _ in range(2):
         values = {"curve": take_snapshot(torchmetrics.AUROC("binary")), "loss": 0.5}
@@ -175,7 +175,7 @@ def test_a_metric_that_cannot_be_computed_alone_leaves_the_rest_of_the_row(caplo
 MANY = 20  # more than the number of exchanged metrics that are kept
 
 
-def test_an_exchange_that_broke_on_one_rank_is_repeated_with_the_states_of_all() -> None:
+def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
     unit = Unit(3)
     keys = [unit.keep(step) for step in range(MANY)]
     for step, key in enumerate(keys):
@@ -184,7 +184,7 @@ def test_an_exchange_that_broke_on_one_rank_is_repeated_with_the_states_of_all()
         assert unit.finish(key, 3)["sum"] == 6.0 * (step + 1)
 
 
-def test_snapshots_do_not_pile_up() -> None:
+def test_snapshots_do_not_accumulate() -> None:
     unit = Unit(2)
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
@@ -192,14 +192,14 @@ def test_snapshots_do_not_pile_up() -> None:
         assert len(unit.fused(rank)._snapshots) < MANY / 2
 
 
-def test_of_a_rank_that_is_lost_before_its_states_are_known_the_row_says_so() -> None:
+def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:
     unit = Unit(3)
     key = unit.keep(0)
     unit.exchange(key, [0, 2])
     assert unit.finish(key, 3) == {"sum": 4.0, DEGRADED: 1, "global_step": 0}
 
 
-def test_a_value_is_corrected_by_what_comes_late() -> None:
+def test_late_states_correct_a_value() -> None:
     unit = Unit(2)
     first = unit.keep(0, ranks=[0])
     unit.exchange(first, range(2))
@@ -209,7 +209,7 @@ def test_a_value_is_corrected_by_what_comes_late() -> None:
     assert unit.finish(first, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
 
 
-def test_a_value_is_not_overwritten_by_a_correction_without_the_states_that_it_had() -> None:
+def test_a_correction_without_the_earlier_states_is_not_written() -> None:
     unit = Unit(2)
     late = unit.keep(0, ranks=[0])
     unit.exchange(late, range(2))
@@ -220,11 +220,11 @@ def test_a_value_is_not_overwritten_by_a_correction_without_the_states_that_it_h
     assert unit.finish(late, 2, corrects=True) == {}
 
 
-class Refusing(Answering):
+class MalformedGroup(ReducingGroup):
     """A group in which a member announces more bytes than are accepted, or sends something else."""
 
-    def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]], sent: bytes | None) -> None:
-        super().__init__(heard)
+    def __init__(self, received: Sequence[tuple[torch.Tensor, torch.Tensor]], sent: bytes | None) -> None:
+        super().__init__(received)
         self._sent = sent
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -234,7 +234,7 @@ class Refusing(Answering):
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"\xff" * 12, (5).to_bytes(8, "little") + b"four"])
-def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
+def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = FusedMetrics(0, computes=True)
@@ -243,18 +243,18 @@ def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
     snapshot = take_snapshot(metric)
     key = Key(Place(0, 1), one.series("cat", snapshot, ()), 0)
     one.keep(key, snapshot)
-    listening = Listening()
+    recording = RecordingGroup()
     with pytest.raises(BrokenError):
-        one.exchange([key], listening)  # type: ignore[arg-type]  # implements only the methods that are needed
-    one.exchange([key], Refusing(listening.heard, sent))  # type: ignore[arg-type]
+        one.exchange([key], recording)  # type: ignore[arg-type]  # implements only the methods that are needed
+    one.exchange([key], MalformedGroup(recording.received, sent))  # type: ignore[arg-type]
     assert one.take_values(key)[0] == {}
     assert "'cat': left out of their rows on rank 0" in caplog.text
 
 
-def test_a_name_whose_layout_nobody_understands_costs_its_own_value_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     one = FusedMetrics(0, computes=True)
     key = Key(Place(0, 1), "odd\0metric\0[false,[[1e400]],false]", 0)
-    one.exchange([key], Listening())  # type: ignore[arg-type]
+    one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
     assert one.take_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()
     assert one.series("odd", take_snapshot(metric), [key.name]) != key.name

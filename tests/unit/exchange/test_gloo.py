@@ -61,7 +61,7 @@ def reduce_alone(group: GlooGroup) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_numbers_are_summed_and_their_largest_taken(form: Form, on_ranks: OnRanks, size: int) -> None:
+def test_reduce_computes_sums_and_maxima(form: Form, on_ranks: OnRanks, size: int) -> None:
     groups = form(size)
     results = on_ranks(size, lambda rank: groups[rank].reduce([1.0, rank, 2.0**53], [-rank, float(rank)]))
     assert results == [([size, sum(range(size)), size * 2.0**53], [0.0, size - 1.0])] * size
@@ -70,7 +70,7 @@ def test_numbers_are_summed_and_their_largest_taken(form: Form, on_ranks: OnRank
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_numbers_are_float64_with_infinities(form: Form, on_ranks: OnRanks, size: int) -> None:
+def test_reduce_keeps_float64_precision_and_infinities(form: Form, on_ranks: OnRanks, size: int) -> None:
     groups = form(size)
     nothing = ([0.0, 0.0], [float("-inf"), 0.0])
     given = [([0.1, float("inf")], [float("-inf"), 2.0**53 - 1]), ([0.2, 1.0], [float("-inf"), 2.0**53]), nothing]
@@ -80,7 +80,7 @@ def test_numbers_are_float64_with_infinities(form: Form, on_ranks: OnRanks, size
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("sums", "maxima", "collectives"), [([], [1.0], 1), ([1.0], [], 1), ([], [], 0)])
-def test_nothing_costs_no_collective(
+def test_empty_lists_need_no_collective(
     form: Form, on_ranks: OnRanks, sums: list[float], maxima: list[float], collectives: int, size: int
 ) -> None:
     groups = form(size)
@@ -109,15 +109,13 @@ def test_tensors_are_reduced_in_place(form: Form, on_ranks: OnRanks, size: int) 
     ],
     ids=["lengths", "some empty", "all empty", "zeros", "long"],
 )
-def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
-    form: Form, on_ranks: OnRanks, sent: list[bytes]
-) -> None:
+def test_gather_returns_bytes_of_any_length_in_member_order(form: Form, on_ranks: OnRanks, sent: list[bytes]) -> None:
     groups = form(3)
     assert on_ranks(3, lambda rank: groups[rank].gather(sent[rank])) == [sent] * 3
 
 
 @pytest.mark.parametrize("how", ["gather", "collect"])
-def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
+def test_oversized_messages_are_refused_and_the_group_stays_usable(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     groups = form(3)
@@ -134,7 +132,7 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
 
 
 @pytest.mark.parametrize("length", [-1, 2**62])
-def test_a_length_that_a_member_makes_up_is_no_error_of_memory(form: Form, on_ranks: OnRanks, length: int) -> None:
+def test_an_absurd_announced_length_raises_no_memory_error(form: Form, on_ranks: OnRanks, length: int) -> None:
     groups = form(2)
 
     def give(rank: int) -> None:
@@ -148,7 +146,7 @@ def test_a_length_that_a_member_makes_up_is_no_error_of_memory(form: Form, on_ra
     on_ranks(2, give)
 
 
-def test_a_group_is_used_again_and_again(form: Form, on_ranks: OnRanks) -> None:
+def test_a_group_can_be_used_repeatedly(form: Form, on_ranks: OnRanks) -> None:
     groups = form(2)
 
     def use(rank: int) -> list[Any]:
@@ -160,7 +158,7 @@ def test_a_group_is_used_again_and_again(form: Form, on_ranks: OnRanks) -> None:
     assert groups[0].bytes_given >= 20 * 2 * 8
 
 
-def test_of_one_member_the_result_is_what_it_gives() -> None:
+def test_a_group_of_one_returns_its_own_values() -> None:
     alone = Alone()
     assert alone.reduce([1.0], [2.0, 3.0]) == ([1.0], [2.0, 3.0])
     assert alone.gather(b"me") == [b"me"]
@@ -171,20 +169,20 @@ def test_of_one_member_the_result_is_what_it_gives() -> None:
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def test_members_that_do_not_find_each_other_in_time_are_broken() -> None:
+def test_a_group_whose_members_do_not_connect_in_time_is_broken() -> None:
     with taking(0.2, SOON), pytest.raises(BrokenError):
         GlooGroup(dist.HashStore(), 0, 2, 0.3, lambda: False)
 
 
 @pytest.mark.parametrize("use", [reduce_alone, lambda group: group.gather(b"x")], ids=["reduce", "gather"])
-def test_a_member_that_does_not_come_in_time_breaks_the_others(form: Form, use: Callable[[GlooGroup], Any]) -> None:
+def test_a_missing_member_breaks_the_group_after_the_timeout(form: Form, use: Callable[[GlooGroup], Any]) -> None:
     first, _ = form(2)
     first._timeout = 0.4  # not while they connect, which may take longer
     with taking(0.3, SOON), pytest.raises(BrokenError):
         use(first)
 
 
-def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
+def test_a_late_member_within_the_timeout_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
     groups = form(2)
     second_may_go = threading.Event()
     looked: list[float] = []
@@ -206,7 +204,7 @@ def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks:
     assert len(looked) >= 3
 
 
-def test_waiting_ends_soon_after_it_is_said_to_be_over(form: Form) -> None:
+def test_waiting_ends_soon_after_is_over_returns_true(form: Form) -> None:
     over = threading.Event()
     first, _ = form(2, timeout=60.0, is_over=over.is_set)
     with taking(0.15, SOON):
@@ -215,13 +213,13 @@ def test_waiting_ends_soon_after_it_is_said_to_be_over(form: Form) -> None:
             reduce_alone(first)
 
 
-def test_waiting_that_is_over_before_it_begins_is_not_long(form: Form) -> None:
+def test_waiting_is_short_if_is_over_is_true_from_the_start(form: Form) -> None:
     first, _ = form(2, timeout=60.0, is_over=lambda: True)
     with taking(0, SOON), pytest.raises(BrokenError):
         first.gather(b"x")
 
 
-def test_a_member_that_lets_go_breaks_the_others_at_once(form: Form) -> None:
+def test_a_closed_member_breaks_a_later_collective_at_once(form: Form) -> None:
     first, second = form(2, timeout=60.0)
     second.close()
     del second
@@ -229,7 +227,7 @@ def test_a_member_that_lets_go_breaks_the_others_at_once(form: Form) -> None:
         reduce_alone(first)
 
 
-def test_a_member_that_lets_go_breaks_those_that_wait(form: Form) -> None:
+def test_closing_a_member_breaks_a_waiting_collective(form: Form) -> None:
     first, second = form(2, timeout=60.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reduce_alone, first)
@@ -241,7 +239,7 @@ def test_a_member_that_lets_go_breaks_those_that_wait(form: Form) -> None:
                 waiting.result()
 
 
-def test_a_group_with_a_collective_under_way_is_closed_at_once_without_holding_up_other_threads(form: Form) -> None:
+def test_a_group_with_a_pending_collective_is_closed_without_waiting(form: Form) -> None:
     first, second = form(2, timeout=60.0, is_over=lambda: True)
     with pytest.raises(BrokenError):
         reduce_alone(first)
@@ -278,7 +276,7 @@ def threads_of_gloo() -> int:
     return sum(path.read_text() == "gloo_tcp_loop\n" for path in Path("/proc/self/task").glob("*/comm"))
 
 
-def test_a_closed_group_is_destroyed_once_its_collectives_have_ended() -> None:
+def test_a_closed_group_is_destroyed_after_its_collectives_end() -> None:
     """One of three members dies: gloo's thread then spins on a message of another member to the failed collective."""
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as pool:
@@ -301,7 +299,7 @@ def test_a_closed_group_is_destroyed_once_its_collectives_have_ended() -> None:
     assert threads_of_gloo() <= before - 3
 
 
-def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:
+def test_a_collective_that_completes_right_after_a_wait_slice_succeeds() -> None:
     group = GlooGroup(dist.HashStore(), 0, 1, 5.0, lambda: False)
     work = LateWork()
     group._wait(lambda _: [work], 0)

@@ -11,7 +11,7 @@ from dist_wandb.exchange.interface import Flush
 from dist_wandb.exchange.posting import Contribution
 
 
-def test_contributions_are_posted_in_their_order_and_none_overtakes_one_on_a_device() -> None:
+def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> None:
     posted: list[Contribution] = []
     inbox, stall = Inbox(posted.append), Stall()
     contributions = [
@@ -33,7 +33,7 @@ def test_contributions_are_posted_in_their_order_and_none_overtakes_one_on_a_dev
     assert not inbox.drain()
 
 
-def test_flushes_are_answered_once_and_a_wake_is_noticed() -> None:
+def test_flushes_are_answered_once_and_a_wake_takes_effect_at_once() -> None:
     inbox, flushes = Inbox(lambda _: None), [Flush(), Flush(together=True)]
     inbox.wake()
     assert inbox.drain(60.0), "waking the thread takes effect at once"
@@ -46,7 +46,7 @@ def test_flushes_are_answered_once_and_a_wake_is_noticed() -> None:
     assert inbox.flushes == flushes[1:]
 
 
-def test_who_waits_for_a_flush_ends_the_lingering() -> None:
+def test_a_flush_ends_lingering() -> None:
     posted: list[Contribution] = []
     inbox = Inbox(posted.append)
     inbox.wake(Flush())
@@ -57,7 +57,7 @@ def test_who_waits_for_a_flush_ends_the_lingering() -> None:
     assert len(inbox.flushes) == 1
 
 
-def test_many_contributions_end_the_lingering() -> None:
+def test_many_contributions_end_lingering() -> None:
     posted: list[Contribution] = []
     inbox = Inbox(posted.append)
     for step in range(300):

@@ -20,7 +20,7 @@ def groups_of(trees: dict[int, Tree]) -> dict[str, Place]:
 
 
 @given(NODES, st.integers(2, 8), st.integers(0, 5))
-def test_each_member_is_connected_to_the_first_of_all(nodes: list[int], fan_out: int, gap: int) -> None:
+def test_each_member_is_connected_to_the_first_member(nodes: list[int], fan_out: int, gap: int) -> None:
     members = [index * (gap + 1) + gap for index in range(len(nodes))]
     trees = trees_of(members, nodes, fan_out)
     assert len({tree.levels for tree in trees.values()}) == 1
@@ -37,7 +37,7 @@ def test_each_member_is_connected_to_the_first_of_all(nodes: list[int], fan_out:
 
 
 @given(NODES, st.integers(2, 8))
-def test_ranks_of_a_node_are_together_before_others_come(nodes: list[int], fan_out: int) -> None:
+def test_ranks_of_a_node_are_grouped_before_other_nodes(nodes: list[int], fan_out: int) -> None:
     members = list(range(len(nodes)))
     if len(members) <= fan_out:
         return
@@ -56,7 +56,7 @@ def test_ranks_of_a_node_are_together_before_others_come(nodes: list[int], fan_o
 
 
 @given(st.integers(2, 3000), st.integers(2, 32))
-def test_levels_grow_with_the_logarithm(size: int, fan_out: int) -> None:
+def test_the_number_of_levels_is_logarithmic(size: int, fan_out: int) -> None:
     tree = tree_of(range(size), [0] * size, size - 1, fan_out)
     assert fan_out ** (tree.levels - 1) < size <= fan_out**tree.levels
 
@@ -72,13 +72,13 @@ def test_levels_grow_with_the_logarithm(size: int, fan_out: int) -> None:
         (64, 64, [8, 8]),
     ],
 )
-def test_groups_of_member_0(ranks: int, per_node: int, sizes: list[int]) -> None:
+def test_member_0_has_groups_of_the_expected_sizes(ranks: int, per_node: int, sizes: list[int]) -> None:
     path, levels = tree_of(range(ranks), [rank // per_node for rank in range(ranks)], 0, FAN_OUT)
     assert [len(place.members) for place in path] == sizes
     assert levels == len(sizes)
 
 
-def test_nodes_first_then_their_first_ranks() -> None:
+def test_groups_are_formed_within_nodes_and_then_between_their_first_ranks() -> None:
     nodes = [rank // 4 for rank in range(20)]
     path, _ = tree_of(range(20), nodes, 8, 5)
     assert [place.members for place in path] == [(8, 9, 10, 11), (0, 4, 8, 12, 16)]

@@ -31,11 +31,11 @@ def ledger() -> Ledger:
     return Ledger(4, names, 100)
 
 
-def test_positions_are_counted_once_for_each_rank_that_gave_them() -> None:
+def test_total_of_adds_up_the_ranks_per_position() -> None:
     assert total_of([([0, 1], 2), ([1, 3], 1), ([1], 4)]) == {0: 2, 1: 7, 3: 1}
 
 
-def test_contributors_that_do_not_take_part_any_more_are_gone(ledger: Ledger) -> None:
+def test_a_recount_marks_departed_contributors_as_gone(ledger: Ledger) -> None:
     cells = [ledger.open_cell(key(step)) for step in range(4)]
     for cell, ranks in zip(cells, (3, 3, 1, 3), strict=True):
         cell.totals = contributed(ranks)
@@ -48,7 +48,7 @@ def test_contributors_that_do_not_take_part_any_more_are_gone(ledger: Ledger) ->
     ("absent", "most", "missing"),
     [(0, 3, 1), (1, 3, 1), (2, 3, 1), (2, 4, 2), (1, 4, 1), (9, 4, 2)],
 )
-def test_a_flag_says_how_many_are_missing_at_most(ledger: Ledger, absent: int, most: int, missing: int) -> None:
+def test_a_flag_has_an_upper_bound_of_missing_ranks(ledger: Ledger, absent: int, most: int, missing: int) -> None:
     ledger.resize(3, absent, doubts=False)
     ledger.names["loss"].most = most
     ledger.finished[key(5)] = contributed(2), RANK_1
@@ -58,7 +58,7 @@ def test_a_flag_says_how_many_are_missing_at_most(ledger: Ledger, absent: int, m
     assert key(5) not in ledger.assumed
 
 
-def test_a_flag_of_what_is_forgotten_or_has_no_number_has_no_value(ledger: Ledger) -> None:
+def test_a_flag_of_a_forgotten_or_empty_cell_has_no_value(ledger: Ledger) -> None:
     ledger.assumed[key(5)] = Assumed(0, RANK_1, 2)
     ledger.assumed[key(6)] = Assumed(1, RANK_1, 2)
     ledger.finished[key(6)] = contributed(2, number=0), RANK_1
@@ -66,7 +66,7 @@ def test_a_flag_of_what_is_forgotten_or_has_no_number_has_no_value(ledger: Ledge
         assert ledger.flag(key(step)).totals == Totals()
 
 
-def test_ranks_that_were_lost_once_were_lost(ledger: Ledger) -> None:
+def test_has_lost_stays_true_after_a_lost_rank_returns(ledger: Ledger) -> None:
     ledger.resize(4, 0, doubts=False)
     assert not ledger.members.has_lost
     ledger.resize(3, 1, doubts=False)
@@ -75,7 +75,7 @@ def test_ranks_that_were_lost_once_were_lost(ledger: Ledger) -> None:
     assert ledger.members.has_lost
 
 
-def test_what_all_have_passed_rests_on_no_guess(ledger: Ledger) -> None:
+def test_cells_that_all_ranks_have_passed_are_no_longer_assumed(ledger: Ledger) -> None:
     for number, name in enumerate(("loss", "acc", "loss")):
         ledger.assumed[key(number, name)] = Assumed(number, -1.0 - number, 2)
     ledger.assumed.prove(key(9), 2, -9.0)
@@ -84,7 +84,7 @@ def test_what_all_have_passed_rests_on_no_guess(ledger: Ledger) -> None:
     assert ledger.names["acc"].proven
 
 
-def test_cells_of_the_same_row_prove_nothing_of_each_other(ledger: Ledger) -> None:
+def test_a_cell_does_not_prove_others_of_the_same_row(ledger: Ledger) -> None:
     ledger.assumed[key(3, "acc")] = Assumed(0, RANK_1, 2)
     ledger.assumed.prove(key(3), 5, RANK_1)
     assert list(ledger.assumed) == [key(3, "acc")]

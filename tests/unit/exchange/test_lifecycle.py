@@ -10,14 +10,14 @@ from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([Demand.CLOSE, Demand.STOP, Demand.ABORT])))
-def test_what_is_asked_never_goes_back(order: tuple[Demand, ...]) -> None:
+def test_a_demand_is_never_lowered(order: tuple[Demand, ...]) -> None:
     lifecycle = Lifecycle()
-    asked = []
+    demands = []
     for demand in order:
         lifecycle.ask(demand)
-        asked.append(lifecycle.demand)
-    assert asked == sorted(asked)
-    assert asked[-1] is Demand.ABORT
+        demands.append(lifecycle.demand)
+    assert demands == sorted(demands)
+    assert demands[-1] is Demand.ABORT
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_each_demand_includes_those_before_it(demand: Demand, is_closing: bool, 
     ("phase", "end"),
     [*((phase, Phase.ENDED) for phase in (Phase.TOGETHER, Phase.ALONE, Phase.LEAVING)), (Phase.BROKEN, Phase.BROKEN)],
 )
-def test_at_the_end_nobody_waits_any_more(phase: Phase, end: Phase) -> None:
+def test_end_releases_all_waiters(phase: Phase, end: Phase) -> None:
     lifecycle = Lifecycle()
     lifecycle.phase = phase
     lifecycle.end()

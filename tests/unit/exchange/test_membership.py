@@ -75,13 +75,13 @@ def brief_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "_TERM", SHORT)
 
 
-def test_when_all_have_come_the_last_one_claims_the_first_generation() -> None:
+def test_the_last_rank_to_arrive_claims_the_first_generation() -> None:
     job = Job(16)
     assert job.begin() == on_one_node(0, tuple(range(16)))
     assert max(job.counts.of(rank) for rank in range(16)) <= 16 + 40, "only the last rank reads who has arrived"
 
 
-def test_of_ranks_that_have_waited_long_enough_one_reads_who_is_here() -> None:
+def test_one_rank_reads_the_list_of_arrivals_after_the_timeout() -> None:
     job = Job(20)
     present = [rank for rank in range(20) if rank != 7]
     began = set_of(job.together(lambda rank: rank.arrive(SHORT), *present))
@@ -91,7 +91,7 @@ def test_of_ranks_that_have_waited_long_enough_one_reads_who_is_here() -> None:
 
 
 @pytest.mark.usefixtures("brief_terms")
-def test_where_the_elected_one_is_gone_another_one_claims_the_first_generation() -> None:
+def test_another_rank_claims_the_first_generation_if_the_elected_one_died() -> None:
     job = Job(4)
     assert job.rank(2).generations.is_elected(0, 0)  # and then it dies
     job.rank(2).presence.arrive()
@@ -99,13 +99,13 @@ def test_where_the_elected_one_is_gone_another_one_claims_the_first_generation()
     assert not job.rank(2).generations.is_elected(0, 1)
 
 
-def test_a_rank_that_dies_while_it_arrives_is_not_a_member() -> None:
+def test_a_rank_that_dies_while_arriving_is_not_a_member() -> None:
     job = Job(3)
     job.rank(2)._keys.count("here/count")  # and then it dies
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
 
 
-def test_a_rank_that_arrives_twice_does_not_count_for_another() -> None:
+def test_a_rank_that_arrives_twice_counts_once() -> None:
     job = Job(3)
     job.rank(0).presence.arrive()
     job.stopped.add(1)
@@ -115,10 +115,10 @@ def test_a_rank_that_arrives_twice_does_not_count_for_another() -> None:
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
 
 
-def test_a_rank_that_was_held_up_while_it_arrived_claims_the_first_generation_itself(
+def test_a_delayed_arrival_claims_the_first_generation_without_an_election(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has its position, but its value arrives after the others have arrived and left, without contributions."""
+    """The rank has its position, but its value arrives after the others have come and left, without contributions."""
     job = Job(3)
     publish = JobStore.publish
 
@@ -135,7 +135,7 @@ def test_a_rank_that_was_held_up_while_it_arrived_claims_the_first_generation_it
     assert job.rank(0).arrive(LONG).members == (0, 1, 2), "no rank had to be elected for lack of a last one"
 
 
-def test_ranks_that_have_gone_before_are_not_members_and_all_learn_how() -> None:
+def test_early_departures_are_not_members_and_are_recorded() -> None:
     job = Job(3)
     job.rank(1).presence.arrive()
     job.rank(1).leave(None, knows(0), failed=True, delivered=False)
@@ -143,7 +143,7 @@ def test_ranks_that_have_gone_before_are_not_members_and_all_learn_how() -> None
     assert began == on_one_node(0, (0, 2), gone={1: Departure("failed", 1)})
 
 
-def test_those_who_come_too_late_read_the_generation_and_ask_to_join() -> None:
+def test_late_ranks_read_the_generation_and_ask_to_join() -> None:
     job = Job(3)
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     late = job.rank(2)
@@ -158,7 +158,7 @@ def test_those_who_come_too_late_read_the_generation_and_ask_to_join() -> None:
     assert late.generations.state(following) == {"a": 1}
 
 
-def test_who_joins_when_all_others_have_gone_is_too_late() -> None:
+def test_joining_after_all_others_have_left_raises_over() -> None:
     job = Job(3)
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     for index in range(2):
@@ -167,17 +167,17 @@ def test_who_joins_when_all_others_have_gone_is_too_late() -> None:
         job.rank(2).join(before, LONG)
 
 
-def test_when_a_generation_breaks_one_rank_reads_the_words_and_claims_the_next() -> None:
+def test_one_rank_claims_the_next_generation_after_a_break() -> None:
     job = Job(32)
     before = job.begin()
     counted = [job.counts.of(rank) for rank in range(32)]
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(9, "a"), LONG), *range(32)))
     assert following == on_one_node(1, before.members, (), 9, following.source)
-    asked = sorted(job.counts.of(rank) - counted[rank] for rank in range(32))
-    assert asked[-2] <= 40, "all but one poll a single key"
+    requests = sorted(job.counts.of(rank) - counted[rank] for rank in range(32))
+    assert requests[-2] <= 40, "all but one poll a single key"
 
 
-def test_the_source_is_one_of_the_last_round_that_knows_most_names() -> None:
+def test_the_source_has_the_latest_round_and_knows_the_most_names() -> None:
     job = Job(4)
     before = job.begin()
     known = [knows(8, "a", "b", "c"), knows(9, "a"), knows(9, "a", "b"), knows(8)]
@@ -185,7 +185,7 @@ def test_the_source_is_one_of_the_last_round_that_knows_most_names() -> None:
     assert (following.last_round, following.source) == (9, 2)
 
 
-def test_a_rank_that_leaves_is_not_waited_for_and_what_it_knew_counts() -> None:
+def test_a_departed_rank_is_not_waited_for_but_its_checkpoint_counts() -> None:
     job = Job(3)
     before = job.begin()
     job.rank(2).leave(before, knows(7, "a"), failed=False, delivered=True)
@@ -194,7 +194,7 @@ def test_a_rank_that_leaves_is_not_waited_for_and_what_it_knew_counts() -> None:
     assert job.rank(0).generations.checkpoint_before(following) == knows(7, "a")
 
 
-def test_a_rank_that_dies_is_waited_for_as_long_as_it_may_take_and_is_lost() -> None:
+def test_a_dead_rank_is_lost_after_the_timeout() -> None:
     job = Job(3)
     before = job.begin()
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1))
@@ -204,7 +204,7 @@ def test_a_rank_that_dies_is_waited_for_as_long_as_it_may_take_and_is_lost() -> 
 
 
 @pytest.mark.usefixtures("brief_terms")
-def test_where_the_one_that_reads_the_words_dies_another_one_does() -> None:
+def test_another_rank_regroups_if_the_first_reader_dies() -> None:
     job = Job(4)
     before = job.begin()
     job.rank(3).generations.words(before).append(Word(3, 6, 0))  # the first one; then it dies
@@ -216,7 +216,7 @@ def test_where_the_one_that_reads_the_words_dies_another_one_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_terms")
-def test_where_one_elected_after_another_dies_the_next_one_does_it() -> None:
+def test_another_rank_regroups_if_successive_elected_ranks_die() -> None:
     job = Job(5)
     before = job.begin()
     job.rank(4).generations.words(before).append(Word(4, 6, 0))
@@ -227,7 +227,7 @@ def test_where_one_elected_after_another_dies_the_next_one_does_it() -> None:
 
 
 @pytest.mark.usefixtures("brief_terms")
-def test_where_the_one_that_reads_the_words_is_stopped_another_one_does() -> None:
+def test_another_rank_regroups_if_the_reader_is_stopped() -> None:
     job = Job(3)
     before = job.begin()
 
@@ -246,7 +246,7 @@ def test_where_the_one_that_reads_the_words_is_stopped_another_one_does() -> Non
     assert (following.members, following.gone) == ((1, 2), {0: Departure("failed", 0)})
 
 
-def test_a_rank_that_leaves_after_the_last_round_of_all_breaks_off_nobody_who_waits_for_the_result() -> None:
+def test_leaving_after_the_closing_round_does_not_break_the_generation() -> None:
     job = Job(3)
     before = job.begin()
     job.rank(2).leave(before, knows(7), failed=False, delivered=True, is_closed=True)
@@ -256,8 +256,8 @@ def test_a_rank_that_leaves_after_the_last_round_of_all_breaks_off_nobody_who_wa
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanwhile(*, is_closed: bool) -> None:
-    """It has published its checkpoint, so the others expect it; members forming groups need not ask who is gone."""
+def test_leaving_breaks_a_newer_generation_that_includes_the_rank(*, is_closed: bool) -> None:
+    """The others expect it, as it has published its checkpoint; members forming groups need not check who is gone."""
     job = Job(3)
     before = job.begin()
     for rank in range(3):
@@ -268,8 +268,8 @@ def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanw
     assert job.rank(1).generations.is_broken(following)
 
 
-def test_a_rank_that_leaves_breaks_the_generation_that_it_was_taken_into_meanwhile() -> None:
-    """It has asked to join, and leaves before it has seen that it was admitted."""
+def test_leaving_breaks_a_generation_that_has_just_admitted_the_rank() -> None:
+    """The rank has asked to join, and leaves before it has seen that it was admitted."""
     job = Job(3)
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     late = job.rank(2)
@@ -283,7 +283,7 @@ def test_a_rank_that_leaves_breaks_the_generation_that_it_was_taken_into_meanwhi
     assert not job.rank(1).generations.is_broken(before)  # it was not a member
 
 
-def test_a_generation_whose_member_leaves_while_it_is_claimed_is_broken_at_once(
+def test_a_generation_is_broken_at_once_if_a_member_leaves_during_the_claim(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = Job(3)
@@ -300,7 +300,7 @@ def test_a_generation_whose_member_leaves_while_it_is_claimed_is_broken_at_once(
     assert job.rank(1).generations.is_broken(following)
 
 
-def test_to_look_for_ranks_that_are_gone_is_one_key() -> None:
+def test_checking_for_departed_ranks_reads_one_key() -> None:
     job = Job(8)
     before = job.begin()
     counted = job.counts.of(0)
@@ -326,13 +326,13 @@ generations = st.builds(
 
 
 @given(generations)
-def test_a_generation_is_read_as_it_was_claimed(generation: Generation) -> None:
+def test_a_generation_is_read_back_as_claimed(generation: Generation) -> None:
     job = Job(2)
     assert job.rank(0).generations.claim(generation) == generation
     assert job.rank(1).generations.get(3) == generation
 
 
-def test_a_generation_of_thousands_is_a_short_text() -> None:
+def test_a_generation_of_thousands_has_a_short_text() -> None:
     members = tuple(rank for rank in range(16_384) if rank // 8 != 77)
     gone = {rank: Departure("finished", rank) for rank in range(616, 624)}
     assert len(str(Generation(3, members, (), 9, 0, (), gone).as_list())) < 200
@@ -340,7 +340,7 @@ def test_a_generation_of_thousands_is_a_short_text() -> None:
 
 @pytest.mark.parametrize("leader", ["first", "last"])
 @pytest.mark.parametrize("scope", ["global", "worker"])
-def test_ranks_that_have_not_been_met_are_named_by_their_place(leader: Any, scope: Any) -> None:
+def test_global_ranks_of_unknown_members_follow_from_their_index(leader: Any, scope: Any) -> None:
     topologies = [Topology(rank, rank % 4, rank // 4, 12, 4, 3, leader=leader) for rank in range(12)]
     units = [unit_of(topology, scope) for topology in topologies]
     for unit in units:
@@ -349,7 +349,7 @@ def test_ranks_that_have_not_been_met_are_named_by_their_place(leader: Any, scop
         assert unit.ranks_per_node == 4
 
 
-def test_a_layout_that_is_not_even_is_not_named() -> None:
+def test_an_uneven_layout_has_no_ranks_per_node() -> None:
     assert unit_of(Topology(1, 0, 1, 3, 2, 2), "global").ranks_per_node is None
     assert unit_of(Topology(1, None, None, 3, None, None), "global").ranks_per_node is None
     assert unit_of(Topology(1, 1, 0, 2, 2, 1), "global").ranks_per_node is None

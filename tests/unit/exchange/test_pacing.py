@@ -26,23 +26,23 @@ def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 
 # --- when the next round is due ---------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_others_may_wait_for_pauses_ever_longer_up_to_a_heartbeat(pacer: Pacer) -> None:
+def test_pauses_double_up_to_one_heartbeat_while_others_are_awaited(pacer: Pacer) -> None:
     pauses = [pacer.pause(awaits_others=True) for _ in range(9)]
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
 
 
-def test_who_has_nothing_open_waits_a_heartbeat_and_then_pauses_briefly_again(pacer: Pacer) -> None:
+def test_a_pause_without_open_cells_is_one_heartbeat_and_resets_the_backoff(pacer: Pacer) -> None:
     assert [pacer.pause(awaits_others=awaited) for awaited in (True, True, False, True)] == [0.01, 0.02, 1.0, 0.01]
 
 
-def test_after_a_contribution_the_pause_is_short_again(pacer: Pacer) -> None:
+def test_a_contribution_resets_the_pause(pacer: Pacer) -> None:
     for _ in range(5):
         pacer.pause(awaits_others=True)
     pacer.contributed(1.0, was_idle=False)
     assert pacer.pause(awaits_others=True) == 0.01
 
 
-def test_only_where_rows_follow_each_other_quickly_more_are_waited_for(pacer: Pacer) -> None:
+def test_a_contribution_lingers_only_if_rows_follow_each_other_quickly(pacer: Pacer) -> None:
     waits = [pacer.contributed(now, was_idle=True) for now in (10.0, 10.05, 10.2, 10.25)]
     assert waits == [0.0, 0.05, 0.0, 0.05]
     assert pacer.contributed(10.26, was_idle=False) == 0.0
@@ -51,7 +51,7 @@ def test_only_where_rows_follow_each_other_quickly_more_are_waited_for(pacer: Pa
 # --- patience ---------------------------------------------------------------------------------------------------------
 
 
-def test_cells_of_new_names_are_overdue_after_some_heartbeats_and_all_after_the_peers_time(pacer: Pacer) -> None:
+def test_new_names_are_overdue_after_a_few_heartbeats_and_all_after_peer_timeout(pacer: Pacer) -> None:
     assert pass_time(pacer, 4.5, oldest=1) == Overdue()
     assert pacer.begin_round(5.0, 11, 1) == Overdue(new=1)
     for number in range(12, 121):
@@ -60,7 +60,7 @@ def test_cells_of_new_names_are_overdue_after_some_heartbeats_and_all_after_the_
     assert pacer.begin_round(60.0, 121, 1) == Overdue(new=111, usual=1)
 
 
-def test_of_closed_cells_nothing_is_overdue(pacer: Pacer) -> None:
+def test_closed_cells_are_never_overdue(pacer: Pacer) -> None:
     pass_time(pacer, 30.0, oldest=1)
     assert pacer.begin_round(30.5, 62, None) == Overdue()
     assert pacer.begin_round(31.0, 63, 62) == Overdue(), "the time before they were opened does not count"
@@ -74,7 +74,7 @@ def test_rounds_before_the_oldest_cell_are_forgotten(pacer: Pacer) -> None:
 
 
 @pytest.mark.parametrize(("gap", "counted"), [(1.5, 1.5), (2.0, 2.0), (600.0, 2.0)])
-def test_of_a_gap_between_rounds_two_heartbeats_count(pacer: Pacer, gap: float, counted: float) -> None:
+def test_a_gap_between_rounds_counts_as_at_most_two_heartbeats(pacer: Pacer, gap: float, counted: float) -> None:
     pacer.begin_round(0.0, 1, 1)
     pacer.begin_round(gap, 2, 1)
     left = NEW_NAME_HEARTBEATS - counted
@@ -83,7 +83,7 @@ def test_of_a_gap_between_rounds_two_heartbeats_count(pacer: Pacer, gap: float, 
     assert pacer.begin_round(gap + left, 5, 1) == Overdue(new=1)
 
 
-def test_time_that_is_excluded_does_not_count(pacer: Pacer) -> None:
+def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
     pacer.begin_round(0.0, 1, 1)
     pacer.exclude(100.0)
     assert not pacer.is_held_up(105.0)
@@ -94,7 +94,7 @@ def test_time_that_is_excluded_does_not_count(pacer: Pacer) -> None:
     assert pacer.begin_round(105.0, 5, 1) == Overdue(new=1)
 
 
-def test_excluded_time_is_added_to_what_was_excluded_before(pacer: Pacer) -> None:
+def test_excluded_times_add_up(pacer: Pacer) -> None:
     pacer.begin_round(10.0, 1, 1)
     pacer.exclude(3.0)
     pacer.exclude(4.0)
@@ -102,7 +102,7 @@ def test_excluded_time_is_added_to_what_was_excluded_before(pacer: Pacer) -> Non
     assert pacer.is_held_up(22.1)
 
 
-def test_patience_is_in_heartbeats() -> None:
+def test_patience_scales_with_the_heartbeat() -> None:
     pacer = Pacer(Limits(peer_timeout=60.0, heartbeat=0.25), 0.0)
     assert pacer.new_name_patience == 1.25
     pacer.begin_round(0.0, 1, 1)
@@ -117,7 +117,7 @@ def test_patience_is_in_heartbeats() -> None:
     assert pacer.has_flushed_alone(2.51, is_settled=True)
 
 
-def test_rounds_that_follow_each_other_quickly_are_noted_once_in_a_while(pacer: Pacer) -> None:
+def test_rapid_rounds_are_recorded_at_intervals(pacer: Pacer) -> None:
     for number in range(100):
         pacer.begin_round(number / 128, number, 0)
     noted = [number for number, _ in pacer._rounds]
@@ -125,9 +125,7 @@ def test_rounds_that_follow_each_other_quickly_are_noted_once_in_a_while(pacer: 
 
 
 @pytest.mark.parametrize(("oldest", "first"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (9, 8), (100, 8)])
-def test_what_is_noted_begins_with_the_oldest_cells_round_or_the_last_one_before(
-    pacer: Pacer, oldest: int, first: int
-) -> None:
+def test_the_record_starts_at_or_just_before_the_oldest_cells_round(pacer: Pacer, oldest: int, first: int) -> None:
     for number in (0, 4, 8):
         pacer.begin_round(number / 4, number, 0)
     pacer.begin_round(2.01, 9, oldest)  # too soon to be recorded
@@ -145,6 +143,6 @@ def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -
     assert not pacer.has_flushed_alone(2.3, is_settled=True), "from the start, because cells were open again"
 
 
-def test_an_interval_begins_when_the_last_one_was_over() -> None:
+def test_an_interval_starts_when_the_previous_one_is_over() -> None:
     interval = Interval(0.5)
     assert [interval.is_over(now) for now in (7.0, 7.4, 7.6, 8.0, 8.1)] == [True, False, True, False, True]

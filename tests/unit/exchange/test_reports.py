@@ -41,7 +41,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return messages
 
 
-def test_names_and_places_are_told_a_few_by_name(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_list_a_few_names_and_places(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
     reports.values("one", cells("loss", step=3), late)
     reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], late)
     reports.values("many", cells(*"abcde"), late)
@@ -57,7 +57,7 @@ def test_names_and_places_are_told_a_few_by_name(reports: Reports, caplog: pytes
     ]
 
 
-def test_what_goes_on_is_one_event_and_the_next_is_told_with_what_was_not(
+def test_a_continuing_problem_is_reported_once_with_a_later_count(
     reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in range(5):
@@ -73,7 +73,7 @@ def test_what_goes_on_is_one_event_and_the_next_is_told_with_what_was_not(
     assert reports.unreported("late") == reports.unreported("never seen") == 0
 
 
-def test_what_comes_again_and_again_is_told_ever_less_often(
+def test_recurring_problems_are_reported_less_and_less_often(
     reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(1000):
@@ -82,7 +82,7 @@ def test_what_comes_again_and_again_is_told_ever_less_often(
     assert len(logged(caplog)) == 3  # after 0, 10 and 20 quiet seconds; 40 never pass
 
 
-def test_what_follows_from_something_that_was_told_is_not_told(
+def test_consequences_of_a_reported_problem_are_not_reported(
     reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not reports.follows("late", "silent")
@@ -95,7 +95,7 @@ def test_what_follows_from_something_that_was_told_is_not_told(
     assert len(logged(caplog)) == 1
 
 
-def test_the_rest_is_said_once(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_warnings_are_logged_once(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         reports.warn("kind", "it is so")
     assert logged(caplog) == ["dist_wandb: it is so"]

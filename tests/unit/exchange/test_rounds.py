@@ -159,25 +159,25 @@ class Unit:
 
     def check_written(self, spread: Iterable[str] = ()) -> None:
         """Check that the last value of every cell is exact, and every cell has a contributor."""
-        contributed = {cell: said for cell, said in self.contributed.items() if said}
+        contributed = {cell: parts for cell, parts in self.contributed.items() if parts}
         assert self.written.keys() == contributed.keys()
-        for cell, said in contributed.items():
+        for cell, parts in contributed.items():
             totals = self.written[cell].totals
-            values, weights = [value for value, _ in said.values()], [weight for _, weight in said.values()]
+            values, weights = [value for value, _ in parts.values()], [weight for _, weight in parts.values()]
             assert totals.number == len(values)
-            mean = math.fsum(map(math.prod, said.values())) / math.fsum(weights)
+            mean = math.fsum(map(math.prod, parts.values())) / math.fsum(weights)
             assert totals.reduced("mean") == pytest.approx(mean, abs=1e-12)
             assert totals.reduced("sum") == pytest.approx(math.fsum(values), abs=1e-12)
             assert (totals.reduced("min"), totals.reduced("max")) == (min(values), max(values))
             if cell[0] in spread:
-                self.check_spread(cell, {rank: of_rank for (rank, _), of_rank in said.items()}, mean)
+                self.check_spread(cell, {rank: of_rank for (rank, _), of_rank in parts.items()}, mean)
 
-    def check_spread(self, cell: Cell, said: dict[int, tuple[float, float]], mean: float) -> None:
+    def check_spread(self, cell: Cell, parts: dict[int, tuple[float, float]], mean: float) -> None:
         spread = self.written[cell].spread
         assert spread is not None
-        assert spread.squares == pytest.approx(math.fsum(w * (x - mean) ** 2 for x, w in said.values()), abs=1e-9)
-        largest = max(x for x, _ in said.values())
-        assert spread.largest_at == min(rank for rank, (x, _) in said.items() if x == largest)
+        assert spread.squares == pytest.approx(math.fsum(w * (x - mean) ** 2 for x, w in parts.values()), abs=1e-9)
+        largest = max(x for x, _ in parts.values())
+        assert spread.largest_at == min(rank for rank, (x, _) in parts.items() if x == largest)
 
 
 # --- any schedule -----------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def go_through(unit: Unit, data: st.DataObject, spread: tuple[str, ...]) -> None
 
 @given(st.integers(1, 5), st.integers(0, 12), st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_in_lockstep_a_row_takes_one_round(size: int, number: int, with_steps: bool) -> None:
+def test_a_row_takes_one_round_in_lockstep(size: int, number: int, with_steps: bool) -> None:
     """That is, two collectives for any number of names and ranks; learning the names takes one more round."""
     unit = Unit.of(size)
     for row in range(number):
@@ -288,7 +288,7 @@ def test_in_lockstep_a_row_takes_one_round(size: int, number: int, with_steps: b
 
 
 @pytest.mark.parametrize("step", [None, 0])
-def test_what_waits_together_goes_in_one_round(step: int | None) -> None:
+def test_pending_rows_share_one_round(step: int | None) -> None:
     unit = Unit.of(3, spread=["lr"])
     unit.log_on_all({"loss": 0.0, "lr": 0.1}, step)
     settle(unit)
@@ -307,7 +307,7 @@ def test_what_waits_together_goes_in_one_round(step: int | None) -> None:
     unit.check_written(spread=["lr"])
 
 
-def test_room_that_is_not_needed_goes_after_a_while() -> None:
+def test_unused_lanes_are_released_after_some_rounds() -> None:
     unit = Unit.of(2)
     lengths = []
     for rows in (20, *(24 * [1])):
@@ -319,7 +319,7 @@ def test_room_that_is_not_needed_goes_after_a_while() -> None:
     assert lengths[-1] == SUM_LANES
 
 
-def test_a_row_that_one_rank_has_beside_the_others_does_not_take_another_round() -> None:
+def test_an_extra_row_of_one_rank_takes_no_extra_round() -> None:
     """Two rows of one round then have values of the same cell."""
     unit = Unit.of(2)
     unit.log_on_all({"loss": 1.0, "own": 1.0}, None)
@@ -338,7 +338,7 @@ def test_a_row_that_one_rank_has_beside_the_others_does_not_take_another_round()
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_ranks_that_are_not_in_step_take_the_rows_up_to_there(ahead: int) -> None:
+def test_ranks_out_of_step_share_a_round_up_to_the_first_difference(ahead: int) -> None:
     unit = Unit.of(2)
     for step in range(5):
         unit.log_on_all({"loss": 1.0}, step)
@@ -352,7 +352,7 @@ def test_ranks_that_are_not_in_step_take_the_rows_up_to_there(ahead: int) -> Non
     unit.check_written()
 
 
-def test_in_lockstep_the_spread_comes_with_the_next_row() -> None:
+def test_the_spread_arrives_with_the_next_row_in_lockstep() -> None:
     unit = Unit.of(3, spread=["loss"])
     for row in range(5):
         for rank in range(3):
@@ -366,7 +366,7 @@ def test_in_lockstep_the_spread_comes_with_the_next_row() -> None:
     unit.check_written(spread=["loss"])
 
 
-def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
+def test_no_spread_is_written_if_a_contributor_is_lost() -> None:
     """It would describe the deviation of the remaining ranks from a mean that includes the lost rank."""
     unit = Unit.of(3, spread=["loss"])
     for row in range(2):
@@ -386,7 +386,7 @@ def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
     assert [unit.written["loss", step, 0].totals.reduced("mean") for step in range(3)] == [1.0] * 3
 
 
-def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
+def test_no_spread_is_written_for_values_of_a_lost_rank_only() -> None:
     unit = Unit.of(2, spread=["loss"])
     unit.log(1, {"loss": 1.0}, 0)
     while unit.machines[1].outbox.pending:
@@ -398,7 +398,7 @@ def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
     assert (value.totals.reduced("mean"), value.spread) == (1.0, None)
 
 
-def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> None:
+def test_a_spread_is_dropped_if_a_contributor_has_not_completed_the_round() -> None:
     first, second = Unit.of(2, spread=["loss"]).machines
     for rank, machine in enumerate((first, second)):
         machine.learn([["loss"]])
@@ -423,7 +423,7 @@ def settle(unit: Unit) -> None:
         assert unit.rounds < MOST_ROUNDS, "the rounds do not end"
 
 
-def test_all_ranks_hear_with_the_next_round_how_often_one_of_them_has_published_something() -> None:
+def test_the_next_round_shares_the_highest_publication_count() -> None:
     unit = Unit.of(3)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
@@ -435,7 +435,7 @@ def test_all_ranks_hear_with_the_next_round_how_often_one_of_them_has_published_
     assert [machine.side_data.most_published for machine in unit.machines] == [2.0, 2.0, 2.0]
 
 
-def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
+def test_a_rank_that_does_not_log_a_name_does_not_count_as_zero() -> None:
     unit = Unit.of(3)
     unit.log(0, {"loss": 4.0}, 0)
     unit.log(2, {"loss": 2.0}, 0)
@@ -444,9 +444,7 @@ def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
 
 
 @pytest.mark.parametrize(("present", "number"), [((1, 2), 0), ((0, 1), 1)])
-def test_a_new_name_of_which_the_primary_alone_makes_something_waits_for_the_primary(
-    present: tuple[int, int], number: int
-) -> None:
+def test_a_new_name_that_needs_the_primary_waits_for_it(present: tuple[int, int], number: int) -> None:
     """The primary may be slow at first; by then the others, and their states, may be gone."""
     unit = Unit([Rounds(rank, 3, needs_primary=lambda name: name == "metric") for rank in range(3)])
     for rank in present:
@@ -472,7 +470,7 @@ def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
     assert unit.written["loss", 0, 0].missing == 0  # it is not known that rank 1 logs it
 
 
-def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> None:
+def test_a_name_of_one_rank_waits_for_the_others_only_the_first_time() -> None:
     unit = Unit.of(2)
     unit.log(0, {"throughput": 1.0}, 0)
     settle(unit)
@@ -484,7 +482,7 @@ def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> N
         assert unit.written["throughput", step, 0].missing == 0
 
 
-def test_patience_with_known_names_is_another_matter() -> None:
+def test_known_names_have_their_own_patience() -> None:
     unit = Unit.of(2)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
@@ -498,7 +496,7 @@ def test_patience_with_known_names_is_another_matter() -> None:
     assert unit.written["loss", 1, 0].missing == 1
 
 
-def test_a_name_that_was_given_up_is_flagged_until_it_is_whole_again() -> None:
+def test_rows_are_flagged_from_giving_up_until_a_name_is_complete_again() -> None:
     unit = Unit.of(2)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
@@ -530,7 +528,7 @@ def test_a_late_contribution_corrects_the_row() -> None:
     assert unit.writes["loss", 0, 0] == 2
 
 
-def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
+def test_a_value_is_finished_after_all_ranks_pass_it() -> None:
     """Uneven validation loaders: rank 0 has one batch more, and both continue with the next epoch."""
     unit = Unit.of(2)
     for step in (0, 1):
@@ -545,7 +543,7 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(
+def test_an_interleaved_rank_does_not_pass_a_row_by_logging_a_later_one(
     interleaved: bool,
 ) -> None:
     """The loss of rank 1 follows values that its data loader workers, which are ahead, log for later steps."""
@@ -566,7 +564,7 @@ def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(interleaved: bool) -> None:
+def test_steps_of_an_interleaved_rank_may_be_out_of_order(interleaved: bool) -> None:
     """Its worker logged at step 2 first, so the loss of rank 0 reaches step 2 before step 1."""
     unit = Unit.of(2)
     unit.machines[0].side_data.interleaved = interleaved
@@ -583,7 +581,7 @@ def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_orde
     assert unit.written["loss", 2, 0].corrects is not interleaved
 
 
-def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
+def test_a_step_skipped_by_an_interleaved_rank_is_finished_after_patience() -> None:
     unit = Unit.of(2)
     unit.machines[0].side_data.interleaved = True
     unit.log_on_all({"val": 0.0}, 0)
@@ -600,7 +598,7 @@ def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log
     assert unit.written["val", 1, 0].missing == 0
 
 
-def test_names_in_one_call_may_stand_at_different_occurrences() -> None:
+def test_names_in_one_call_may_have_different_occurrences() -> None:
     """Lightning adds `epoch` to every row, so at a validation step it was logged at that step in training before."""
     unit = Unit.of(2)
     for rank in (0, 1):
@@ -624,7 +622,7 @@ def test_a_rank_ahead_with_a_name_lets_the_others_catch_up() -> None:
     assert unit.machines[0].ledger.open.keys() == {(unit.written["loss", 0, 0].key.place, "loss", 1)}
 
 
-def test_a_correction_says_nothing_about_other_rows() -> None:
+def test_a_correction_does_not_finish_other_rows() -> None:
     unit = Unit.of(2)
     for step in (0, 1):
         unit.log(0, {"loss": 1.0}, step)
@@ -642,7 +640,7 @@ def test_a_correction_says_nothing_about_other_rows() -> None:
     assert ("loss", 2, 0) not in unit.written
 
 
-def test_rows_are_written_in_the_order_in_which_they_were_finished() -> None:
+def test_rows_are_written_in_the_order_they_were_finished() -> None:
     """Two values of one name await their spread, one round each; a row without a spread follows."""
     unit = Unit.of(2, spread=["loss"])
     unit.log(0, {"loss": 1.0, "lr": 0.1}, 0)
@@ -668,7 +666,7 @@ def test_an_extra_row_without_a_step_does_not_shift_the_others() -> None:
     assert [unit.written["loss", None, row].totals.reduced("mean") for row in range(4)] == [0.5, 10.5, 20.5, 30.5]
 
 
-def test_the_place_of_a_row_without_a_step_is_that_of_the_lowest_rank() -> None:
+def test_a_row_without_a_step_has_the_call_count_of_the_lowest_rank() -> None:
     unit = Unit.of(3)
     for rank, calls in ((1, 40), (2, 9)):
         unit.machines[rank].post({"loss": Totals.of(1.0)}, None, calls)
@@ -677,7 +675,7 @@ def test_the_place_of_a_row_without_a_step_is_that_of_the_lowest_rank() -> None:
     assert unit.written["loss", None, 0].calls == 40
 
 
-def test_survivors_go_on_without_a_dead_rank() -> None:
+def test_survivors_continue_without_a_dead_rank() -> None:
     unit = Unit.of(3)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
@@ -712,7 +710,7 @@ def test_memory_is_bounded() -> None:
     assert max(sizes) <= 2 * 50
 
 
-def test_a_pending_place_is_counted_until_it_is_told() -> None:
+def test_a_pending_place_is_counted_until_it_is_sent() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0}, 0)
     assert (unit.machines[0].outbox.pending, unit.machines[0].busy, unit.machines[1].busy) == (1, True, False)
@@ -725,7 +723,7 @@ def test_a_pending_place_is_counted_until_it_is_told() -> None:
 # --- missing, late and pending contributions --------------------------------------------------------------------------
 
 
-def test_ranks_that_are_absent_are_missing() -> None:
+def test_absent_ranks_are_counted_as_missing() -> None:
     unit = Unit.of(3)
     unit.die(2)
     for rank in (0, 1):
@@ -738,7 +736,7 @@ def test_ranks_that_are_absent_are_missing() -> None:
     assert unit.written["loss", 1, 0].missing == 2
 
 
-def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
+def test_no_rank_is_missing_for_a_name_that_one_rank_logs() -> None:
     unit = Unit.of(3)
     unit.log(0, {"throughput": 1.0}, 0)
     settle(unit)
@@ -750,7 +748,7 @@ def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
     assert [unit.written["throughput", step, 0].missing for step in (0, 1)] == [0, 0]
 
 
-def test_a_rank_that_comes_back_is_no_longer_missing() -> None:
+def test_a_returning_rank_is_no_longer_missing() -> None:
     unit = Unit.of(2)
     changes: list[Callable[[], None]] = [lambda: None, lambda: unit.stall(1), lambda: unit.come_back(1)]
     for step, change in enumerate(changes):
@@ -762,7 +760,7 @@ def test_a_rank_that_comes_back_is_no_longer_missing() -> None:
     assert [unit.written["loss", step, 0].totals.number for step in range(3)] == [2, 1, 2]
 
 
-def test_of_uneven_counts_nothing_is_missing() -> None:
+def test_uneven_row_counts_are_not_flagged_as_missing() -> None:
     unit = Unit.of(2)
     for step in range(4):
         for rank in (0, 1) if step != 2 else (0,):
@@ -773,7 +771,7 @@ def test_of_uneven_counts_nothing_is_missing() -> None:
     assert [unit.written["val", step, 0].missing for step in range(5)] == [0] * 5
 
 
-def test_ranks_whom_patience_ran_out_with_are_missing_until_they_speak_again() -> None:
+def test_given_up_ranks_are_missing_until_they_log_again() -> None:
     unit = Unit.of(3)
     for step in range(4):
         for rank in range(3):
@@ -787,7 +785,7 @@ def test_ranks_whom_patience_ran_out_with_are_missing_until_they_speak_again() -
     assert (unit.written["loss", 3, 0].missing, unit.written["loss", 3, 0].totals.number) == (0, 3)
 
 
-def test_who_was_late_is_told_and_nobody_else() -> None:
+def test_only_the_late_rank_is_notified() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 4.0}, 7)
     settle(unit)
@@ -801,7 +799,7 @@ def test_who_was_late_is_told_and_nobody_else() -> None:
     assert outcomes[0] == outcomes[1]  # apart from `late`
 
 
-def test_who_has_more_to_say_is_not_waited_for() -> None:
+def test_pending_rows_call_for_another_round_at_once() -> None:
     unit = Unit.of(2)
     for step in range(3):
         unit.log(1, {"loss": 1.0}, step)
@@ -815,7 +813,7 @@ def test_who_has_more_to_say_is_not_waited_for() -> None:
     assert not any(machine.outbox.pending for machine in unit.machines)
 
 
-def test_who_says_a_name_twice_at_a_place_has_more_to_say() -> None:
+def test_a_name_logged_twice_at_a_step_calls_for_another_round() -> None:
     unit = Unit.of(1)
     for _ in range(2):
         unit.log(0, {"loss": 1.0}, 0)
@@ -823,7 +821,7 @@ def test_who_says_a_name_twice_at_a_place_has_more_to_say() -> None:
     assert [unit.exchange().more for _ in range(2)] == [True, False]
 
 
-def test_one_rank_asks_for_all_to_regroup() -> None:
+def test_one_request_makes_all_ranks_regroup() -> None:
     unit = Unit.of(3)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0}, 0)
@@ -852,7 +850,7 @@ def finish_together(unit: Unit, number: int) -> list[list[Cell]]:
 
 
 @pytest.mark.parametrize("with_steps", [True, False])
-def test_what_one_rank_logs_beside_the_others_is_in_their_row_from_the_second_time_on(with_steps: bool) -> None:
+def test_an_extra_name_of_one_rank_joins_the_row_from_the_second_time_on(with_steps: bool) -> None:
     """Fabric's ThroughputMonitor on rank 0, in one `log_dict` with the loss: the other ranks are not waited for."""
     unit = Unit.of(2)
     found = []
@@ -871,7 +869,7 @@ def test_what_one_rank_logs_beside_the_others_is_in_their_row_from_the_second_ti
     unit.check_written()
 
 
-def test_a_new_name_at_a_step_at_which_all_speak_may_come_from_the_others_in_their_next_call() -> None:
+def test_other_ranks_may_log_a_new_name_in_their_next_call_at_the_step() -> None:
     unit = Unit.of(2)
     unit.log_on_all({"train": 1.0}, 0)
     settle(unit)
@@ -915,10 +913,8 @@ def behind(logged: int, contributed: int, size: int = 2, remembered: int = 32_76
 @pytest.mark.parametrize("contributed", [1, 3, 19])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("remembered", [32_768, 6])
-def test_rows_that_lack_a_rank_which_was_about_to_log_them_are_flagged(
-    contributed: int, size: int, remembered: int
-) -> None:
-    """This was not known, because it had contributed nothing before; then the others give up on it, or it dies."""
+def test_rows_without_a_lost_rank_that_lagged_behind_are_flagged(contributed: int, size: int, remembered: int) -> None:
+    """The others do not expect its rows, as it has contributed nothing yet; then they give up on it, or it dies."""
     unit = behind(20, contributed, size, remembered)
     unit.die(size - 1)
     unit.close()
@@ -929,7 +925,7 @@ def test_rows_that_lack_a_rank_which_was_about_to_log_them_are_flagged(
 
 
 @pytest.mark.usefixtures("row_by_row")
-def test_a_rank_that_others_take_over_from_knows_what_was_guessed() -> None:
+def test_assumptions_about_finished_rows_survive_a_takeover() -> None:
     unit = behind(20, 0, size=3)
     unit.die(1)
     unit.come_back(1)
@@ -940,7 +936,7 @@ def test_a_rank_that_others_take_over_from_knows_what_was_guessed() -> None:
     assert [unit.written["loss", step, 0].missing for step in range(20)] == [0] * 5 + [1] * 15
 
 
-def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> None:
+def test_names_of_one_rank_are_not_flagged_when_another_rank_is_lost() -> None:
     unit = Unit.of(2)
     for step in range(5):
         unit.log(0, {"throughput": 1.0}, step)
@@ -956,7 +952,7 @@ def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> Non
 
 
 @pytest.mark.parametrize("going_on", [0, 40])
-def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catches_up(
+def test_rows_logged_while_a_lost_rank_was_catching_up_are_flagged(
     going_on: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each round for many rows contains some of its first rows, and the others' newest ones."""
@@ -973,7 +969,7 @@ def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catc
         assert value.missing == 1 or value.totals.number == 2, f"step {step}"
 
 
-def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> None:
+def test_rows_finished_without_waiting_are_flagged_if_others_may_log_them() -> None:
     """Rank 1 is delayed before its first row, until rank 0 gives up on it; but it has passed `own` once."""
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0, "own": 1.0}, 0)
@@ -998,7 +994,7 @@ def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> N
     }
 
 
-def test_rows_that_all_ranks_have_passed_are_not_flagged_later() -> None:
+def test_rows_that_all_ranks_have_passed_are_never_flagged() -> None:
     """Rank 1 logs `val` only from step 5 on; it has contributed other names in between."""
     unit = Unit.of(2)
     for step in range(10):
@@ -1031,7 +1027,7 @@ def in_the_midst() -> Unit:
 
 @pytest.mark.parametrize("rounds", range(6))
 @pytest.mark.parametrize("rank", range(3))
-def test_a_new_machine_goes_on_with_the_others_from_their_snapshot(rounds: int, rank: int) -> None:
+def test_a_new_machine_continues_from_a_snapshot(rounds: int, rank: int) -> None:
     unit = in_the_midst()
     for _ in range(rounds):
         unit.exchange()
@@ -1045,7 +1041,7 @@ def test_a_new_machine_goes_on_with_the_others_from_their_snapshot(rounds: int, 
 
 
 @pytest.mark.parametrize("rounds", range(8))
-def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
+def test_a_snapshot_survives_json_completely(rounds: int) -> None:
     unit = in_the_midst()
     for _ in range(rounds):
         unit.exchange()
@@ -1063,7 +1059,7 @@ def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
     assert list(heir.ledger.open) == list(machine.ledger.open)  # in their order too
 
 
-def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
+def test_the_snapshot_scenario_fills_every_field() -> None:
     unit = in_the_midst()
     seen: set[str] = set()
     for _ in range(12):
@@ -1089,7 +1085,7 @@ def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
     }
 
 
-def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> None:
+def test_pending_rows_are_kept_when_a_rank_restores_a_snapshot() -> None:
     unit = Unit.of(2)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
@@ -1106,7 +1102,7 @@ def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> 
     unit.check_written()
 
 
-def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> None:
+def test_pending_values_can_be_renamed() -> None:
     unit = Unit.of(2)
     machine = unit.machines[0]
     machine.post({"old": Totals.of(1.0), "loss": Totals.of(2.0)}, 3)
@@ -1115,7 +1111,7 @@ def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> 
         (Key(Place(0, 3), "old", 0), Key(Place(0, 3), "new", 0)),
         (Key(Place(1, 0), "old", 0), Key(Place(1, 0), "new", 0)),
     ]
-    assert machine.outbox.rename("never said", "new") == []
+    assert machine.outbox.rename("never logged", "new") == []
     assert set(machine.outbox.names) == {"loss", "new"}
     unit.close()
     assert {cell: value.totals.plain for cell, value in unit.written.items()} == {
@@ -1132,7 +1128,7 @@ def forgetful(size: int, remembered: int) -> Unit:
     return Unit([Rounds(rank, size, remembered=remembered) for rank in range(size)])
 
 
-def test_what_comes_after_the_others_part_is_forgotten_does_not_take_its_place() -> None:
+def test_late_values_do_not_replace_forgotten_rows() -> None:
     unit = forgetful(2, remembered=10)
     for rank in range(2):
         unit.log(rank, {"loss": float(rank)}, 0)
@@ -1160,7 +1156,7 @@ def test_what_comes_after_the_others_part_is_forgotten_does_not_take_its_place()
     assert [key.place.step for key in lost] == list(range(1, 40))
 
 
-def test_steps_that_go_back_behind_what_is_forgotten_are_written() -> None:
+def test_steps_before_the_forgotten_ones_are_written() -> None:
     unit = forgetful(2, remembered=10)
     for step in [*range(100, 150), *range(50)]:
         for rank in range(2):
@@ -1170,7 +1166,7 @@ def test_steps_that_go_back_behind_what_is_forgotten_are_written() -> None:
     unit.check_written()
 
 
-def test_occurrences_pair_however_much_else_a_rank_logs() -> None:
+def test_occurrences_match_however_many_other_names_a_rank_logs() -> None:
     unit = forgetful(2, remembered=16)
     for epoch in range(4):
         for step in range(40):
@@ -1204,7 +1200,7 @@ def counting(method: Callable[..., list[Key]], counts: list[int]) -> Callable[..
     return counted
 
 
-def test_a_round_costs_no_more_when_many_cells_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_round_is_independent_of_open_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Unit.of(2)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)

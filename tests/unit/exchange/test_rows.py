@@ -72,9 +72,9 @@ class Unit:
         return self.runs[0].rows
 
     def log(self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None) -> list[str]:
-        said = Contribution(metrics, step, None, weight, self.calls[rank])
+        contribution = Contribution(metrics, step, None, weight, self.calls[rank])
         self.calls[rank] += 1
-        return list(self.ranks[rank].posting.post(said, self.rounds[rank]))
+        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank]))
 
     def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
         for rank, metrics in enumerate(values):
@@ -146,7 +146,7 @@ NAN = float("nan")
         ("max", [None, -1.0, None], -1.0),
     ],
 )
-def test_ranks_without_a_number_have_no_part(reduce: Any, values: list[float | None], expected: float) -> None:
+def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | None], expected: float) -> None:
     unit = Unit(3, reduce={"loss": reduce})
     unit.log_on_all([{"loss": value, "other": 1.0} for value in values], 0)
     (row,) = unit.close()
@@ -155,7 +155,7 @@ def test_ranks_without_a_number_have_no_part(reduce: Any, values: list[float | N
 
 
 @pytest.mark.parametrize("reduce", ["nanmean", "mean"])
-def test_where_all_have_nan_the_mean_is_nan(reduce: Any) -> None:
+def test_the_mean_is_nan_if_all_ranks_have_nan(reduce: Any) -> None:
     unit = Unit(2, reduce=reduce)
     unit.log_on_all([{"loss": NAN}] * 2, 0)
     assert math.isnan(unit.close()[0]["loss"])
@@ -167,34 +167,34 @@ def test_a_name_that_is_none_on_all_ranks_is_not_in_the_row() -> None:
     assert unit.close() == [{"other": 1.0, "global_step": 0}]
 
 
-def test_none_has_no_label() -> None:
+def test_none_values_have_no_label() -> None:
     unit = Unit(2, run_mode="shared")
     unit.log_on_all([{"loss": None}, {"loss": 3.0}], 0)
     assert unit.close() == [{"loss": 3.0, "global_step": 0}]
     assert unit.runs[1].rows == [{"rank-1/loss": 3.0, "global_step": 0}]
 
 
-def test_the_weight_of_a_rank_with_nan_does_not_count() -> None:
+def test_nanmean_ignores_the_weight_of_a_nan() -> None:
     unit = Unit(3, reduce="nanmean")
     for rank, (value, weight) in enumerate([(1.0, 3.0), (NAN, 100.0), (5.0, 1.0)]):
         unit.log(rank, {"loss": value}, 0, weight)
     assert unit.close() == [{"loss": 2.0, "global_step": 0}]
 
 
-def test_a_name_that_no_pattern_matches_is_a_mean() -> None:
+def test_a_name_without_a_matching_pattern_is_averaged() -> None:
     unit = Unit(reduce={"tokens": "sum"})
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
     assert unit.close() == [{"loss": 1.5, "global_step": 0}]
 
 
-def test_patterns_that_decide_about_nothing_are_remembered_in_their_order() -> None:
+def test_unused_patterns_are_kept_in_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
     assert list(unit.ranks[0].held.reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
     assert list(unit.ranks[0].held.reductions.unused) == ["a", "l*", "b"]
 
 
-def test_numbers_that_are_the_firsts_and_what_is_no_number_travel_with_the_primarys_row() -> None:
+def test_first_values_and_other_objects_are_written_in_the_primarys_row() -> None:
     unit = Unit(reduce={"lr": "first", "*": "mean"})
     posted = [unit.log(rank, {"text": f"of {rank}", "lr": rank + 0.5, "loss": rank}, 3) for rank in range(2)]
     assert posted == [["loss"], ["loss"]]
@@ -202,7 +202,7 @@ def test_numbers_that_are_the_firsts_and_what_is_no_number_travel_with_the_prima
     assert unit.close() == [{"text": "of 0", "lr": 0.5, "loss": 0.5, "global_step": 3}]
 
 
-def test_they_are_written_at_once_where_no_number_goes_with_them() -> None:
+def test_first_values_and_other_objects_alone_are_written_at_once() -> None:
     unit = Unit(reduce="first")
     unit.log_on_all([{"text": "a", "lr": 0.5}, {"text": "b", "lr": 0.75}], 3)
     unit.log_on_all([{"text": "c"}, {"text": "d"}])
@@ -210,7 +210,7 @@ def test_they_are_written_at_once_where_no_number_goes_with_them() -> None:
     assert unit.close() == unit.rows
 
 
-def test_they_wait_for_the_other_ranks() -> None:
+def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> None:
     unit = Unit()
     unit.log(0, {"text": "a", "loss": 1.0}, 0)
     unit.exchange()
@@ -221,7 +221,7 @@ def test_they_wait_for_the_other_ranks() -> None:
     assert unit.rows == [{"text": "a", "loss": 1.5, "global_step": 0}]
 
 
-def test_a_number_on_its_way_is_waited_for_here() -> None:
+def test_posting_waits_for_numbers_that_are_being_copied() -> None:
     unit = Unit()
     copy = HostCopy([torch.tensor(1.0), torch.tensor(3.0)])
     for rank in range(2):
@@ -233,28 +233,28 @@ def test_a_number_on_its_way_is_waited_for_here() -> None:
 
 
 @pytest.mark.parametrize("weights", [(3, 1), (Later(HostCopy([torch.tensor(3)]), 0), 1.0)], ids=["numbers", "later"])
-def test_one_weight_is_for_all_names(weights: tuple[Any, Any]) -> None:
+def test_one_weight_applies_to_all_names(weights: tuple[Any, Any]) -> None:
     unit = Unit()
     for rank, weight in enumerate(weights):
         unit.log(rank, {"a": float(rank), "b": float(-rank)}, 0, weight)
     assert unit.close() == [{"a": 0.25, "b": -0.25, "global_step": 0}]
 
 
-def test_weights_by_name_are_1_where_there_is_none() -> None:
+def test_names_without_a_weight_have_weight_1() -> None:
     unit = Unit()
     for rank, weight in enumerate((3, 1)):
         unit.log(rank, {"a": float(rank), "b": float(rank)}, 0, {"a": weight})
     assert unit.close() == [{"a": 0.25, "b": 0.5, "global_step": 0}]
 
 
-def test_a_rank_with_weight_0_has_no_part_in_it() -> None:
+def test_a_rank_with_weight_0_is_left_out() -> None:
     unit = Unit()
     unit.log(0, {"loss": 1.0}, 0, weight=2)
     unit.log(1, {"loss": math.nan}, 0, weight=0)
     assert unit.close() == [{"loss": 1.0, "global_step": 0}]
 
 
-def test_weight_0_on_all_ranks_writes_nothing() -> None:
+def test_nothing_is_written_if_all_weights_are_0() -> None:
     unit = Unit(spread=["*"])
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0, weight=0)
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 1, weight={"loss": 0.0})
@@ -262,7 +262,7 @@ def test_weight_0_on_all_ranks_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_a_weight_that_turns_out_to_be_none_is_an_error_and_nothing_is_posted(value: float) -> None:
+def test_an_invalid_weight_from_a_device_is_an_error_and_nothing_is_posted(value: float) -> None:
     unit = Unit()
     with pytest.raises(ConfigurationError, match=r"weight.* on rank 1 is negative or not finite"):
         unit.log(1, {"loss": 1.0}, 0, weight=Later(HostCopy([torch.tensor(value)]), 0))
@@ -274,7 +274,7 @@ def test_a_weight_that_turns_out_to_be_none_is_an_error_and_nothing_is_posted(va
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def test_in_a_shared_run_each_rank_writes_its_numbers_under_its_label() -> None:
+def test_each_rank_of_a_shared_run_writes_its_numbers_under_its_label() -> None:
     unit = Unit(run_mode="shared")
     unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 2.0, "text": "b"}], 5)
     assert unit.runs[1].rows == [{"rank-1/text": "b", "rank-1/loss": 2.0, "global_step": 5}]  # at once
@@ -282,7 +282,7 @@ def test_in_a_shared_run_each_rank_writes_its_numbers_under_its_label() -> None:
     assert len(unit.runs[1].rows) == 1
 
 
-def test_labelled_rows_without_a_step_lie_at_each_ranks_own_count() -> None:
+def test_labelled_rows_without_a_step_use_the_ranks_own_count() -> None:
     unit = Unit(run_mode="shared")
     unit.log(1, {"only here": 1.0})
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}])
@@ -290,7 +290,7 @@ def test_labelled_rows_without_a_step_lie_at_each_ranks_own_count() -> None:
     assert {"loss": 1.5, "rank-0/loss": 1.0, "global_step": 0} in unit.close()
 
 
-def test_a_number_that_is_the_firsts_is_labelled_too() -> None:
+def test_first_values_are_labelled_too() -> None:
     unit = Unit(run_mode="shared", reduce="first")
     unit.log_on_all([{"lr": 1.0}, {"lr": 2.0}], 5)
     assert unit.rows == [{"lr": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
@@ -301,7 +301,7 @@ def test_a_number_that_is_the_firsts_is_labelled_too() -> None:
     ("per_rank", "labelled"),
     [(True, {"loss", "lr"}), (False, set()), ("lo*", {"loss"}), (["lr", "x"], {"lr"}), ("LOSS", set())],
 )
-def test_which_numbers_are_labelled_is_said_by_patterns(per_rank: PerRank, labelled: set[str]) -> None:
+def test_patterns_select_the_labelled_names(per_rank: PerRank, labelled: set[str]) -> None:
     unit = Unit(run_mode="shared", per_rank=per_rank)
     unit.log_on_all([{"loss": 1.0, "lr": 0.5}] * 2, 0)
     assert set(unit.close()[0]) == {"loss", "lr", "global_step"} | {f"rank-0/{name}" for name in labelled}
@@ -310,7 +310,7 @@ def test_which_numbers_are_labelled_is_said_by_patterns(per_rank: PerRank, label
     )
 
 
-def test_by_itself_what_is_equal_on_all_ranks_by_nature_is_not_labelled() -> None:
+def test_values_equal_by_nature_are_not_labelled_by_default() -> None:
     equal = {name.replace("*", "AdamW/pg1"): 1.0 for name in EQUAL_BY_NATURE}
     equal |= {f"trainer/{name}": value for name, value in equal.items()}
     differ = {"loss": 1.0, "step_time": 1.0, "train/tokens_per_second": 1.0, "lrs": 1.0, "epochs/loss": 1.0}
@@ -332,7 +332,7 @@ VALUES = {
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["primary", "secondary"])
 @pytest.mark.parametrize("per_rank", ["auto", True, False, "loss", ["n*", "text"], ["media", "vector"]])
-def test_labels_are_the_same_whether_or_not_numbers_are_brought_together(rank: int, per_rank: PerRank) -> None:
+def test_labels_are_the_same_with_and_without_reduction(rank: int, per_rank: PerRank) -> None:
     together, alone = (Unit(run_mode="shared", per_rank=per_rank) for _ in range(2))
     together.log_on_all([VALUES] * 2, 5)
     together.close()
@@ -349,7 +349,7 @@ def test_the_x_axis_has_no_label() -> None:
     assert unit.runs[1].rows == [{"rank-1/loss": 0.5, "global_step": 3}]
 
 
-def test_what_is_no_number_is_labelled_on_ranks_other_than_the_primary() -> None:
+def test_objects_other_than_numbers_are_labelled_on_secondary_ranks() -> None:
     unit = Unit(run_mode="shared", reduce={"lr": "first", "*": "mean"}, per_rank=["loss", "text", "lr"])
     unit.log_on_all([{"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}] * 2, 5)
     own = {"rank-1/loss": 1.0, "rank-1/text": "a", "rank-1/lr": 1.0, "global_step": 5}
@@ -359,14 +359,14 @@ def test_what_is_no_number_is_labelled_on_ranks_other_than_the_primary() -> None
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "new"])
-def test_in_other_modes_nothing_is_labelled(run_mode: RunMode) -> None:
+def test_other_modes_have_no_labels(run_mode: RunMode) -> None:
     unit = Unit(run_mode=run_mode)
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
     assert unit.close() == [{"loss": 1.5, "global_step": 0}]
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
-def test_the_firsts_number_is_that_of_rank_0_in_all_modes(run_mode: RunMode) -> None:
+def test_first_is_the_value_of_rank_0_in_all_modes(run_mode: RunMode) -> None:
     unit = Unit(3, run_mode=run_mode, reduce={"lr": "first"}, spread=["*"] if run_mode == "new" else (), per_rank=False)
     for step in range(2):
         unit.log_on_all([{"lr": 1 + rank, "loss": float(rank)} for rank in range(3)], step, weight=2)
@@ -380,7 +380,7 @@ def test_the_firsts_number_is_that_of_rank_0_in_all_modes(run_mode: RunMode) -> 
 # --- the spread -------------------------------------------------------------------------------------------------------
 
 
-def test_the_spread_has_its_columns() -> None:
+def test_the_spread_has_min_max_std_and_argmax_rank() -> None:
     unit = Unit(4, spread=["loss"])
     unit.ranks[0].writing.global_rank_of = lambda index: 10 + index
     unit.log_on_all([{"loss": x, "lr": 0.1} for x in (2.0, 4.0, 9.0, 5.0)], 3)
@@ -396,7 +396,7 @@ def test_the_spread_has_its_columns() -> None:
     }
 
 
-def test_the_spread_of_equal_integers_is_none_at_the_lowest_rank() -> None:
+def test_equal_integers_have_zero_spread_at_the_lowest_rank() -> None:
     unit = Unit(3, spread=["*"])
     unit.log_on_all([{"n": 2**53 - 1}] * 3, 0)
     (row,) = unit.close()
@@ -405,7 +405,7 @@ def test_the_spread_of_equal_integers_is_none_at_the_lowest_rank() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), st.sampled_from(["mean", "sum", "max"]))
-def test_the_spread_is_weighted_as_the_mean_is_whatever_the_reduction(values: list[float], reduction: Any) -> None:
+def test_the_spread_is_weighted_like_the_mean_with_any_reduction(values: list[float], reduction: Any) -> None:
     unit = Unit(len(values), spread=["x"], reduce=reduction)
     for rank, value in enumerate(values):
         unit.log(rank, {"x": value}, 0, weight=rank + 1)
@@ -418,7 +418,7 @@ def test_the_spread_is_weighted_as_the_mean_is_whatever_the_reduction(values: li
     assert row["x/argmax_rank"] == values.index(max(values))
 
 
-def test_who_gives_a_number_no_weight_has_no_part_in_the_spread() -> None:
+def test_ranks_with_weight_0_are_left_out_of_the_spread() -> None:
     unit = Unit(3, spread=["x"])
     for rank, (value, weight) in enumerate([(1.0, 1), (2.0, 2), (100.0, 0)]):
         unit.log(rank, {"x": value}, 0, weight=weight)
@@ -429,14 +429,14 @@ def test_who_gives_a_number_no_weight_has_no_part_in_the_spread() -> None:
 
 
 @pytest.mark.parametrize("without_part", [None, math.nan])
-def test_who_has_no_part_does_not_have_the_largest_number(without_part: float | None) -> None:
+def test_argmax_rank_ignores_ranks_without_a_number(without_part: float | None) -> None:
     unit = Unit(2, spread=["x"], reduce="nanmean")
     unit.log_on_all([{"x": without_part}, {"x": -math.inf}], 0)
     (row,) = unit.close()
     assert (row["x"], row["x/max"], row["x/argmax_rank"]) == (-math.inf, -math.inf, 1)
 
 
-def test_the_spread_of_some_ranks_is_that_of_those_who_spoke() -> None:
+def test_the_spread_covers_only_contributing_ranks() -> None:
     unit = Unit(3, spread=["x"])
     unit.log(1, {"x": 1.0}, 0)
     unit.log(2, {"x": 3.0}, 0)
@@ -453,14 +453,14 @@ def test_values_of_one_place_are_one_row() -> None:
     assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"c": 3.0, "global_step": 1}]
 
 
-def test_a_name_that_comes_twice_starts_a_second_row() -> None:
+def test_a_repeated_name_starts_a_second_row() -> None:
     unit = Unit(1)
     values = [finished("a", 1.0), finished("b", 2.0), finished("a", 3.0, nth=1), finished("b", 4.0, nth=1)]
     unit.ranks[0].writing.write_finished(values)
     assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"a": 3.0, "b": 4.0, "global_step": 0}]
 
 
-def test_a_name_logged_twice_at_a_step_is_two_rows_in_their_order() -> None:
+def test_a_name_logged_twice_at_a_step_gives_two_rows_in_order() -> None:
     unit = Unit()
     for value in (1.0, 2.0):
         unit.log_on_all([{"loss": value, "text": f"at {value}"}] * 2, 0)
@@ -470,7 +470,7 @@ def test_a_name_logged_twice_at_a_step_is_two_rows_in_their_order() -> None:
     ]
 
 
-def test_the_degraded_flag_of_a_row_is_the_largest_of_its_values() -> None:
+def test_the_degraded_flag_is_the_largest_number_of_missing_ranks() -> None:
     unit = Unit(1)
     flagged = [finished("a", 1.0, missing=1), finished("b", 2.0, missing=3), finished("c", 3.0)]
     unit.ranks[0].writing.write_finished([*flagged, finished("d", 4.0, step=1)])
@@ -481,7 +481,7 @@ def test_the_degraded_flag_of_a_row_is_the_largest_of_its_values() -> None:
     assert DEGRADED == "dist_wandb/degraded"
 
 
-def test_rows_without_a_step_lie_at_the_count_of_calls() -> None:
+def test_rows_without_a_step_use_the_call_count() -> None:
     unit = Unit()
     unit.log(0, {"text": "alone"})
     for value in (1.0, 2.0):
@@ -493,12 +493,12 @@ def test_rows_without_a_step_lie_at_the_count_of_calls() -> None:
     ]
 
 
-def test_calls_without_a_step_are_rows_of_their_own_whenever_they_are_told_of() -> None:
-    told_at_once, told_one_by_one = Unit(), Unit()
-    for unit in (told_at_once, told_one_by_one):
+def test_calls_without_a_step_are_separate_rows_whenever_they_are_exchanged() -> None:
+    at_once, one_by_one = Unit(), Unit()
+    for unit in (at_once, one_by_one):
         for name in ("loss", "accuracy", "loss"):
             unit.log_on_all([{name: 1.0}, {name: 1.0}])
-            if unit is told_one_by_one:
+            if unit is one_by_one:
                 for _ in range(3):
                     unit.exchange()
     expected = [
@@ -506,11 +506,11 @@ def test_calls_without_a_step_are_rows_of_their_own_whenever_they_are_told_of() 
         {"accuracy": 1.0, "global_step": 1},
         {"loss": 1.0, "global_step": 2},
     ]
-    assert told_one_by_one.close() == expected
-    assert told_at_once.close() == expected
+    assert one_by_one.close() == expected
+    assert at_once.close() == expected
 
 
-def test_values_without_a_step_are_one_row_if_they_came_with_one_call() -> None:
+def test_values_of_one_call_without_a_step_are_one_row() -> None:
     unit = Unit(1)
     values = [finished("a", 1.0, step=None, calls=4), finished("b", 2.0, step=None, calls=4)]
     unit.ranks[0].writing.write_finished([*values, finished("c", 3.0, step=None, calls=5), finished("d", 4.0, step=5)])
@@ -522,7 +522,7 @@ def test_values_without_a_step_are_one_row_if_they_came_with_one_call() -> None:
 
 
 @pytest.mark.parametrize("step_metric", ["trainer/global_step", None])
-def test_without_an_axis_of_our_own_rows_without_a_step_have_no_place(step_metric: str | None) -> None:
+def test_rows_without_a_step_have_no_x_value_without_our_own_axis(step_metric: str | None) -> None:
     unit = Unit(step_metric=step_metric, run_mode="shared", per_rank="loss")
     unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 1.0}])
     unit.log_on_all([{"lr": 1.0}, {"lr": 1.0}], 3)
@@ -539,7 +539,7 @@ def test_a_secondary_writes_no_finished_values() -> None:
     assert [rows.writes for rows in unit.ranks] == [True, False]
 
 
-def test_a_corrected_row_has_the_corrected_value_alone() -> None:
+def test_a_corrected_row_has_only_the_corrected_value() -> None:
     unit = Unit()
     unit.log(0, {"loss": 1.0, "text": "a"}, 0)
     for _ in range(2):
@@ -550,7 +550,7 @@ def test_a_corrected_row_has_the_corrected_value_alone() -> None:
     assert unit.close() == [{"loss": 1.0, "text": "a", "global_step": 0}, {"loss": 2.0, "global_step": 0}]
 
 
-def test_the_last_place_is_told_as_the_user_knows_it() -> None:
+def test_the_last_place_is_described_as_step_or_row() -> None:
     unit = Unit(1)
     rows = unit.ranks[0]
     assert rows.writing.last_place == "the start"
@@ -565,7 +565,7 @@ def test_the_last_place_is_told_as_the_user_knows_it() -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_waits_for_numbers_that_never_come_is_written_at_the_end() -> None:
+def test_values_whose_numbers_never_arrive_are_written_at_the_end() -> None:
     unit = Unit(reduce={"lr": "first"})
     unit.log(0, {"text": "a", "lr": 0.5, "loss": 1.0}, 3)
     unit.log(0, {"text": "b", "loss": 1.0}, 4)
@@ -577,7 +577,7 @@ def test_what_waits_for_numbers_that_never_come_is_written_at_the_end() -> None:
     assert len(unit.rows) == 2
 
 
-def test_what_is_written_at_the_end_without_a_step_lies_at_its_count_of_calls() -> None:
+def test_left_over_values_without_a_step_use_their_call_count() -> None:
     unit = Unit()
     unit.log(0, {"text": "a"})
     unit.log(0, {"text": "b", "loss": 1.0})
@@ -585,14 +585,14 @@ def test_what_is_written_at_the_end_without_a_step_lies_at_its_count_of_calls() 
     assert unit.rows == [{"text": "a", "global_step": 0}, {"text": "b", "global_step": 1}]
 
 
-def test_nothing_is_left_over_where_all_numbers_came() -> None:
+def test_nothing_is_left_over_after_all_numbers_arrive() -> None:
     unit = Unit()
     unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3)
     assert len(unit.close()) == 1
     assert not unit.ranks[0].held.extras
 
 
-def test_weight_0_on_all_ranks_leaves_what_is_no_number() -> None:
+def test_weight_0_on_all_ranks_keeps_objects_other_than_numbers() -> None:
     unit = Unit()
     unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3, weight=0)
     assert unit.close() == [{"text": "a", "global_step": 3}]
@@ -601,15 +601,15 @@ def test_weight_0_on_all_ranks_leaves_what_is_no_number() -> None:
 # --- without other ranks ----------------------------------------------------------------------------------------------
 
 
-def test_a_rows_own_contribution_is_written_as_it_is() -> None:
+def test_write_own_writes_a_contribution_unchanged() -> None:
     unit = Unit(1)
     unit.ranks[0].posting.write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
     unit.ranks[0].posting.write_own(Contribution({"loss": 2.0}, None))
     assert unit.rows == [{"loss": 1.0, "text": "a", "global_step": 3}, {"loss": 2.0}]
 
 
-def test_what_is_no_number_follows_a_metric_that_takes_over_the_layout_of_another_rank() -> None:
-    """Its cell is renamed by this; the row's text stayed under the old name until the end."""
+def test_text_stays_in_the_row_of_a_metric_that_adopts_another_layout() -> None:
+    """Adopting a layout renames the cell; the row's text once stayed under the old name until the end."""
     unit = Unit(run_mode="new", reduce="mean")
     metrics = [MetricCollection({name: MulticlassAccuracy(4) for name in "ab"}) for _ in unit.ranks]
     metrics[1].update(torch.arange(4), torch.arange(4))  # which shows that both have the same states

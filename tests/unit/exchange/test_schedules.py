@@ -218,15 +218,15 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
-def test_what_a_primary_that_goes_on_alone_did_not_take_counts_as_lost() -> None:
-    """It arrives while the leader of the other node and a rank of its own die, and the others are about to close."""
+def test_rows_that_a_primary_alone_did_not_receive_count_as_lost() -> None:
+    """The primary arrives while the other node's leader and a rank of its own die, and the others are closing."""
     deaths = {4: 1, 1: 5}
     job = Schedule(size=8, per_node=4, rows=[(0, NAMES, 0.0)], deaths=deaths, late=0).play(2)
     assert job.alone == {0}
     assert job.closed == {0: True, **dict.fromkeys((2, 3, 5, 6, 7), False)}
 
 
-def test_who_leaves_in_good_order_does_not_stand_in_for_a_rank_that_is_lost() -> None:
+def test_an_orderly_departure_does_not_compensate_for_a_lost_rank() -> None:
     """Rank 5 dies when three of the ranks that logged a row have left; rank 4 was late, so no row was ever whole."""
     rows = [(0, ("loss",), 0.7), (1, NAMES, 0.7), (2, NAMES, 0.7), (3, ("loss",), 0.7)]
     Schedule(6, 1, rows, deaths={5: 4}, late=4, seed=187).play(3)
@@ -246,7 +246,7 @@ def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: i
 
 
 @pytest.mark.parametrize("lost", [0, 3, 4])
-def test_a_rank_dies_at_any_moment_of_some_rounds(lost: int) -> None:
+def test_a_rank_may_die_at_any_moment_of_a_round(lost: int) -> None:
     """Ranks 0 and 3 are the first of their groups: they may have the result, or have passed it to some members."""
     log_rows = [(step, NAMES, 0.05) for step in range(4)]
     jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 21)]
@@ -256,7 +256,7 @@ def test_a_rank_dies_at_any_moment_of_some_rounds(lost: int) -> None:
     assert behind or lost == 4, "the others never diverged"
 
 
-def test_ranks_that_wait_for_a_primary_which_is_gone_take_their_time() -> None:
+def test_ranks_wait_for_a_lost_primary_with_one_round_per_heartbeat() -> None:
     """It may return until their finish_timeout expires; meanwhile they have one round per heartbeat."""
     job = Schedule(4, 1, [(0, NAMES, 0.05), (1, NAMES, 0.7)], deaths={0: 5}).play(3)
     assert set(job.world.dead) == {0}

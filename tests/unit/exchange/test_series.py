@@ -27,7 +27,7 @@ def key(series: Series) -> Key:
 
 
 @given(NAMES, st.sampled_from(["metric", "table", "images"]), NAMES)
-def test_a_series_is_read_as_it_was_named(name: str, kind: str, layout: str) -> None:
+def test_a_series_is_parsed_back_from_its_text(name: str, kind: str, layout: str) -> None:
     series = Series(name, kind, layout)
     assert series_of(series.text) == series
     assert is_attached(series.text)
@@ -42,7 +42,7 @@ def test_the_series_of_a_number_is_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\0", "a\0", "a\0table", "a\0other\0", "\0\0\0"])
-def test_a_series_that_nobody_knows_brings_nothing_together(text: str) -> None:
+def test_a_series_of_an_unknown_kind_is_not_merged(text: str) -> None:
     own, odd = attachments(writes=True), Key(Place(0, 1), text, 0)
     assert series_of(text).text == text
     assert own.due([odd], has_primary=True) == []
@@ -62,7 +62,7 @@ def test_tables_and_images_wait_for_the_primary(writes: bool, has_primary: bool,
     assert [attachment.kinds[0] for attachment, _ in due] == ["metric", "table"][: len(due)]  # type: ignore[index]
 
 
-def test_a_metric_alone_needs_the_primarys_own_part() -> None:
+def test_only_a_metric_needs_the_primarys_own_part() -> None:
     needs = attachments(writes=True).needs_primary
     assert [needs(Series("a", kind).text) for kind in ("metric", "table", "images", NUMBER)] == [
         True,

@@ -18,7 +18,7 @@ def small() -> dict[str, Any]:
     return simulate(32)
 
 
-def test_what_a_rank_asks_of_the_store_and_sends_for_a_row_is_flat(small: dict[str, Any]) -> None:
+def test_store_requests_and_bytes_per_rank_do_not_grow_with_the_number_of_ranks(small: dict[str, Any]) -> None:
     large = simulate(160)
     for found in (small, large):
         assert found["delivered"] == [2 * found["ranks"], 2 * found["ranks"]]
@@ -30,7 +30,7 @@ def test_what_a_rank_asks_of_the_store_and_sends_for_a_row_is_flat(small: dict[s
 
 
 @pytest.mark.parametrize("killed", [(9,), (8,), NODE], ids=["a rank", "the first of a node", "a node"])
-def test_after_deaths_the_others_have_the_next_row_together(killed: tuple[int, ...], small: dict[str, Any]) -> None:
+def test_survivors_complete_the_next_row_after_deaths(killed: tuple[int, ...], small: dict[str, Any]) -> None:
     found = simulate(32, killed)
     left = 32 - len(killed)
     assert found["delivered"] == [32 + left, 32 + left]
@@ -39,7 +39,7 @@ def test_after_deaths_the_others_have_the_next_row_together(killed: tuple[int, .
     assert found["keys"]["mean"] < 3 * small["keys"]["mean"]
 
 
-def test_a_node_that_comes_late_has_a_part_in_the_next_row(small: dict[str, Any]) -> None:
+def test_a_late_node_contributes_to_the_next_row(small: dict[str, Any]) -> None:
     found = simulate(32, late=NODE)
     assert found["delivered"] == [24 + 32, 24 + 32]
     assert found["members"] == [32, 32]

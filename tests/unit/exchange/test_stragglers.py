@@ -28,7 +28,7 @@ def named(ranks: int, rows: int, seed: int, noise: float, slow: dict[int, float]
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 @pytest.mark.parametrize("noise", [0.01, 0.05])
-def test_a_rank_that_is_slower_by_30_percent_is_named_in_every_run(ranks: int, noise: float) -> None:
+def test_a_rank_slower_by_30_percent_is_always_named(ranks: int, noise: float) -> None:
     for seed in range(20):
         found = named(ranks, 60, seed, noise, {1: 1.3})
         assert {one for one in found if one is not None} == {1}
@@ -37,12 +37,12 @@ def test_a_rank_that_is_slower_by_30_percent_is_named_in_every_run(ranks: int, n
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
-def test_where_ranks_are_alike_nobody_is_named(ranks: int, noise: float) -> None:
+def test_equal_ranks_are_rarely_named(ranks: int, noise: float) -> None:
     alarms = sum(any(one is not None for one in named(ranks, 60, seed, noise, {})) for seed in range(100))
     assert alarms <= 5
 
 
-def test_by_how_much_is_said_in_seconds_of_the_row() -> None:
+def test_the_excess_is_in_seconds_per_row() -> None:
     stragglers = Stragglers()
     for row in range(18):
         stragglers.add(3, 0.75, 0.5)
@@ -51,7 +51,7 @@ def test_by_how_much_is_said_in_seconds_of_the_row() -> None:
     assert stragglers.detect(2.0) == {}
 
 
-def test_without_a_row_that_says_how_long_it_was_nobody_is_named() -> None:
+def test_no_straggler_is_named_without_a_row_duration() -> None:
     stragglers = Stragglers()
     assert stragglers.detect(1.0) == {}
     for _ in range(20):

@@ -54,7 +54,7 @@ def form(on_ranks: OnRanks) -> Iterator[Form]:
 
 
 @pytest.mark.parametrize(("size", "fan_out"), SHAPES)
-def test_all_have_the_same_sums_and_maxima(form: Form, on_ranks: OnRanks, size: int, fan_out: int) -> None:
+def test_all_members_have_the_same_sums_and_maxima(form: Form, on_ranks: OnRanks, size: int, fan_out: int) -> None:
     groups = form(size, fan_out)
     results = on_ranks(size, lambda rank: groups[rank].reduce([1.0, rank, 2.0**53, 0.1 * rank], [-rank, float(rank)]))
     (sums, maxima), *others = results
@@ -72,7 +72,7 @@ def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: tuple[li
     assert on_ranks(5, lambda rank: groups[rank].reduce(sums, maxima)) == [([5 * x for x in sums], maxima)] * 5
 
 
-def test_numbers_that_are_not_finite_show(form: Form, on_ranks: OnRanks) -> None:
+def test_nonfinite_numbers_are_kept(form: Form, on_ranks: OnRanks) -> None:
     groups = form(5, 2)
     inf, nan = float("inf"), float("nan")
     results = on_ranks(5, lambda rank: groups[rank].reduce([inf if rank == 3 else 0.0, [0.0, nan][rank == 2]], [-inf]))
@@ -82,7 +82,7 @@ def test_numbers_that_are_not_finite_show(form: Form, on_ranks: OnRanks) -> None
 
 @pytest.mark.parametrize(("piece", "serial"), [(6, 1000), (6, 5), (1000, 15), (1000, 1)])
 @pytest.mark.parametrize("summed", [0, 1, 5, 7, 13, 20])
-def test_many_numbers_go_in_pieces(
+def test_many_numbers_are_reduced_in_pieces(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, summed: int, piece: int, serial: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece * 8)
@@ -104,7 +104,7 @@ def test_many_numbers_go_in_pieces(
 
 @pytest.mark.parametrize(("size", "fan_out"), SHAPES)
 @pytest.mark.parametrize("piece", [24, 2**20])
-def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
+def test_bytes_of_any_length_are_gathered_in_member_order(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece)
@@ -125,7 +125,7 @@ def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
 @pytest.mark.parametrize(("size", "fan_out"), SHAPES)
 @pytest.mark.parametrize("piece", [24, 2**20])
 @pytest.mark.parametrize("different", [1, 3, 100])
-def test_equal_contents_go_up_and_down_once_and_are_counted(
+def test_tally_sends_equal_contents_once_and_counts_them(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int, different: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece)
@@ -141,7 +141,7 @@ def test_equal_contents_go_up_and_down_once_and_are_counted(
 
 
 @pytest.mark.parametrize("how", ["gather", "tally", "collect"])
-def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
+def test_oversized_messages_are_refused_and_the_group_stays_usable(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     groups = form(5, 2)
@@ -168,7 +168,7 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 4, 8])
 @pytest.mark.parametrize("how", ["reduce", "gather", "tally", "collect"])
-def test_all_others_see_that_a_member_is_gone(form: Form, on_ranks: OnRanks, lost: int, how: str) -> None:
+def test_all_other_members_notice_a_lost_member(form: Form, on_ranks: OnRanks, lost: int, how: str) -> None:
     """As in the exchange, a member that detects it closes its groups."""
     groups = form(9, 3, timeout=60.0)
     calls: dict[str, Callable[[TreeGroup], Any]] = {
@@ -196,7 +196,7 @@ def test_all_others_see_that_a_member_is_gone(form: Form, on_ranks: OnRanks, los
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1, 3, 8])
-def test_nobody_waits_longer_than_the_limit_for_a_member_that_stalls(form: Form, late: int) -> None:
+def test_waiting_for_a_stalled_member_ends_at_the_limit(form: Form, late: int) -> None:
     groups = form(9, 3)
     for group in groups:
         group._timeout = 0.5
@@ -215,7 +215,7 @@ def test_nobody_waits_longer_than_the_limit_for_a_member_that_stalls(form: Form,
             assert took < SOON
 
 
-def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
+def test_a_late_member_within_the_timeout_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
     groups = form(7, 3)
     looked: list[int] = []
     may_go = threading.Event()
@@ -239,7 +239,7 @@ def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks:
 
 
 @pytest.mark.parametrize(("below", "all_formed"), [(True, True), (False, False)])
-def test_those_below_learn_whether_the_groups_above_have_formed(
+def test_lower_levels_learn_whether_upper_groups_have_formed(
     form: Form, on_ranks: OnRanks, below: bool, all_formed: bool
 ) -> None:
     groups = form(9, 3, per_node=3)
@@ -254,7 +254,7 @@ def test_those_below_learn_whether_the_groups_above_have_formed(
     assert on_ranks(9, hand_down) == [all_formed] * 9
 
 
-def test_what_has_not_the_form_of_the_members_is_refused() -> None:
+def test_malformed_gathered_bytes_are_refused() -> None:
     good = tree._HEAD.pack(0, 1) + b"a" + tree._HEAD.pack(2, 0) + tree._HEAD.pack(1, 2) + b"bc"
     assert tree._apart(good, 3) == [b"a", b"bc", b""]
     for bad in (good[:-1], good + b"d", good + tree._HEAD.pack(5, 0), good[: tree._HEAD.size + 1]):

@@ -67,19 +67,19 @@ def ranks() -> list[Rounds]:
     return both
 
 
-def test_who_waits_for_others_is_soon_there_when_they_have_something(ranks: list[Rounds]) -> None:
+def test_a_rank_that_waits_for_others_checks_at_short_growing_intervals(ranks: list[Rounds]) -> None:
     assert waiting(ranks[0]) == [0.01, 0.02, 0.04, 0.08]
 
 
-def test_who_is_waited_for_takes_part_once_in_a_heartbeat_until_it_has_something(ranks: list[Rounds]) -> None:
+def test_a_rank_that_others_wait_for_takes_part_once_per_heartbeat(ranks: list[Rounds]) -> None:
     assert waiting(ranks[1]) == [3.0] * 4
 
 
-def test_who_flushes_hurries_also_if_others_wait_for_it(ranks: list[Rounds]) -> None:
+def test_a_flush_shortens_the_intervals_even_if_others_wait_for_this_rank(ranks: list[Rounds]) -> None:
     assert waiting(ranks[1], flushes=1) == [0.01, 0.02, 0.04, 0.08]
 
 
-def test_idle_ranks_take_part_once_in_a_heartbeat(ranks: list[Rounds]) -> None:
+def test_idle_ranks_take_part_once_per_heartbeat(ranks: list[Rounds]) -> None:
     ranks[1].post({"loss": Totals.of(1.0)}, 1)
     exchange(ranks)
     assert [waiting(rank) for rank in ranks] == [[3.0] * 4] * 2
