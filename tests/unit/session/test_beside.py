@@ -40,7 +40,7 @@ def alone(fake_wandb: FakeWandb) -> FakeWandb:
 # --- a world of one ---------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_wandbs_own_functions_go_the_sessions_way(alone: FakeWandb) -> None:
+def test_rows_of_wandb_log_pass_through_the_session(alone: FakeWandb) -> None:
     run = dist_wandb.init()
     wandb.log({"loss": 1.0})
     run.log({"loss": 2.0})
@@ -59,19 +59,17 @@ def test_rows_of_wandbs_own_functions_go_the_sessions_way(alone: FakeWandb) -> N
 
 
 @pytest.mark.parametrize("mode", ["auto", "new"])
-def test_a_function_that_somebody_puts_around_the_log_of_the_run_leads_to_no_circle(
-    fake_wandb: FakeWandb, job: Job, mode: Any
-) -> None:
+def test_wrapping_the_runs_log_causes_no_recursion(fake_wandb: FakeWandb, job: Job, mode: Any) -> None:
     sessions = job(TWO, run_mode=mode)
     seen: list[float] = []
     run: Any = sessions[0].run
     log = run.log
 
-    def see(row: dict[str, Any], **kwargs: Any) -> None:
+    def log_and_record(row: dict[str, Any], **kwargs: Any) -> None:
         seen.append(row["loss"])
         log(row, **kwargs)
 
-    run.log = see
+    run.log = log_and_record
     for session_ in sessions:
         session_.log({"loss": 1.0}, step=0)
     assert all(session_.flush(20) for session_ in sessions)
@@ -79,7 +77,7 @@ def test_a_function_that_somebody_puts_around_the_log_of_the_run_leads_to_no_cir
     assert seen == [1.0]
 
 
-def test_at_the_end_all_is_as_it_was(alone: FakeWandb) -> None:
+def test_finish_restores_the_functions_of_wandb(alone: FakeWandb) -> None:
     before = wandb.log, wandb.define_metric
     run = dist_wandb.init()
     own = run.run
@@ -92,7 +90,7 @@ def test_at_the_end_all_is_as_it_was(alone: FakeWandb) -> None:
     assert alone.runs[0].rows == []
 
 
-def test_a_run_that_wandb_finished_behind_our_back_is_let_be(alone: FakeWandb) -> None:
+def test_a_run_finished_by_wandb_is_released(alone: FakeWandb) -> None:
     run = dist_wandb.init()
     own = alone.runs[0]
     own._is_finished = True
@@ -102,7 +100,7 @@ def test_a_run_that_wandb_finished_behind_our_back_is_let_be(alone: FakeWandb) -
     assert run.run is own  # type: ignore[comparison-overlap]
 
 
-def test_a_mock_keeps_its_log() -> None:
+def test_mocks_are_not_intercepted() -> None:
     target = mock.Mock()
     take_back = interception.intercept_methods(target, {"log": pytest.fail, "finish": pytest.fail})
     target.log({"loss": 1.0})
@@ -110,7 +108,7 @@ def test_a_mock_keeps_its_log() -> None:
     take_back()
 
 
-def test_rows_of_a_fork_come_too(alone: FakeWandb) -> None:
+def test_rows_of_wandb_log_in_a_fork_arrive(alone: FakeWandb) -> None:
     with dist_wandb.init() as run:
         child = multiprocessing.get_context("fork").Process(target=wandb.log, args=({"depth": 1},))
         child.start()
@@ -120,9 +118,7 @@ def test_rows_of_a_fork_come_too(alone: FakeWandb) -> None:
     assert [row.get("depth") for row in alone.runs[0].rows if "depth" in row] == [1]
 
 
-def test_the_record_that_replaces_a_lost_run_is_covered_as_well(
-    alone: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_replacement_of_a_lost_run_is_intercepted_too(alone: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     def dead(*_: Any, **__: Any) -> None:
         raise ConnectionResetError
 
@@ -145,7 +141,7 @@ def test_the_record_that_replaces_a_lost_run_is_covered_as_well(
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 
-def test_what_all_ranks_log_is_brought_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:
@@ -164,7 +160,7 @@ def test_what_all_ranks_log_is_brought_together(fake_wandb: FakeWandb, job: Job,
     assert written["own"] == {"own": 5, "global_step": 20}
 
 
-def test_without_a_run_wandbs_function_is_the_sessions_as_long_as_it_lasts(job: Job, on_ranks: OnRanks) -> None:
+def test_wandb_log_is_replaced_on_ranks_without_a_run_until_the_session_ends(job: Job, on_ranks: OnRanks) -> None:
     before = wandb.log
     sessions = job(TWO)
     handled = wandb.log
@@ -173,7 +169,7 @@ def test_without_a_run_wandbs_function_is_the_sessions_as_long_as_it_lasts(job: 
     assert wandb.log is before
 
 
-def test_a_run_of_the_users_own_on_such_a_rank_stays_the_users(job: Job, on_ranks: OnRanks) -> None:
+def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     mine = SimpleNamespace(log=lambda _: None)
     wandb.run, wandb.log = mine, mine.log  # type: ignore[assignment]
@@ -182,7 +178,7 @@ def test_a_run_of_the_users_own_on_such_a_rank_stays_the_users(job: Job, on_rank
 
 
 @pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])  # noqa: S301
-def test_a_stand_in_that_is_covered_can_be_copied(job: Job, on_ranks: OnRanks, twin_of: Callable[[Any], Any]) -> None:
+def test_an_intercepted_null_run_can_be_copied(job: Job, on_ranks: OnRanks, twin_of: Callable[[Any], Any]) -> None:
     sessions = job(TWO)
     twin = twin_of(sessions[1].run)
     assert isinstance(twin, NullRun)
@@ -193,7 +189,7 @@ def test_a_stand_in_that_is_covered_can_be_copied(job: Job, on_ranks: OnRanks, t
 # --- the last step ----------------------------------------------------------------------------------------------------
 
 
-def test_a_row_without_a_step_goes_on_at_the_last_one(alone: FakeWandb) -> None:
+def test_a_row_without_a_step_uses_the_last_step(alone: FakeWandb) -> None:
     with dist_wandb.init() as run:
         run.log({"early": 1})
         run.log({"loss": 1.0}, step=100)
@@ -204,7 +200,7 @@ def test_a_row_without_a_step_goes_on_at_the_last_one(alone: FakeWandb) -> None:
     assert [row["global_step"] for row in alone.runs[0].rows] == [0, 100, 100, 100, 200, 200]
 
 
-def test_so_it_does_where_ranks_bring_rows_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+def test_a_reduced_row_without_a_step_uses_the_last_step(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:
@@ -235,7 +231,7 @@ def test_so_it_does_where_ranks_bring_rows_together(fake_wandb: FakeWandb, job: 
 
 
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**40, 2**53])
-def test_steps_as_large_as_numbers_of_tokens(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, step: int) -> None:
+def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, step: int) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:
@@ -247,7 +243,7 @@ def test_steps_as_large_as_numbers_of_tokens(fake_wandb: FakeWandb, job: Job, on
     assert {"val": 0.5, "global_step": step} in fake_wandb.runs[0].rows
 
 
-def test_what_only_others_log_far_out_lies_where_the_primary_is(
+def test_values_of_other_ranks_without_a_step_use_the_primarys_step(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks
 ) -> None:
     sessions = job(TWO)
@@ -261,7 +257,7 @@ def test_what_only_others_log_far_out_lies_where_the_primary_is(
     assert {row["global_step"] for row in fake_wandb.runs[0].rows if "val" in row} == {2**40}
 
 
-def test_a_resumed_run_counts_on_until_there_is_a_step() -> None:
+def test_a_resumed_run_continues_its_count_until_a_step_is_given() -> None:
     axis = x_axis.XAxis(first=50)
     assert [axis.x(None, 2), axis.x(None, x_axis.calls_at(7)), axis.x(9, 0)] == [52, 7, 9]
 
@@ -288,7 +284,7 @@ def defined(alone: FakeWandb) -> list[tuple[str, dict[str, Any]]]:
     return defined
 
 
-def test_names_of_a_pattern_of_the_users_are_defined_before_their_first_row(
+def test_names_matching_a_users_pattern_are_defined_before_their_first_row(
     defined: list[tuple[str, dict[str, Any]]], alone: FakeWandb
 ) -> None:
     wandb.define_metric("val/*", "epoch")
@@ -300,7 +296,7 @@ def test_names_of_a_pattern_of_the_users_are_defined_before_their_first_row(
     assert defined[2:] == [("val.*", {"step_metric": "t"}), ("val.deep", {"step_metric": "t"})]
 
 
-def test_names_that_were_logged_before_the_pattern_are_defined_anew(defined: list[Any]) -> None:
+def test_names_logged_before_the_pattern_are_defined_again(defined: list[Any]) -> None:
     wandb.log({"val/acc": 0.5})
     wandb.define_metric("val/*", step_metric="epoch", step_sync=True)
     wandb.define_metric("val/top/*", step_metric="t")
@@ -311,7 +307,7 @@ def test_names_that_were_logged_before_the_pattern_are_defined_anew(defined: lis
     ]
 
 
-def test_a_pattern_of_all_names_takes_the_place_of_ours(defined: list[Any]) -> None:
+def test_a_users_pattern_for_all_names_replaces_ours(defined: list[Any]) -> None:
     wandb.log({"loss": 1.0})
     wandb.define_metric("train/global_step")
     wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
@@ -321,7 +317,7 @@ def test_a_pattern_of_all_names_takes_the_place_of_ours(defined: list[Any]) -> N
     assert defined == [("train/global_step", {}), ("*", theirs), ("loss", theirs)]
 
 
-def test_a_definition_by_name_holds_and_keeps_our_axis_where_it_names_none(defined: list[Any]) -> None:
+def test_a_definition_by_name_keeps_our_axis_unless_it_has_its_own(defined: list[Any]) -> None:
     wandb.define_metric("loss", step_metric="epoch")
     wandb.define_metric("acc", summary="max")
     wandb.define_metric("loss", summary="min")
@@ -336,7 +332,7 @@ def test_a_definition_by_name_holds_and_keeps_our_axis_where_it_names_none(defin
     ]
 
 
-def test_a_run_that_was_adopted_has_the_users_axes_alone(alone: FakeWandb) -> None:
+def test_an_adopted_run_has_only_the_users_axes(alone: FakeWandb) -> None:
     mine: Any = alone.init()
     opened = opener.open_session(Options(), {}, integration="test", adopt=lambda _: mine)
     mine.define_metric("val/*", step_metric="epoch")
@@ -357,7 +353,7 @@ class Thing:
         return f"thing {word}"
 
 
-def test_the_last_handler_is_asked_and_any_may_go_first() -> None:
+def test_the_last_handler_is_called_and_handlers_may_be_removed_in_any_order() -> None:
     thing = Thing()
     _, first = intercept(thing, "say", lambda say, word: say(f"first {word}"))
     _, second = intercept(thing, "say", lambda say, word: say(f"second {word}"))
@@ -373,7 +369,7 @@ def test_the_last_handler_is_asked_and_any_may_go_first() -> None:
     assert vars(thing) == {}
 
 
-def test_what_somebody_else_put_there_meanwhile_stays() -> None:
+def test_a_method_replaced_by_others_meanwhile_is_kept() -> None:
     thing = Thing()
     _, take_back = intercept(thing, "say", lambda *_: "ours")
     thing.say = lambda word: f"other {word}"  # type: ignore[method-assign]
@@ -381,7 +377,7 @@ def test_what_somebody_else_put_there_meanwhile_stays() -> None:
     assert thing.say("a") == original(thing, "say")("a") == "other a"
 
 
-def test_who_wraps_the_covered_method_makes_no_circle(alone: FakeWandb) -> None:
+def test_wrapping_an_intercepted_method_causes_no_recursion(alone: FakeWandb) -> None:
     run, seen = dist_wandb.init(), []
     covered = run.run.log
 
@@ -398,7 +394,7 @@ def test_who_wraps_the_covered_method_makes_no_circle(alone: FakeWandb) -> None:
     assert vars(alone.runs[0])["log"] is wrapper
 
 
-def test_a_method_that_was_the_objects_own_comes_back() -> None:
+def test_an_instance_attribute_is_restored() -> None:
     thing = Thing()
     own = vars(thing)["say"] = lambda word: f"own {word}"
     _, take_back = intercept(thing, "say", lambda say, word: say(word) + "!")

@@ -36,7 +36,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "is_notebook", lambda: True)
 
 
-def test_a_loop_that_opens_runs_finishes_each_before_the_next(
+def test_a_loop_finishes_each_run_before_opening_the_next(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     for fold in range(3):
@@ -50,21 +50,21 @@ def test_a_loop_that_opens_runs_finishes_each_before_the_next(
     assert "pass reinit='create_new'" in caplog.text
 
 
-def test_what_is_finished_in_time_is_not_spoken_of(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_finished_in_time_is_not_reported(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         dist_wandb.init().finish()
     assert ended(fake_wandb) == [[None], [None]]
     assert MESSAGE not in caplog.text
 
 
-def test_a_function_that_is_called_at_two_call_sites_opens_two(fake_wandb: FakeWandb) -> None:
+def test_a_function_called_at_two_call_sites_opens_two_runs(fake_wandb: FakeWandb) -> None:
     train, val = open_one(), open_one()
     assert ended(fake_wandb) == [[], []]
     val.finish()
     train.finish()
 
 
-def test_a_call_in_itself_opens_two(fake_wandb: FakeWandb) -> None:
+def test_a_recursive_call_opens_two_runs(fake_wandb: FakeWandb) -> None:
     def nest(depth: int) -> None:
         run = dist_wandb.init()
         if depth:
@@ -76,14 +76,16 @@ def test_a_call_in_itself_opens_two(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.parametrize("reinit", ["create_new", "return_previous", "finish_previous", True])
-def test_what_the_user_says_of_earlier_runs_holds(fake_wandb: FakeWandb, reinit: Any) -> None:
-    """wandb would finish it; this stand-in does nothing."""
+def test_an_explicit_reinit_leaves_earlier_runs_to_wandb(fake_wandb: FakeWandb, reinit: Any) -> None:
+    """wandb would finish them; this stand-in does nothing."""
     for _ in range(2):
         dist_wandb.init(reinit=reinit)
     assert ended(fake_wandb) == [[], []]
 
 
-def test_so_does_what_settings_and_the_environment_say(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reinit_in_settings_and_the_environment_has_the_same_effect(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         dist_wandb.init(settings={"reinit": "create_new"})
     monkeypatch.setenv("WANDB_REINIT", "create_new")
@@ -93,9 +95,7 @@ def test_so_does_what_settings_and_the_environment_say(fake_wandb: FakeWandb, mo
 
 
 @pytest.mark.usefixtures("notebook")
-def test_a_cell_that_is_changed_and_run_again_finishes_the_run(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rerunning_a_changed_cell_finishes_the_run(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
     dist_wandb.init()
     dist_wandb.init()
     assert ended(fake_wandb) == [[None], []]
@@ -103,7 +103,7 @@ def test_a_cell_that_is_changed_and_run_again_finishes_the_run(
 
 
 @pytest.mark.usefixtures("notebook")
-def test_what_is_nested_on_purpose_stays_open_in_a_notebook(fake_wandb: FakeWandb) -> None:
+def test_nested_runs_stay_open_in_a_notebook(fake_wandb: FakeWandb) -> None:
     @dist_wandb.wandb_init
     def decorated() -> list[list[int | None]]:
         with dist_wandb.init(), dist_wandb.init():
@@ -115,7 +115,7 @@ def test_what_is_nested_on_purpose_stays_open_in_a_notebook(fake_wandb: FakeWand
     plain.finish()
 
 
-def test_threads_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
+def test_threads_may_have_open_runs_side_by_side(fake_wandb: FakeWandb) -> None:
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
         runs = [pool.submit(open_one).result() for pool in (first, second)]
     assert ended(fake_wandb) == [[], []]
@@ -123,7 +123,7 @@ def test_threads_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
         run.finish()
 
 
-def test_tasks_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
+def test_tasks_may_have_open_runs_side_by_side(fake_wandb: FakeWandb) -> None:
     async def work() -> int:
         run = dist_wandb.init()
         await asyncio.sleep(0)
@@ -138,13 +138,13 @@ def test_tasks_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
     assert ended(fake_wandb) == [[None], [None]]
 
 
-def test_the_sessions_of_other_integrations_are_theirs(fake_wandb: FakeWandb) -> None:
+def test_sessions_of_other_integrations_are_not_finished(fake_wandb: FakeWandb) -> None:
     for _ in range(2):
         opener.open_session(Options(), {}, integration="test", topology=Topology.single())
     assert ended(fake_wandb) == [[], []]
 
 
-def test_ranks_finish_the_earlier_one_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+def test_ranks_finish_the_earlier_session_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
     sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)])
 
     def again(rank: int) -> bool:
@@ -160,14 +160,16 @@ def test_ranks_finish_the_earlier_one_together(fake_wandb: FakeWandb, job: Job, 
 
 
 @pytest.mark.parametrize(("shell", "expected"), [(object(), True), (None, False)])
-def test_a_notebook_is_told_by_ipython(monkeypatch: pytest.MonkeyPatch, shell: object, *, expected: bool) -> None:
+def test_notebooks_are_detected_by_the_ipython_shell(
+    monkeypatch: pytest.MonkeyPatch, shell: object, *, expected: bool
+) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not is_notebook()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert is_notebook() is expected
 
 
-def test_a_call_site_is_where_the_package_is_called() -> None:
+def test_a_call_site_is_the_line_outside_of_the_package() -> None:
     def called() -> Iterator[CallSite]:
         for _ in range(2):
             yield CallSite.current()

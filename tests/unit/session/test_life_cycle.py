@@ -36,14 +36,14 @@ def test_others_wait_no_longer_than_their_limit() -> None:
     assert not life.claim_finish(0.0)
 
 
-def test_nothing_leads_back_to_open() -> None:
+def test_a_closed_session_cannot_be_detached() -> None:
     life = LifeCycle()
     life.close()
     assert not life.detach()
     assert life.phase is Phase.CLOSED
 
 
-def test_a_session_is_detached_once() -> None:
+def test_a_session_can_be_detached_once() -> None:
     life = LifeCycle()
     assert life.detach()
     assert not life.detach()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
-def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
+def test_all_options_are_published_for_late_ranks(job: Job) -> None:
     given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"]}
     sessions = job(TWO, limits={"peer_timeout": 7.0}, **given)
     assert sessions[0]._link.store is not None
@@ -67,7 +67,7 @@ class Settings(MutableMapping[str, Any]):
 
 @pytest.mark.parametrize("mapping", [Settings, MappingProxyType])
 @pytest.mark.parametrize("sequence", [UserList, tuple, deque])
-def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, sequence: Any) -> None:
+def test_options_accept_any_mappings_and_sequences(job: Job, mapping: Any, sequence: Any) -> None:
     reduce = {"tokens": "sum", "*": "mean"}
     given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
     sessions = job(TWO, **given)
@@ -78,7 +78,7 @@ def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, seque
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
 
-def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
+def test_ranks_without_a_run_have_the_same_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
     first, second = job(TWO, lambda _: {"id": "exp"})
     for session in (first, second):
         session.log({"loss": 0.5}, step=1)
@@ -103,7 +103,7 @@ def test_ranks_without_a_run_know_its_id_and_address(job: Job) -> None:
     assert first.url == second.url == f"https://wandb.example/team/digits/runs/{first.id}"
 
 
-def test_new_runs_have_ids_made_from_one_base_id_and_one_group(job: Job) -> None:
+def test_new_runs_share_a_base_id_and_a_group(job: Job) -> None:
     first, second = job(TWO, run_mode="new")
     base_id = first.plan.base_id
     assert [session.id for session in (first, second)] == [f"{base_id}-rank-0", f"{base_id}-rank-1"]
@@ -122,51 +122,51 @@ def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWand
     assert {"rank-1/loss": 1, "global_step": 1} in rows
 
 
-def test_what_rank_0_was_given_describes_the_job_for_ranks_that_were_not(job: Job, fake_wandb: FakeWandb) -> None:
+def test_arguments_of_rank_0_apply_to_ranks_without_their_own(job: Job, fake_wandb: FakeWandb) -> None:
     job(TWO, lambda rank: {"project": "digits", "group": "night", "name": "base"} if rank == 0 else {}, run_mode="new")
     given = [{name: arguments[name] for name in ("project", "group")} for arguments in fake_wandb.arguments]
     assert given == [{"project": "digits", "group": "night"}] * 2
     assert {arguments["name"] for arguments in fake_wandb.arguments} == {"base-rank-0", "base-rank-1"}
 
 
-def test_a_ranks_own_arguments_win_over_those_of_rank_0(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_ranks_own_arguments_have_precedence_over_those_of_rank_0(job: Job, fake_wandb: FakeWandb) -> None:
     job(TWO, lambda rank: {"notes": f"of rank {rank}"}, run_mode="new")
     assert {arguments["notes"] for arguments in fake_wandb.arguments} == {"of rank 0", "of rank 1"}
 
 
-def test_an_id_made_up_by_each_rank_gives_one_job_with_a_warning(job: Job) -> None:
+def test_different_ids_per_rank_warn_and_give_one_job(job: Job) -> None:
     with pytest.warns(UserWarning, match="Rank 1 was given the run id 'made-up-1', rank 0 'made-up-0'"):
         first, second = job(TWO, lambda rank: {"id": f"made-up-{rank}"}, run_mode="new")
     assert (first.id, second.id) == ("made-up-0-rank-0", "made-up-0-rank-1")
 
 
-def test_an_id_that_all_ranks_know_is_no_reason_for_a_warning(job: Job) -> None:
+def test_the_same_id_on_all_ranks_does_not_warn(job: Job) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_one_rank_announces_for_all(job: Job, capsys: pytest.CaptureFixture[str], mode: str) -> None:
+def test_one_rank_prints_the_announcement(job: Job, capsys: pytest.CaptureFixture[str], mode: str) -> None:
     job(TWO, run_mode=mode)
     assert capsys.readouterr().err.count("dist_wandb: ") == 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_ranks_that_do_not_know_their_nodes_learn_them(job: Job, mode: str) -> None:
+def test_ranks_without_a_known_layout_learn_it(job: Job, mode: str) -> None:
     unknown = [Topology(rank, None, None, 3, None, None) for rank in range(3)]
     sessions = job(unknown, run_mode=mode, rank_scope="worker")
     assert [session.topology for session in sessions] == [topology.with_layout(["host"] * 3) for topology in unknown]
 
 
-def test_ranks_that_know_their_nodes_help_those_that_do_not(job: Job) -> None:
+def test_ranks_with_a_known_node_publish_it_for_the_others(job: Job) -> None:
     """With torchrun --virtual-local-rank, ranks of intermediate nodes have no local rank."""
     mixed = [Topology(0, 0, 0, 3, 1, 2), Topology(1, None, 1, 3, 2, 2), Topology(2, 1, 1, 3, 2, 2)]
     sessions = job(mixed, run_mode="shared", limits={"join_timeout": 20.0})
     assert sessions[1].plan.label is not None
 
 
-def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
+def test_the_layout_is_learnt_even_if_no_plan_needs_it(
     store: dist.Store, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store is not None
@@ -183,7 +183,7 @@ def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
 
 
 @pytest.mark.slow
-def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store: dist.Store) -> None:
+def test_a_single_early_rank_does_not_wait_for_an_unneeded_layout(store: dist.Store) -> None:
     """For example, rank 0 uses the run in `prepare_data` while the others wait at a barrier."""
     assert store is not None
     unknown = Topology(0, None, None, 2, None, None)
@@ -196,7 +196,7 @@ def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store
     assert time.monotonic() - start < 20
 
 
-def test_ranks_with_different_modes_are_told(store: dist.Store) -> None:
+def test_different_run_modes_are_an_error(store: dist.Store) -> None:
     assert store is not None
     open_session(Options("new"), {}, integration="test", topology=TWO[0], number=1)
     with pytest.raises(ConfigurationError, match=r"Rank 1 opens its run with .*'shared'.* but rank 0 with .*'new'"):
@@ -205,7 +205,7 @@ def test_ranks_with_different_modes_are_told(store: dist.Store) -> None:
         )
 
 
-def test_every_writer_of_a_shared_run_describes_it_as_rank_0_does(store: dist.Store, fake_wandb: FakeWandb) -> None:
+def test_every_writer_of_a_shared_run_uses_the_arguments_of_rank_0(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
     theirs = {"name": "first", "tags": ["a"], "config": {"lr": 0.1}, "mode": "offline"}
     open_session(Options("shared"), theirs, integration="test", topology=TWO[0], number=1)
@@ -217,7 +217,7 @@ def test_every_writer_of_a_shared_run_describes_it_as_rank_0_does(store: dist.St
         assert fake_wandb.arguments[1][name] == value
 
 
-def test_a_secondary_opens_after_its_primary_online(store: dist.Store, fake_wandb: FakeWandb) -> None:
+def test_an_online_secondary_opens_after_its_primary(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
     arguments = {"id": "exp", "mode": "online"}
     with pytest.raises(RendezvousError, match="rank 0"):
@@ -237,19 +237,19 @@ def test_a_secondary_opens_after_its_primary_online(store: dist.Store, fake_wand
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("resume", ["auto", True])
-def test_resuming_by_a_record_of_one_process_is_refused_for_several(resume: Any) -> None:
+def test_resume_from_a_single_process_record_is_refused_for_several_ranks(resume: Any) -> None:
     refused = "takes the run id from a restart record that one process finds, but 2 ranks"
     with pytest.raises(ConfigurationError, match=refused):
         open_session(Options("new"), {"resume": resume}, integration="test", topology=TWO[0])
 
 
-def test_rewinding_a_run_is_to_its_id(fake_wandb: FakeWandb) -> None:
+def test_the_id_of_a_rewound_run_is_taken_from_resume_from(fake_wandb: FakeWandb) -> None:
     open_session(Options(), {"resume_from": "abc?_step=3"}, integration="test", topology=TWO[0])
     assert fake_wandb.arguments[0]["id"] == "abc"
 
 
 @pytest.mark.usefixtures("store")
-def test_the_sessions_of_an_integration_are_counted_and_keep_to_themselves() -> None:
+def test_sessions_of_an_integration_are_numbered_and_isolated() -> None:
     first, second = (open_session(Options("new"), {}, integration="test", topology=TWO[0]) for _ in range(2))
     first_on_1, second_on_1 = (
         open_session(
@@ -263,7 +263,7 @@ def test_the_sessions_of_an_integration_are_counted_and_keep_to_themselves() -> 
 
 
 @pytest.mark.parametrize(("topology", "reinit"), [(TWO[0], "create_new"), (Topology.single(), None)])
-def test_beside_a_run_of_somebody_elses_a_rank_of_a_job_opens_its_own(
+def test_a_rank_of_a_job_opens_its_own_run_despite_an_existing_one(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, topology: Topology, reinit: str | None
 ) -> None:
     monkeypatch.setattr(wandb, "run", object())
@@ -271,7 +271,7 @@ def test_beside_a_run_of_somebody_elses_a_rank_of_a_job_opens_its_own(
     assert fake_wandb.arguments[0].get("reinit") == reinit
 
 
-def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
+def test_a_missing_rank_0_is_named(store: dist.Store) -> None:
     assert store is not None
     with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0"):
         open_session(
@@ -279,7 +279,7 @@ def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
         )
 
 
-def test_a_rank_without_a_run_is_opened_whole_where_the_primary_could_not_open_its_own(store: dist.Store) -> None:
+def test_a_rank_without_a_run_opens_a_session_even_if_the_primary_failed(store: dist.Store) -> None:
     published = JobStore(store, "test/1", TWO[0], 1.0)
     published.publish("run/", {"error": "no such project"})
     session = open_session(
@@ -290,7 +290,7 @@ def test_a_rank_without_a_run_is_opened_whole_where_the_primary_could_not_open_i
     session.finish(1)
 
 
-def test_a_session_that_cannot_be_opened_whole_leaves_nothing_behind(
+def test_a_session_that_fails_to_open_is_cleaned_up(
     store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store is not None
@@ -308,7 +308,7 @@ def test_a_session_that_cannot_be_opened_whole_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() -> None:
+def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened() -> None:
     options = Options(limits=Limits(join_timeout=0.05, finish_timeout=0.5))
     session = open_session(options, {}, integration="test", topology=TWO[1], number=1)
     assert (session.id, session.url, session.group_url) == (None, None, None)
@@ -317,7 +317,7 @@ def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() 
     assert not get_run()
 
 
-def test_a_session_is_described_before_a_rank_opens_it(job: Job) -> None:
+def test_the_job_description_is_available_before_a_rank_opens_its_session(job: Job) -> None:
     assert next_job("test", TWO[1], 1.0) is None
     job(TWO, run_mode="shared", rank_scope="worker")
     described = next_job("test", TWO[1], 1.0)
@@ -326,7 +326,7 @@ def test_a_session_is_described_before_a_rank_opens_it(job: Job) -> None:
 
 
 @pytest.mark.parametrize("message", [[], "job", {}, {"options": {}}, {"options": [], "arguments": {}}])
-def test_a_description_that_no_rank_has_written_is_refused(store: dist.Store, message: Any) -> None:
+def test_a_malformed_job_description_is_refused(store: dist.Store, message: Any) -> None:
     described = JobStore(store, "test/1", TWO[0], 1.0)
     job_identity.publish_base_id(described, "base")
     described.publish("job", message)
@@ -336,14 +336,14 @@ def test_a_description_that_no_rank_has_written_is_refused(store: dist.Store, me
         open_session(Options(run_mode="shared"), {}, integration="test", topology=TWO[1])
 
 
-def test_without_a_store_auto_needs_nobody(fake_wandb: FakeWandb) -> None:
+def test_auto_mode_works_without_a_store(fake_wandb: FakeWandb) -> None:
     sessions = [open_session(Options(), {}, integration="test", topology=topology) for topology in TWO]
     assert [bool(session.run) for session in sessions] == [True, False]
     assert sessions[1].id is None
     assert len(fake_wandb.runs) == 1
 
 
-def test_without_a_store_a_named_job_gives_every_rank_the_id(
+def test_the_job_name_gives_every_rank_the_id_without_a_store(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
@@ -352,7 +352,7 @@ def test_without_a_store_a_named_job_gives_every_rank_the_id(
 
 
 @pytest.mark.parametrize(("arguments", "run_id"), [({"id": "mine"}, "mine"), ({}, "proposed")])
-def test_without_a_store_auto_takes_the_users_id_or_else_the_integrations(
+def test_auto_mode_without_a_store_prefers_the_users_id_to_the_proposed_one(
     fake_wandb: FakeWandb, arguments: dict[str, Any], run_id: str
 ) -> None:
     open_session(Options(), arguments, integration="test", topology=TWO[0], proposed_id="proposed")
@@ -360,7 +360,7 @@ def test_without_a_store_auto_takes_the_users_id_or_else_the_integrations(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_opened_before_the_store_publishes_its_job_later(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = {"project": "digits"}
     first = open_session(Options(), arguments, integration="test", topology=TWO[0], number=1)
     store = dist.HashStore()
@@ -375,7 +375,7 @@ def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkey
     assert second.id == first.id
 
 
-def test_an_address_that_can_no_longer_be_asked_for_is_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_is_none_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO)
 
     def gone(_self: JobStore, _key: str) -> None:
@@ -386,14 +386,14 @@ def test_an_address_that_can_no_longer_be_asked_for_is_none(job: Job, monkeypatc
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_process_whose_rank_nothing_tells_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_of_unknown_rank_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     with pytest.warns(UserWarning, match="was started by another process, but its rank is not known"):
         dist_wandb.init()
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_process_whose_rank_is_told_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_of_known_rank_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -403,13 +403,13 @@ def test_a_child_process_whose_rank_is_told_is_not_warned_of(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_without_a_store_modes_that_need_all_ranks_say_what_to_do() -> None:
+def test_modes_that_need_all_ranks_are_refused_without_a_store() -> None:
     with pytest.raises(RendezvousError, match="Call init_process_group first"):
         open_session(Options("new"), {}, integration="test", topology=TWO[1])
 
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("mode", ["shared", "new"])
-def test_without_a_store_what_one_rank_proposes_is_not_taken_for_an_agreement(mode: Any) -> None:
+def test_a_proposed_id_of_one_rank_is_not_used_without_a_store(mode: Any) -> None:
     with pytest.raises(RendezvousError, match="has no way to agree on a run id"):
         open_session(Options(mode), {}, integration="test", topology=TWO[1], proposed_id="made-up-by-rank-1")

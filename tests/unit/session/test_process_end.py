@@ -38,7 +38,7 @@ THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
         (RuntimeError(), 1),
     ],
 )
-def test_what_an_exception_means(error: BaseException | None, code: int | None) -> None:
+def test_exit_codes_of_exceptions(error: BaseException | None, code: int | None) -> None:
     assert exit_code_of(error) == code
 
 
@@ -60,7 +60,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return []
 
 
-def test_an_exception_that_nobody_caught_is_the_code_of_the_process(
+def test_an_uncaught_exception_determines_the_exit_code(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: 3)
@@ -72,7 +72,7 @@ def test_an_exception_that_nobody_caught_is_the_code_of_the_process(
     assert codes == [(3, False), (255, True)]
 
 
-def test_a_child_of_multiprocessing_ends_while_its_exception_is_under_way(codes: list[tuple[int, bool]]) -> None:
+def test_an_exception_in_progress_determines_the_exit_code_of_a_child(codes: list[tuple[int, bool]]) -> None:
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     try:
@@ -86,7 +86,7 @@ def test_a_child_of_multiprocessing_ends_while_its_exception_is_under_way(codes:
     assert codes == [(4, False), (4, False), (0, False)]
 
 
-def test_a_fork_ends_nothing(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_ends_no_runs(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -94,7 +94,7 @@ def test_a_fork_ends_nothing(codes: list[tuple[int, bool]], monkeypatch: pytest.
     assert codes == []
 
 
-def test_sigterm_ends_runs_first_and_then_the_process(codes: list[tuple[int, bool]]) -> None:
+def test_sigterm_ends_runs_before_the_process(codes: list[tuple[int, bool]]) -> None:
     killed: list[tuple[int, int]] = []
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
@@ -126,7 +126,7 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
     assert killed == [200 + signal.SIGTERM]
 
 
-def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_needs_it(
+def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example a lock of wandb's, while it prints a traceback."""
@@ -153,7 +153,7 @@ def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_
     assert killed == [[(143, True)]]
 
 
-def test_a_run_that_takes_long_to_end_after_sigterm_still_ends_the_process_by_it(
+def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
@@ -182,7 +182,7 @@ def test_a_run_that_takes_long_to_end_after_sigterm_still_ends_the_process_by_it
     assert exits == []
 
 
-def test_a_main_thread_that_comes_to_its_end_after_sigterm_waits_for_the_end_of_the_run(
+def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[list[tuple[int, bool]]] = []
@@ -202,7 +202,9 @@ def test_a_main_thread_that_comes_to_its_end_after_sigterm_waits_for_the_end_of_
     assert killed == [[(143, True)]]
 
 
-def test_sigterm_lets_the_end_of_a_run_go_on(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_does_not_interrupt_finishing_a_run(
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed: list[str] = []
     done: list[str] = []
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
@@ -216,7 +218,7 @@ def test_sigterm_lets_the_end_of_a_run_go_on(codes: list[tuple[int, bool]], monk
     assert codes == []
 
 
-def test_a_store_that_has_stalled_is_not_waited_for() -> None:
+def test_a_stalled_store_is_not_waited_for() -> None:
     stalled = threading.Event()
     begun = time.monotonic()
     assert timed_caller.briefly(stalled.wait, otherwise=True, within=0.1) is True
@@ -224,7 +226,7 @@ def test_a_store_that_has_stalled_is_not_waited_for() -> None:
     stalled.set()
 
 
-def test_where_no_thread_can_be_started_the_store_is_asked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_still_called_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
@@ -232,7 +234,7 @@ def test_where_no_thread_can_be_started_the_store_is_asked_all_the_same(monkeypa
     assert timed_caller.briefly(lambda: 3, 0) == 3
 
 
-def test_who_handles_sigterm_is_left_alone(codes: list[tuple[int, bool]]) -> None:
+def test_existing_sigterm_handlers_are_kept(codes: list[tuple[int, bool]]) -> None:
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -249,7 +251,7 @@ def test_who_handles_sigterm_is_left_alone(codes: list[tuple[int, bool]]) -> Non
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_sigterm_is_caught_as_long_as_a_session_is_open(job: Job) -> None:
+def test_sigterm_is_caught_while_a_session_is_open(job: Job) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     import dist_wandb
 

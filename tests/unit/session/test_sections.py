@@ -64,7 +64,7 @@ def spend(sections: Sections, clock: Clock, name: str, milliseconds: float, *, w
         clock.pass_(milliseconds)
 
 
-def test_sums_since_the_last_row_are_taken_along_once(sections: Sections, clock: Clock) -> None:
+def test_a_row_takes_the_sums_since_the_last_row_once(sections: Sections, clock: Clock) -> None:
     for _ in range(2):
         spend(sections, clock, "data", 10)
         spend(sections, clock, "forward", 30)
@@ -80,7 +80,7 @@ def test_sums_since_the_last_row_are_taken_along_once(sections: Sections, clock:
     assert sections.due_timings(["loss"], 3) == {"time/data": 0.01, "time/step": 0.01, "time/busy": 1.0}
 
 
-def test_before_any_section_rows_have_no_timings(sections: Sections) -> None:
+def test_rows_before_the_first_section_have_no_timings(sections: Sections) -> None:
     assert sections.due_timings(["loss"], 1) == {}
 
 
@@ -88,7 +88,7 @@ def test_before_any_section_rows_have_no_timings(sections: Sections) -> None:
     ("outer_waits", "inner_waits", "busy"),
     [(False, False, 1.0), (False, True, 0.6), (True, False, 0.4), (True, True, 0)],
 )
-def test_busy_is_what_does_not_wait(
+def test_busy_is_the_share_of_time_without_waiting(
     sections: Sections, clock: Clock, *, outer_waits: bool, inner_waits: bool, busy: float
 ) -> None:
     with sections.timed("outer", 0, waits=outer_waits):
@@ -99,7 +99,7 @@ def test_busy_is_what_does_not_wait(
     assert taken["time/busy"] == pytest.approx(busy)
 
 
-def test_a_section_that_ends_by_an_exception_counts(sections: Sections, clock: Clock) -> None:
+def test_a_section_that_raises_is_counted(sections: Sections, clock: Clock) -> None:
     def fail() -> None:
         with sections.timed("data", 0, waits=False):
             clock.pass_(5)
@@ -111,7 +111,7 @@ def test_a_section_that_ends_by_an_exception_counts(sections: Sections, clock: C
     assert sections.due_timings(["loss"], 1)["time/data"] == 0.01
 
 
-def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: Clock) -> None:
+def test_each_call_of_a_decorated_function_is_a_section(sections: Sections, clock: Clock) -> None:
     @sections.timed("forward", 0, waits=False)
     def forward(depth: int) -> int:
         """What it does."""
@@ -122,7 +122,7 @@ def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: 
     assert sections.due_timings(["loss"], 1) == {"time/forward": 0.02, "time/step": 0.02, "time/busy": 1.0}
 
 
-def test_what_returns_before_its_work_is_done_is_not_decorated(sections: Sections) -> None:
+def test_coroutines_and_generators_cannot_be_decorated(sections: Sections) -> None:
     async def coroutine() -> None: ...
 
     def generator() -> object:
@@ -134,12 +134,12 @@ def test_what_returns_before_its_work_is_done_is_not_decorated(sections: Section
 
 
 @pytest.mark.parametrize("name", ["step", "busy", "straggler_rank", "a\0b", 3])
-def test_names_that_cannot_be_are_refused(sections: Sections, name: str) -> None:
+def test_invalid_names_are_refused(sections: Sections, name: str) -> None:
     with pytest.raises(ConfigurationError, match="rank 7"):
         sections.timed(name, 7, waits=False)
 
 
-def test_sections_of_a_generator_may_end_in_another_order(sections: Sections, clock: Clock) -> None:
+def test_sections_may_end_out_of_order(sections: Sections, clock: Clock) -> None:
     first, second = sections.timed("first", 0, waits=False), sections.timed("second", 0, waits=True)
     first.__enter__()
     clock.pass_(10)
@@ -155,9 +155,7 @@ def test_sections_of_a_generator_may_end_in_another_order(sections: Sections, cl
     is_untouched(sections, clock)
 
 
-def test_one_section_may_be_entered_again_inside_itself_and_in_several_threads(
-    sections: Sections, clock: Clock
-) -> None:
+def test_a_section_is_reentrant_and_usable_in_several_threads(sections: Sections, clock: Clock) -> None:
     section = sections.timed("data", 0, waits=False)
     with section:
         clock.pass_(10)
@@ -196,7 +194,7 @@ def is_untouched(sections: Sections, clock: Clock) -> None:
     assert sections.due_timings(["loss"], 99)["time/busy"] == 0.75
 
 
-def test_threads_have_sections_of_their_own(sections: Sections, clock: Clock) -> None:
+def test_threads_have_their_own_sections(sections: Sections, clock: Clock) -> None:
     with sections.timed("outer", 0, waits=True):
         thread = threading.Thread(target=spend, args=(sections, clock, "inner", 10))
         thread.start()
@@ -206,7 +204,7 @@ def test_threads_have_sections_of_their_own(sections: Sections, clock: Clock) ->
 
 
 @pytest.mark.parametrize("steps", [range(6), [None] * 6])
-def test_what_one_rank_logs_beside_takes_no_timings(sections: Sections, clock: Clock, steps: list[int | None]) -> None:
+def test_extra_rows_of_one_rank_take_no_timings(sections: Sections, clock: Clock, steps: list[int | None]) -> None:
     found = []
     for number, step in enumerate(steps):
         spend(sections, clock, "data", 10)
@@ -217,7 +215,7 @@ def test_what_one_rank_logs_beside_takes_no_timings(sections: Sections, clock: C
     assert [round(taken["time/data"], 3) for taken in found] == [0.01, 0.01, 0.011, 0.01, 0.011, 0.01]
 
 
-def test_a_name_that_was_logged_once_does_not_keep_timings_away(sections: Sections, clock: Clock) -> None:
+def test_a_name_logged_once_does_not_hold_back_timings(sections: Sections, clock: Clock) -> None:
     found = []
     for step, name in enumerate(["parameters", *["loss"] * 6]):
         spend(sections, clock, "data", 10)
@@ -225,7 +223,7 @@ def test_a_name_that_was_logged_once_does_not_keep_timings_away(sections: Sectio
     assert found == [0.01, None, None, None, 0.04, 0.01, 0.01]
 
 
-def test_a_device_is_asked_but_not_waited_for(sections: Sections, clock: Clock) -> None:
+def test_a_device_is_polled_without_waiting(sections: Sections, clock: Clock) -> None:
     clock.device = 0.0
     forward = sections.timed("forward", 0, waits=False)
     forward.__enter__()
@@ -239,7 +237,7 @@ def test_a_device_is_asked_but_not_waited_for(sections: Sections, clock: Clock) 
     assert sections.due_timings(["loss"], 2)["time/forward"] == 0.05
 
 
-def test_what_waits_for_a_device_is_bounded_and_nothing_is_lost(
+def test_pending_device_times_are_bounded_without_loss(
     sections: Sections, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dist_wandb.session.sections._MOST_WAITING", 3)
@@ -252,7 +250,7 @@ def test_what_waits_for_a_device_is_bounded_and_nothing_is_lost(
     assert sections.due_timings(["loss"], 2)["time/forward"] == 0.03
 
 
-def test_of_host_and_device_the_longer_one_counts(sections: Sections, clock: Clock) -> None:
+def test_the_longer_time_of_host_and_device_counts(sections: Sections, clock: Clock) -> None:
     clock.device = clock.passed = 10.0
     spend(sections, clock, "data", 30)
     assert sections.due_timings(["loss"], 1)["time/data"] == 0.03

@@ -36,7 +36,7 @@ TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 @pytest.mark.parametrize(("mode", "scope"), ALL_MODES)
-def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(fake_wandb: FakeWandb, mode: Any, scope: Any) -> None:
+def test_wandb_gets_exactly_the_users_arguments_in_a_world_of_one(fake_wandb: FakeWandb, mode: Any, scope: Any) -> None:
     config = {"lr": 0.1}
     session = dist_wandb.init("digits", run_mode=mode, rank_scope=scope, name="base", config=config, tags=("a",))
     assert fake_wandb.arguments == [{"project": "digits", "name": "base", "config": config, "tags": ("a",)}]
@@ -44,7 +44,7 @@ def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(fake_wandb: Fa
     assert session.id == fake_wandb.runs[0].id
 
 
-def test_without_arguments_wandb_gets_none(fake_wandb: FakeWandb) -> None:
+def test_wandb_gets_no_arguments_by_default(fake_wandb: FakeWandb) -> None:
     dist_wandb.init()
     assert fake_wandb.arguments == [{}]
 
@@ -57,7 +57,7 @@ def test_a_world_of_one_defines_the_x_axis(fake_wandb: FakeWandb) -> None:
     ]
 
 
-def test_the_session_tells_what_was_decided(fake_wandb: FakeWandb) -> None:
+def test_a_session_exposes_plan_topology_id_and_urls(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init("digits", id="exp", group="night")
     assert session.plan.opens_run
     assert session.topology.world_size == 1
@@ -67,7 +67,7 @@ def test_the_session_tells_what_was_decided(fake_wandb: FakeWandb) -> None:
     assert repr(session) == "<dist_wandb.Session run_mode='auto' rank 0 of 1 run='exp'>"
 
 
-def test_an_id_that_wandb_made_is_the_sessions(fake_wandb: FakeWandb) -> None:
+def test_a_session_has_the_id_generated_by_wandb(fake_wandb: FakeWandb) -> None:
     assert dist_wandb.init().id == fake_wandb.runs[0].id == "made-by-wandb-0"
 
 
@@ -83,13 +83,13 @@ def test_the_start_is_announced_in_one_line(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_an_id_that_wandb_made_is_announced_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_id_generated_by_wandb_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     dist_wandb.init("digits")
     assert "one run: made-by-wandb-0 (https://" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_wandb_silent_silences_the_announcement_too(
+def test_wandb_silent_suppresses_the_announcement(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -112,7 +112,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_who_logs_where_no_session_was_opened_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_without_a_session_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         get_run().log({"loss": 1.0}, step=1)
     (message,) = warnings_of(caplog)
@@ -120,14 +120,14 @@ def test_who_logs_where_no_session_was_opened_is_told_once(caplog: pytest.LogCap
 
 
 @pytest.mark.usefixtures("fresh")
-def test_after_a_session_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_after_a_session_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     dist_wandb.init().finish()
     get_run().log({"loss": 1.0})
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.usefixtures("fresh")
-def test_ranks_that_may_be_meant_to_open_none_are_not_told(
+def test_logging_without_a_session_does_not_warn_on_other_ranks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -140,7 +140,7 @@ def test_ranks_that_may_be_meant_to_open_none_are_not_told(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_get_run_gives_the_session_opened_last_and_not_finished() -> None:
+def test_get_run_returns_the_last_opened_unfinished_session() -> None:
     assert isinstance(get_run(), NullRun)
     outer = dist_wandb.init()
     inner = dist_wandb.init()
@@ -158,27 +158,27 @@ def test_sessions_may_end_in_any_order() -> None:
     assert get_run() is inner
 
 
-def test_a_second_session_of_a_process_gets_a_run_of_its_own(fake_wandb: FakeWandb) -> None:
+def test_a_second_session_of_a_process_has_its_own_run(fake_wandb: FakeWandb) -> None:
     first = dist_wandb.init()
     second = dist_wandb.init()
     assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
     assert first.run is not second.run
 
 
-def test_after_the_first_is_finished_nothing_is_asked_of_wandb(fake_wandb: FakeWandb) -> None:
+def test_reinit_is_not_passed_after_the_first_session_is_finished(fake_wandb: FakeWandb) -> None:
     dist_wandb.init().finish()
     dist_wandb.init()
     assert fake_wandb.arguments == [{}, {}]
 
 
-def test_a_session_holds_its_run_until_it_is_finished(fake_wandb: FakeWandb) -> None:
+def test_a_session_keeps_its_run_until_it_is_finished(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     assert holds(fake_wandb.runs[0])
     session.finish()
     assert not holds(fake_wandb.runs[0])
 
 
-def test_a_run_that_is_adopted_is_written_but_neither_opened_nor_finished(fake_wandb: FakeWandb) -> None:
+def test_an_adopted_run_is_written_but_neither_opened_nor_finished(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
     session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
     session.log({"loss": 0.5})
@@ -202,17 +202,17 @@ def test_rows_without_a_step_are_counted(fake_wandb: FakeWandb) -> None:
     ]
 
 
-def test_a_step_that_is_given_is_taken(fake_wandb: FakeWandb) -> None:
+def test_a_given_step_is_used(fake_wandb: FakeWandb) -> None:
     dist_wandb.init().log({"loss": 0.5}, step=7)
     assert fake_wandb.runs[0].logged == [({"loss": 0.5, "global_step": 7}, {})]
 
 
-def test_an_own_global_step_among_the_metrics_is_respected(fake_wandb: FakeWandb) -> None:
+def test_a_global_step_among_the_metrics_is_used(fake_wandb: FakeWandb) -> None:
     dist_wandb.init().log({"loss": 0.5, "global_step": 40})
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 40}]
 
 
-def test_calls_that_make_up_one_row_count_as_one(fake_wandb: FakeWandb) -> None:
+def test_calls_of_one_row_count_once(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     session.log({"loss": 0.5}, commit=False)
     session.log({"accuracy": 0.9})
@@ -224,7 +224,7 @@ def test_calls_that_make_up_one_row_count_as_one(fake_wandb: FakeWandb) -> None:
     ]
 
 
-def test_what_is_logged_is_not_changed(fake_wandb: FakeWandb) -> None:
+def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:
     metrics = {"loss": 0.5}
     dist_wandb.init().log(metrics, step=7)
     assert metrics == {"loss": 0.5}
@@ -246,9 +246,7 @@ def test_what_is_logged_is_not_changed(fake_wandb: FakeWandb) -> None:
         ({"a\0b": 1}, "but names are text, without NUL characters and lone"),
     ],
 )
-def test_metrics_that_are_none_are_refused_and_nothing_is_written(
-    fake_wandb: FakeWandb, metrics: Any, message: str
-) -> None:
+def test_invalid_metrics_are_refused_and_nothing_is_written(fake_wandb: FakeWandb, metrics: Any, message: str) -> None:
     session = dist_wandb.init()
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         session.log(metrics)
@@ -258,13 +256,13 @@ def test_metrics_that_are_none_are_refused_and_nothing_is_written(
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("timeout", [None, 0.1])
-def test_flush_says_that_all_is_handed_over(timeout: float | None) -> None:
+def test_flush_returns_true_after_all_rows_are_written(timeout: float | None) -> None:
     session = dist_wandb.init()
     session.log({"loss": 0.5})
     assert session.flush(timeout) is True
 
 
-def test_a_session_without_an_x_axis_defines_none_and_counts_none(fake_wandb: FakeWandb) -> None:
+def test_a_session_without_an_x_axis_neither_defines_nor_counts_steps(fake_wandb: FakeWandb) -> None:
     session = open_session(Options(), {}, integration="test", step_metric=None)
     session.log({"loss": 0.5})
     session.log({"loss": 0.4}, step=3)
@@ -272,7 +270,7 @@ def test_a_session_without_an_x_axis_defines_none_and_counts_none(fake_wandb: Fa
     assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4}]
 
 
-def test_another_x_axis_is_written_where_it_is_given_and_not_counted(fake_wandb: FakeWandb) -> None:
+def test_another_x_axis_is_written_only_with_a_given_step(fake_wandb: FakeWandb) -> None:
     session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
     session.log({"loss": 0.5})
     session.log({"loss": 0.4}, step=3)
@@ -283,7 +281,7 @@ def test_another_x_axis_is_written_where_it_is_given_and_not_counted(fake_wandb:
 # --- the run behind the session ---------------------------------------------------------------------------------------
 
 
-def test_a_session_lists_what_is_for_its_users_and_what_its_run_has(fake_wandb: FakeWandb) -> None:
+def test_dir_of_a_session_lists_public_names_and_those_of_its_run(fake_wandb: FakeWandb) -> None:
     names = set(dir(dist_wandb.init()))
     assert {"log", "flush", "finish", "id", "url", "plan", "topology", "config", "run"} <= names
     assert {name for name in dir(fake_wandb.runs[0]) if not name.startswith("_")} <= names
@@ -291,14 +289,14 @@ def test_a_session_lists_what_is_for_its_users_and_what_its_run_has(fake_wandb: 
     assert not [name for name in names if name.startswith("_")]
 
 
-def test_a_rank_without_a_run_lists_the_same(job: Job, on_ranks: OnRanks) -> None:
+def test_dir_is_the_same_on_a_rank_without_a_run(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     assert {"log", "flush", "plan", "summary", "watch", "alert", "url"} <= set(dir(sessions[1]))
     assert not {"after_fork", "close_without_run", "unchanged_config"} & set(dir(sessions[1]))
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 
-def test_a_notebook_shows_the_page_of_the_run_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
+def test_a_notebook_links_to_the_run_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     page = f"https://wandb.example/team/digits/runs/{sessions[0].id}"
     for session in sessions:
@@ -308,11 +306,11 @@ def test_a_notebook_shows_the_page_of_the_run_on_all_ranks(job: Job, on_ranks: O
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_notebook_shows_a_run_without_a_page() -> None:
+def test_a_notebook_shows_no_link_for_an_offline_run() -> None:
     assert "<a" not in dist_wandb.init(mode="offline")._repr_html_()
 
 
-def test_ranks_that_write_the_same_into_the_summary_go_the_same_way(job: Job, on_ranks: OnRanks) -> None:
+def test_equal_summary_writes_read_the_same_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
 
     def ways(rank: int) -> list[bool]:
@@ -328,7 +326,7 @@ def test_ranks_that_write_the_same_into_the_summary_go_the_same_way(job: Job, on
     assert on_ranks(2, ways) == [[True, False, True]] * 2
 
 
-def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -> None:
+def test_other_attributes_are_looked_up_on_the_run(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init(name="base")
     session.define_metric("epoch")
     assert session.name == "base"
@@ -337,12 +335,12 @@ def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -
 
 @pytest.mark.parametrize("reduce", ["auto", "mean", None])
 @pytest.mark.parametrize("patterns", [True, False, "loss", "auto"])
-def test_options_of_plain_types_stay_as_they_are(reduce: Any, patterns: Any) -> None:
+def test_options_of_plain_types_are_unchanged(reduce: Any, patterns: Any) -> None:
     options = Options(reduce=reduce, spread=patterns, per_rank=patterns)
     assert (options.reduce, options.spread, options.per_rank) == (reduce, patterns, patterns)
 
 
-def test_a_gathered_table_is_logged_once(fake_wandb: FakeWandb) -> None:
+def test_logging_a_gathered_table_twice_is_an_error(fake_wandb: FakeWandb) -> None:
     table = dist_wandb.gathered([[1]], ["a"])
     with dist_wandb.init() as session:
         session.log({"table": table})
@@ -358,7 +356,7 @@ def test_a_misspelt_method_of_a_real_run_raises(name: str) -> None:
         getattr(dist_wandb.init(), name)
 
 
-def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
+def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
     with pytest.raises(AttributeError, match="'Session' object has no attribute 'summary'"):
         _ = Session.__new__(Session).summary
 
@@ -383,9 +381,7 @@ def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
         ({"limits": 60}, "limits must be dist_wandb.Limits(...) or a mapping of its arguments, got 60."),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(
-    fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused(fake_wandb: FakeWandb, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         Options(**arguments)
     with pytest.raises(ConfigurationError, match=re.escape(message)):
@@ -393,7 +389,7 @@ def test_options_that_cannot_be_honoured_are_refused(
     assert fake_wandb.arguments == []
 
 
-def test_what_no_option_says_is_the_default_of_every_integration() -> None:
+def test_every_integration_has_the_same_default_options() -> None:
     options = Options()
     assert options == Options("auto", "global", "auto", False, "auto", Limits(), "warn", "primary", False)
     assert Limits() == Limits(60.0, 60.0, None, 10_000, 1.0)
@@ -418,7 +414,7 @@ def test_options_are_documented_alike_by_logger_and_tracker_and_in_full_by_init(
 
 
 @pytest.mark.parametrize("limits", [Limits(peer_timeout=7), {"peer_timeout": 7}])
-def test_limits_are_an_object_or_a_mapping(fake_wandb: FakeWandb, limits: Limits | dict[str, float]) -> None:  # noqa: ARG001
+def test_limits_may_be_an_object_or_a_mapping(fake_wandb: FakeWandb, limits: Limits | dict[str, float]) -> None:  # noqa: ARG001
     with dist_wandb.init(limits=limits) as session:
         assert session.options.limits == Limits(60.0, 7, None, 10_000, 1.0)
 
@@ -440,7 +436,7 @@ def test_options_for_the_exchange_between_ranks_are_accepted(arguments: dict[str
         ({"mode": "shared"}, "Pass run_mode='shared'"),
     ],
 )
-def test_arguments_that_wandb_would_refuse_are_refused_before_anything_starts(
+def test_arguments_that_wandb_would_refuse_are_refused_early(
     fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):

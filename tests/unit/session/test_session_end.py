@@ -28,12 +28,12 @@ TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 @pytest.mark.parametrize("exit_code", [None, 0, 3])
-def test_finish_hands_the_exit_code_on(fake_wandb: FakeWandb, exit_code: int | None) -> None:
+def test_finish_passes_the_exit_code_to_wandb(fake_wandb: FakeWandb, exit_code: int | None) -> None:
     dist_wandb.init().finish(exit_code)
     assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
-def test_finishing_twice_finishes_once(fake_wandb: FakeWandb) -> None:
+def test_a_second_finish_has_no_effect(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     session.finish()
     session.finish(1)
@@ -52,7 +52,7 @@ def test_finishing_twice_finishes_once(fake_wandb: FakeWandb) -> None:
     ],
     ids=repr,
 )
-def test_what_ends_the_with_statement_is_the_runs_exit_code(
+def test_an_exception_in_the_with_statement_sets_the_exit_code(
     fake_wandb: FakeWandb, error: BaseException, exit_code: int
 ) -> None:
     with pytest.raises(type(error)), dist_wandb.init():
@@ -60,7 +60,7 @@ def test_what_ends_the_with_statement_is_the_runs_exit_code(
     assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
-def test_a_with_statement_that_ends_well_finishes_the_run_well(fake_wandb: FakeWandb) -> None:
+def test_a_with_statement_without_error_finishes_the_run(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
         assert get_run() is session
     assert fake_wandb.runs[0].exit_codes == [None]
@@ -76,7 +76,7 @@ def test_a_released_session_leaves_its_run_open(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_job_without_a_store_ends_at_once_with_what_there_is(
+def test_a_job_without_a_store_finishes_at_once_with_its_own_rows(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rank: int
 ) -> None:
     session = open_session(Options(), {"id": "exp"}, integration="test", topology=Topology(rank, rank, 0, 2, 2, 1))
@@ -90,7 +90,7 @@ def test_job_without_a_store_ends_at_once_with_what_there_is(
 
 
 @pytest.mark.parametrize("by_wandb", [False, True])
-def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
+def test_pending_rows_are_written_before_the_user_finishes_the_run(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, by_wandb: bool
 ) -> None:
     sessions = job(TWO)
@@ -111,7 +111,7 @@ def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
     assert "finish" not in vars(run)
 
 
-def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
+def test_ranks_without_a_run_notice_that_the_user_finished_it(
     fake_wandb: FakeWandb, job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = job(TWO)
@@ -130,10 +130,10 @@ def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
 
 
 @pytest.mark.slow
-def test_to_finish_the_run_takes_no_longer_than_to_finish_the_session(
+def test_finishing_the_run_keeps_the_limit_of_the_session(
     fake_wandb: FakeWandb, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits first for its last rows and then for the others' ends, both within one `finish_timeout`."""
+    """This waits first for the last rows and then for the others' ends, both within one `finish_timeout`."""
     first, _ = job(TWO)
     limits: list[float | None] = []
     close = first._exchange.close
@@ -155,7 +155,7 @@ def test_to_finish_the_run_takes_no_longer_than_to_finish_the_session(
     assert limit <= first.options.limits.flush_timeout - 2.0
 
 
-def test_threads_that_finish_at_the_same_time_end_the_run_once_and_whole(fake_wandb: FakeWandb, job: Job) -> None:
+def test_concurrent_finishes_end_the_run_once_with_all_rows(fake_wandb: FakeWandb, job: Job) -> None:
     first, second = job(TWO)
     first.log({"loss": 1.0}, step=1)
     ends = [threading.Thread(target=end) for end in (first.run.finish, first.finish, first.run.finish)]
@@ -171,7 +171,7 @@ def test_threads_that_finish_at_the_same_time_end_the_run_once_and_whole(fake_wa
     assert fake_wandb.runs[0].exit_codes == [None]
 
 
-def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -> None:
+def test_a_runs_own_finish_method_is_restored(fake_wandb: FakeWandb) -> None:
     run: Any = wandb.init()
     ended: list[int | None] = []
 
@@ -188,7 +188,7 @@ def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -
     assert fake_wandb.runs[0].exit_codes == []
 
 
-def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
+def test_an_adopted_run_is_left_unchanged(fake_wandb: FakeWandb) -> None:
     run = wandb.init()
     session = open_session(Options(), {}, integration="test", adopt=lambda _: run)
     assert session.run is run
@@ -198,7 +198,7 @@ def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].exit_codes == []
 
 
-def test_run_of_the_users_is_finished_once_when_they_do(fake_wandb: FakeWandb) -> None:
+def test_an_adopted_run_is_finished_once_by_the_user(fake_wandb: FakeWandb) -> None:
     run = wandb.init()
     open_session(Options(), {}, integration="test", adopt=lambda _: run)
     run.finish()
@@ -207,7 +207,7 @@ def test_run_of_the_users_is_finished_once_when_they_do(fake_wandb: FakeWandb) -
     assert not dist_wandb.get_run()
 
 
-def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = fake_wandb.init(project="digits")
     monkeypatch.setattr(wandb, "run", theirs)
     fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb returns the open run
@@ -216,7 +216,7 @@ def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: p
     assert theirs.exit_codes == []
 
 
-def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWandb) -> None:
+def test_a_session_is_closed_after_the_user_finishes_its_run(fake_wandb: FakeWandb) -> None:
     open_session(Options(), {}, integration="test")
     fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
     assert not get_run()
@@ -224,7 +224,7 @@ def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWand
     assert "reinit" not in fake_wandb.arguments[1]
 
 
-def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_may_remove_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     (session, _) = job(TWO)
 
     class Forgotten(list[Session]):
@@ -239,7 +239,7 @@ def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: py
     assert not registry._sessions
 
 
-def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
+def test_finish_returns_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
     options = Options(limits=Limits(join_timeout=60.0, finish_timeout=0.2))
     session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
@@ -251,7 +251,7 @@ def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) 
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, DEGRADED: 1, "global_step": 3}]
 
 
-def test_a_run_that_failed_is_finished_without_waiting_for_others(store: dist.Store, fake_wandb: FakeWandb) -> None:
+def test_a_failed_run_is_finished_without_waiting_for_other_ranks(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
     session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
@@ -262,7 +262,7 @@ def test_a_run_that_failed_is_finished_without_waiting_for_others(store: dist.St
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
-def test_all_ranks_finish_together(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_all_ranks_can_finish_together(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     sessions[0].log({"loss": 1.0}, 0)
     sessions[1].log({"loss": 2.0}, 0)
@@ -272,7 +272,7 @@ def test_all_ranks_finish_together(job: Job, fake_wandb: FakeWandb, on_ranks: On
     assert not get_run()
 
 
-def test_log_after_finish_says_so(job: Job, on_ranks: OnRanks) -> None:
+def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     on_ranks(2, lambda rank: sessions[rank].finish())
     for rank, session in enumerate(sessions):

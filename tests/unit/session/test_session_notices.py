@@ -44,7 +44,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("topology", "mode", "scope", "expected"), EXPECTED)
-def test_the_line_says_what_was_decided_for_whom_and_where_it_is(
+def test_the_announcement_has_mode_scope_ranks_and_place(
     topology: Topology, mode: str, scope: str, expected: str
 ) -> None:
     line = announcement(topology, plan_run(topology, mode, scope, "exp"), "x", None)
@@ -60,12 +60,12 @@ def test_the_line_says_what_was_decided_for_whom_and_where_it_is(
         ("new", "https://w", "a run for each rank in the group night (https://w); that of rank 0 is exp-rank-0 (x)"),
     ],
 )
-def test_the_users_group_and_its_page_are_named(mode: str, url: str | None, expected: str) -> None:
+def test_the_announcement_names_the_users_group_and_its_page(mode: str, url: str | None, expected: str) -> None:
     line = announcement(ONE_NODE, plan_run(ONE_NODE, mode, "global", "exp", group="night"), "x", url)
     assert line.endswith(f"2 ranks on 1 node: {expected}")
 
 
-def test_an_id_that_wandb_makes_is_left_out() -> None:
+def test_an_id_that_wandb_will_generate_is_left_out() -> None:
     plan = plan_run(SINGLE, "auto", "global", None)
     assert announcement(SINGLE, plan, "https://w", None).endswith("one run: (https://w)")
 

@@ -25,7 +25,7 @@ def codes_of(session: Session) -> list[int | None]:
 
 
 @pytest.mark.parametrize("reduce", ["auto", None])
-def test_of_a_shared_run_the_primary_ends_last(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
+def test_the_primary_of_a_shared_run_ends_last(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
     first, second, third = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=reduce)
     ended: list[int] = []
     for session in (first, second, third):
@@ -43,7 +43,7 @@ def test_of_a_shared_run_the_primary_ends_last(job: Job, fake_wandb: FakeWandb, 
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
-def test_a_failure_of_another_rank_is_the_runs(job: Job, mode: str) -> None:
+def test_a_failure_of_another_rank_fails_the_run(job: Job, mode: str) -> None:
     first, *others = job(THREE, lambda _: {"id": "exp"}, run_mode=mode)
     others[1].finish(7)
     others[0].finish()
@@ -51,7 +51,7 @@ def test_a_failure_of_another_rank_is_the_runs(job: Job, mode: str) -> None:
     assert codes_of(first) == [7]
 
 
-def test_runs_of_their_own_have_codes_of_their_own(job: Job, fake_wandb: FakeWandb) -> None:
+def test_separate_runs_have_separate_exit_codes(job: Job, fake_wandb: FakeWandb) -> None:
     first, *others = job(THREE, run_mode="new")
     others[0].finish(7)
     others[1].finish()
@@ -59,7 +59,7 @@ def test_runs_of_their_own_have_codes_of_their_own(job: Job, fake_wandb: FakeWan
     assert sorted(str(run.exit_codes) for run in fake_wandb.runs) == ["[7]", "[None]", "[None]"]
 
 
-def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_writer_that_does_not_end_is_waited_for_and_reported(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     first, second, _ = job(
         THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=None, limits={"finish_timeout": 0.3}
     )
@@ -71,7 +71,7 @@ def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pyt
     assert codes_of(first) == [None]
 
 
-def test_a_rank_that_fails_waits_for_nobody(job: Job) -> None:
+def test_a_failed_rank_does_not_wait(job: Job) -> None:
     first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", limits={"finish_timeout": 60.0})
     begun = time.monotonic()
     first.finish(1)
@@ -79,7 +79,7 @@ def test_a_rank_that_fails_waits_for_nobody(job: Job) -> None:
     assert codes_of(first) == [1]
 
 
-def test_a_process_that_exits_with_a_code_waits_as_one_that_ends_well(job: Job) -> None:
+def test_a_process_that_exits_with_a_code_waits_like_a_successful_one(job: Job) -> None:
     first, second, third = job(THREE, lambda _: {"id": "exp"}, run_mode="shared")
     for session in (first, second, third):
         session.log({"loss": float(session.topology.global_rank)}, step=0)
@@ -97,9 +97,7 @@ def test_a_process_that_exits_with_a_code_waits_as_one_that_ends_well(job: Job) 
     assert codes_of(first) == [3]
 
 
-def test_a_failure_that_was_told_before_the_end_is_the_runs_unless_it_was_overcome(
-    job: Job, fake_wandb: FakeWandb
-) -> None:
+def test_an_early_failure_is_the_exit_code_unless_it_is_revoked(job: Job, fake_wandb: FakeWandb) -> None:
     (alone,) = job([Topology.single()])
     alone.fail(1)
     alone.finish()

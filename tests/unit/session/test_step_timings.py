@@ -37,7 +37,7 @@ class Measured:
         return self.sections.due_timings({"loss"}, None)
 
 
-def test_each_part_has_its_time_and_those_that_wait_do_not_count_as_busy() -> None:
+def test_each_part_is_timed_and_waiting_parts_do_not_count_as_busy() -> None:
     measured: Any = Measured()
     parts = [("data", 1), ("forward", 2), ("backward", 4), (None, 8), ("optimizer", 1), ("data", 4)]
     assert measured.steps(StepTimings(lambda: measured), *parts) == {
@@ -51,7 +51,7 @@ def test_each_part_has_its_time_and_those_that_wait_do_not_count_as_busy() -> No
     assert measured.waiting == {"backward"}
 
 
-def test_sharded_parameters_are_waited_for_in_forward_and_update() -> None:
+def test_forward_and_optimizer_count_as_waiting_with_sharded_parameters() -> None:
     measured: Any = Measured()
     timings = StepTimings(lambda: measured, is_sharded=True)
     row = measured.steps(timings, ("data", 1), ("forward", 1), ("backward", 1), ("optimizer", 1))
@@ -59,7 +59,7 @@ def test_sharded_parameters_are_waited_for_in_forward_and_update() -> None:
     assert row["time/busy"] == 0.25
 
 
-def test_without_a_session_nothing_is_measured_until_there_is_one() -> None:
+def test_timing_starts_when_a_session_is_opened() -> None:
     measured: Any = Measured()
     open_sessions: list[Any] = []
     timings = StepTimings(lambda: open_sessions[0] if open_sessions else None)
@@ -71,7 +71,7 @@ def test_without_a_session_nothing_is_measured_until_there_is_one() -> None:
     assert measured.steps(timings, ("forward", 1))["time/forward"] == 1.0
 
 
-def test_another_thread_does_not_change_the_part_until_the_training_has_ended() -> None:
+def test_another_thread_cannot_change_the_part_before_the_training_ends() -> None:
     measured: Any = Measured()
     timings = StepTimings(lambda: measured)
     timings.enter("forward")
@@ -88,7 +88,7 @@ def on_another_thread(timings: StepTimings) -> None:
         pool.submit(timings.enter, "data").result(30)
 
 
-def test_copies_of_a_module_and_what_is_saved_of_it_have_a_hook_that_does_nothing() -> None:
+def test_the_hook_has_no_effect_in_copied_or_pickled_modules() -> None:
     called: list[Any] = []
     module = nn.Identity()
     module.register_forward_pre_hook(ForwardHook(called.append))
@@ -100,6 +100,6 @@ def test_copies_of_a_module_and_what_is_saved_of_it_have_a_hook_that_does_nothin
 
 
 @pytest.mark.parametrize("value", [None, 1, "data"])
-def test_what_is_no_yes_or_no_is_refused(value: Any) -> None:
+def test_timings_other_than_bools_are_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"timings=.* is neither True nor False"):
         check_timings(value)

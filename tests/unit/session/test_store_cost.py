@@ -40,7 +40,7 @@ def of_unknown_nodes(rank: int, size: int) -> Topology:
         ("new", "global", of_nodes),
     ],
 )
-def test_a_session_asks_for_as_many_keys_however_many_ranks_there_are(
+def test_store_requests_per_rank_are_independent_of_the_number_of_ranks(
     store: dist.Store,
     job: Callable[..., list[Session]],
     on_ranks: OnRanks,

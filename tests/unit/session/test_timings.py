@@ -43,7 +43,7 @@ def rows_of(sessions: list[Session], fake_wandb: FakeWandb) -> list[dict[str, An
     return fake_wandb.runs[0].rows
 
 
-def test_a_row_has_the_mean_of_the_ranks_and_the_spread(job: Job, fake_wandb: FakeWandb) -> None:
+def test_timings_in_a_row_have_the_mean_and_the_spread(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(FOUR, reduce="sum")
     for rank, session in enumerate(sessions):
         Clock(session).step(7, 40 + 20 * rank, weight=1 + rank)
@@ -60,7 +60,7 @@ def test_a_row_has_the_mean_of_the_ranks_and_the_spread(job: Job, fake_wandb: Fa
 
 
 @pytest.mark.parametrize("slow", [2, None])
-def test_a_rank_that_holds_the_others_up_is_named(job: Job, fake_wandb: FakeWandb, slow: int | None) -> None:
+def test_a_straggler_is_named(job: Job, fake_wandb: FakeWandb, slow: int | None) -> None:
     sessions = job(FOUR)
     clocks = [Clock(session) for session in sessions]
     for number in range(25):
@@ -76,7 +76,7 @@ def test_a_rank_that_holds_the_others_up_is_named(job: Job, fake_wandb: FakeWand
         assert rows[-1]["time/straggler_excess"] == pytest.approx(0.03, abs=0.005)
 
 
-def test_where_each_rank_has_its_own_rows_they_have_its_own_times(job: Job, fake_wandb: FakeWandb) -> None:
+def test_rows_of_separate_runs_have_the_ranks_own_times(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(TWO, run_mode="new", reduce=None)
     for rank, session in enumerate(sessions):
         Clock(session).step(0, 40 + 20 * rank)
@@ -86,7 +86,7 @@ def test_where_each_rank_has_its_own_rows_they_have_its_own_times(job: Job, fake
     assert not any("/max" in name for run in fake_wandb.runs for row in run.rows for name in row)
 
 
-def test_a_rank_without_a_section_has_no_part_in_it(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_rank_without_sections_is_left_out_of_the_timings(job: Job, fake_wandb: FakeWandb) -> None:
     first, second = sessions = job(TWO, limits={"heartbeat": 0.05})
     clock = Clock(first)
     for number in range(3):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
-def test_the_thread_of_a_session_finds_it_complete(
+def test_the_exchange_thread_starts_after_the_constructor_returns(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It calls back into the session, whose constructor must have returned."""
@@ -76,7 +76,7 @@ def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -
     assert (row["global_step"], type(row["global_step"])) == (int(step), int)
 
 
-def test_a_step_among_the_metrics_is_the_place_of_the_row(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_step_among_the_metrics_determines_the_row(job: Job, fake_wandb: FakeWandb) -> None:
     first, second = sessions = job(TWO)
     first.log({"loss": 1.0, "global_step": 40})
     second.log({"loss": 2.0}, step=40)
@@ -84,7 +84,7 @@ def test_a_step_among_the_metrics_is_the_place_of_the_row(job: Job, fake_wandb: 
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
 
 
-def test_rows_without_a_step_of_several_ranks_are_counted(job: Job, fake_wandb: FakeWandb) -> None:
+def test_rows_without_a_step_are_counted_across_ranks(job: Job, fake_wandb: FakeWandb) -> None:
     first, _ = sessions = job(TWO)
     first.log({"only here": "text"})
     for session in sessions:
@@ -96,7 +96,7 @@ def test_rows_without_a_step_of_several_ranks_are_counted(job: Job, fake_wandb: 
     ]
 
 
-def test_rank_0_alone_writes_its_own_numbers_and_says_so(
+def test_rank_0_alone_writes_its_own_numbers_and_warns(
     store: dist.Store, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store is not None
@@ -112,7 +112,7 @@ def test_rank_0_alone_writes_its_own_numbers_and_says_so(
 
 
 @pytest.mark.parametrize("by_run", [False, True])
-def test_rank_0_alone_does_not_wait_for_ranks_that_nobody_asked(
+def test_rank_0_alone_does_not_wait_for_other_ranks(
     store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
 ) -> None:
     assert store is not None
@@ -125,9 +125,7 @@ def test_rank_0_alone_does_not_wait_for_ranks_that_nobody_asked(
     assert run.rows == [{"loss": 0.5, "global_step": 3}]
 
 
-def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
-    store: dist.Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_that_opens_a_finished_session_is_warned(store: dist.Store, caplog: pytest.LogCaptureFixture) -> None:
     assert store is not None
     together = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
     apart = replace(together, reduce=None)  # without an exchange no rank waits, so being late makes no difference
@@ -139,7 +137,7 @@ def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
         assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == count
 
 
-def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
+def test_a_rank_whose_primary_ended_before_any_exchange_does_not_wait(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store is not None
@@ -152,7 +150,7 @@ def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", {"loss": "max"}])
-def test_own_runs_bring_numbers_together_where_it_is_asked_for(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
+def test_separate_runs_reduce_numbers_on_request(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
     sessions = job(TWO, run_mode="new", reduce=reduce)
     for rank, session in enumerate(sessions):
         assert session.brings_together
@@ -164,7 +162,9 @@ def test_own_runs_bring_numbers_together_where_it_is_asked_for(job: Job, fake_wa
 
 
 @pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])
-def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, options: dict[str, Any]) -> None:
+def test_every_rank_writes_its_own_numbers_without_reduction(
+    job: Job, fake_wandb: FakeWandb, options: dict[str, Any]
+) -> None:
     sessions = job(TWO, **options)
     for rank, session in enumerate(sessions):
         assert not session.brings_together
@@ -194,7 +194,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_logged_is_refused_and_nothing_of_it_is_put(
+def test_invalid_rows_are_refused_as_a_whole(
     job: Job, fake_wandb: FakeWandb, arguments: tuple[Any, ...], message: str
 ) -> None:
     sessions = job(TWO)
@@ -208,7 +208,7 @@ def test_what_cannot_be_logged_is_refused_and_nothing_of_it_is_put(
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_vectors_are_the_primarys_own_as_they_were_when_they_were_logged(job: Job, mode: Any) -> None:
+def test_vectors_are_those_of_the_primary_at_the_time_of_the_call(job: Job, mode: Any) -> None:
     sessions = job(TWO, run_mode=mode, reduce="mean", per_rank=["logits"])
     for rank, session in enumerate(sessions):
         logits, counts = torch.tensor([rank, 2.0]), [np.full(2, rank)]
@@ -231,12 +231,12 @@ def test_vectors_are_the_primarys_own_as_they_were_when_they_were_logged(job: Jo
 
 @pytest.mark.parametrize("options", [{}, {"reduce": None}], ids=["together", "alone"])
 @pytest.mark.parametrize("weight", [-1, math.nan, [1], "3"])
-def test_a_bad_weight_is_refused_whether_it_is_used_or_not(job: Job, options: dict[str, Any], weight: Any) -> None:
+def test_an_invalid_weight_is_refused_even_if_it_is_unused(job: Job, options: dict[str, Any], weight: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"weight.* on rank 0"):
         job(TWO, **options)[0].log({"loss": 0.5}, weight=weight)
 
 
-def test_a_row_that_was_refused_is_not_counted(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_refused_row_is_not_counted(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(TWO)
     for session in sessions:
         with pytest.raises(ConfigurationError):
@@ -251,7 +251,7 @@ def test_a_row_that_was_refused_is_not_counted(job: Job, fake_wandb: FakeWandb) 
 MISSPELT = {"los": "sum", "loss": "mean", "*": "max"}
 
 
-def test_a_pattern_that_decided_about_nothing_is_told_of_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
+def test_an_unused_pattern_warns_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO, reduce={**MISSPELT, "tokenz": "sum"})
     for session in sessions:
         session.log({"loss": 0.5}, 0)
@@ -263,7 +263,7 @@ def test_a_pattern_that_decided_about_nothing_is_told_of_once_at_the_end(job: Jo
     assert "reduce has patterns that apply to no logged name: 'los', 'tokenz'. " in str(warning.message)
 
 
-def test_warnings_that_are_errors_do_not_keep_a_run_from_ending(
+def test_warnings_turned_into_errors_do_not_prevent_finishing(
     job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions = job(TWO, reduce=MISSPELT)
@@ -281,7 +281,9 @@ def test_warnings_that_are_errors_do_not_keep_a_run_from_ending(
     [(MISSPELT, False), ({"loss": "sum"}, True), ({"loss": "sum", "*": "mean"}, True), ("mean", True), ("sum", False)],
     ids=["nothing was logged", "all matched", "all but the star", "one for all", "one, and nothing was logged"],
 )
-def test_otherwise_nothing_is_told_of_patterns(job: Job, on_ranks: OnRanks, reduce: Any, logs: bool) -> None:
+def test_patterns_do_not_warn_if_used_or_if_nothing_was_logged(
+    job: Job, on_ranks: OnRanks, reduce: Any, logs: bool
+) -> None:
     sessions = job(TWO, reduce=reduce)
     for session in sessions if logs else ():
         session.log({"loss": 0.5}, 0)
@@ -291,7 +293,7 @@ def test_otherwise_nothing_is_told_of_patterns(job: Job, on_ranks: OnRanks, redu
     assert not [warning for warning in caught if "patterns" in str(warning.message)]
 
 
-def test_a_pattern_for_what_only_another_rank_logs_is_not_told_of(job: Job, on_ranks: OnRanks) -> None:
+def test_a_pattern_for_a_name_of_another_rank_does_not_warn(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO, reduce={"tokens": "sum"})
     sessions[0].log({"loss": 0.5}, 0)
     sessions[1].log({"loss": 0.5, "tokens": 3}, 0)

@@ -30,19 +30,19 @@ def endings() -> list[UnitEnd]:
     return [UnitEnd(JobStore(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
 
 
-def test_the_first_failure_counts(endings: list[UnitEnd]) -> None:
+def test_the_first_failure_is_the_exit_code(endings: list[UnitEnd]) -> None:
     assert endings[2].report(3) == 3
     assert endings[1].report(1) == 3
     assert [ending.exit_code(gone=()) for ending in endings] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_without_a_failure_nothing_is_told(endings: list[UnitEnd], code: int | None) -> None:
+def test_the_exit_code_is_0_without_a_failure(endings: list[UnitEnd], code: int | None) -> None:
     assert endings[1].report(code) == code
     assert endings[0].exit_code(gone=()) == 0
 
 
-def test_a_rank_that_is_gone_without_a_word_has_failed(endings: list[UnitEnd]) -> None:
+def test_a_rank_that_disappears_counts_as_failed(endings: list[UnitEnd]) -> None:
     assert endings[0].exit_code(gone={2}) == 1
 
 
@@ -54,7 +54,7 @@ def test_the_primary_awaits_other_writers(endings: list[UnitEnd]) -> None:
     assert endings[0].await_writers(time.monotonic() + 60, {1, 2})
 
 
-def test_where_there_is_no_store_nobody_is_awaited() -> None:
+def test_nothing_is_awaited_without_a_store() -> None:
     alone = UnitEnd(None, unit(0))
     alone.report_written()
     assert alone.report(3) == 3
@@ -63,7 +63,7 @@ def test_where_there_is_no_store_nobody_is_awaited() -> None:
     assert alone.await_writers(time.monotonic(), {1})
 
 
-def test_where_the_store_is_gone_nobody_is_awaited(monkeypatch: pytest.MonkeyPatch, endings: list[UnitEnd]) -> None:
+def test_nothing_is_awaited_if_the_store_is_gone(monkeypatch: pytest.MonkeyPatch, endings: list[UnitEnd]) -> None:
     def gone(*_: Any) -> Any:
         raise RuntimeError("connection reset")
 

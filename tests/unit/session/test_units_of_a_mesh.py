@@ -23,7 +23,7 @@ def log_ranks(sessions: list[Session]) -> None:
     assert sum(session.flush() for session in sessions) == len(sessions)
 
 
-def test_the_mean_is_that_of_the_unit_and_the_others_open_nothing(job: Job, fake_wandb: FakeWandb) -> None:
+def test_the_mean_is_that_of_the_unit_and_other_ranks_open_no_run(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(FOUR, unit=[0, 2], spread="loss")
     log_ranks(sessions)
     (run,) = fake_wandb.runs
@@ -52,7 +52,7 @@ def test_only_ranks_of_the_unit_write(job: Job, fake_wandb: FakeWandb, run_mode:
     assert [bool(session.run) for session in sessions] == [False, True, False, True]
 
 
-def test_a_rank_outside_of_the_unit_that_fails_makes_the_run_a_failed_one(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_failed_rank_outside_of_the_unit_fails_the_run(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(FOUR, unit=[0, 2])
     sessions[1].finish(exit_code=7)
     for session in (sessions[3], sessions[2], sessions[0]):
@@ -60,7 +60,7 @@ def test_a_rank_outside_of_the_unit_that_fails_makes_the_run_a_failed_one(job: J
     assert fake_wandb.runs[0].exit_codes == [7]
 
 
-def test_what_ranks_outside_of_the_unit_log_is_checked_and_left_out(job: Job, fake_wandb: FakeWandb) -> None:
+def test_rows_of_ranks_outside_of_the_unit_are_checked_but_not_written(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(FOUR, unit=[0])
     with pytest.raises(DistWandbError):
         sessions[3].log({"loss": 1.0}, step=-1)
@@ -76,6 +76,6 @@ def test_a_primary_outside_of_its_unit_is_refused(job: Job) -> None:
         job(FOUR, unit=[2, 3])
 
 
-def test_the_line_at_the_start_names_the_unit(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_announcement_names_the_unit(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job(FOUR, unit=[0, 2])
     assert "4 ranks on 1 node: one run for ranks 0, 2:" in capsys.readouterr().err
