@@ -15,7 +15,7 @@ def test_the_address_towards_this_host_is_loopback() -> None:
     assert address_towards("localhost") in {"127.0.0.1", "::1"}
 
 
-def test_a_host_without_a_way_to_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*_: object) -> None:
         raise OSError("Network is unreachable")
 
@@ -30,7 +30,7 @@ def test_a_host_without_a_way_to_it_has_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "published"),
     [
         ("127.0.0.1", ["127.0.0.1", "127.0.0.1"]),
         ("10.0.0.1", ["10.0.0.1", "10.0.0.1"]),
@@ -39,16 +39,18 @@ def test_a_host_without_a_way_to_it_has_none(monkeypatch: pytest.MonkeyPatch) ->
         ("127.0.1.1", ["127.0.1.1", None]),
     ],
 )
-def test_on_one_host_or_if_nothing_is_known_it_is_left_to_gloo(own: str | None, told: list[str | None]) -> None:
-    assert address_among(own, told) is None
+def test_gloo_chooses_the_address_on_one_host_or_if_nothing_is_known(
+    own: str | None, published: list[str | None]
+) -> None:
+    assert address_among(own, published) is None
 
 
-def test_on_several_hosts_it_is_the_one_by_which_the_store_is_reached() -> None:
+def test_the_address_that_reaches_the_store_is_used_on_several_hosts() -> None:
     assert address_among("10.0.0.2", ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
     assert address_among("fd00::2", ["fd00::1", "fd00::2"]) == "fd00::2"
 
 
-def test_the_host_of_the_store_takes_its_address_towards_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_of_the_store_uses_its_address_towards_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """In many hosts files, the host's own name, by which it reaches the store, is 127.0.1.1."""
     monkeypatch.setattr(addresses, "address_towards", {"10.0.0.2": "10.0.0.1"}.get)
     assert address_among("127.0.1.1", ["127.0.1.1", "10.0.0.3", "10.0.0.2", None]) == "10.0.0.1"

@@ -56,16 +56,16 @@ def at(store: dist.Store) -> Callable[..., JobStore]:
 At = Callable[..., JobStore]
 
 
-# --- publish, peek, fetch, tell, gather -------------------------------------------------------------------------------
+# --- publish, fetch, gather -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["text", 7, 0.5, True, None, ["a", 1], {"url": None, "é": ["ü"]}])
-def test_what_one_rank_publishes_another_fetches_as_it_was(at: At, value: Any) -> None:
+def test_published_values_are_fetched_unchanged(at: At, value: Any) -> None:
     at(0).publish("key", value)
     assert at(1).wait_get("key", "rank 0") == value
 
 
-def test_what_is_not_there_yet_is_waited_for(at: At, on_ranks: OnRanks) -> None:
+def test_wait_get_waits_for_the_value(at: At, on_ranks: OnRanks) -> None:
     about_to_fetch = threading.Event()
 
     def act(number: int) -> Any:
@@ -78,7 +78,7 @@ def test_what_is_not_there_yet_is_waited_for(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(2, act)[1] == "late"
 
 
-def test_peek_never_waits(at: At) -> None:
+def test_try_get_does_not_wait(at: At) -> None:
     started = time.monotonic()
     assert at(1).try_get("key") is None
     assert time.monotonic() - started < PATIENCE / 2
@@ -87,7 +87,7 @@ def test_peek_never_waits(at: At) -> None:
 
 
 @pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
-def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
+def test_malformed_values_are_reported_with_their_key(at: At, junk: str) -> None:
     here = at(0, 1)
     here._store.set("base_id", junk)
     here.count("node/count")
@@ -103,7 +103,7 @@ def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
             look()
 
 
-def test_a_base_id_that_is_none_is_refused(at: At) -> None:
+def test_a_malformed_base_id_is_refused(at: At) -> None:
     for junk in (7, ["a"], {"a": 1}, None):
         at(0).publish("base_id", junk)
         with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as base id, which no rank has written"):
@@ -115,14 +115,14 @@ def test_sessions_do_not_see_each_others_keys(at: At) -> None:
     assert at(1, namespace="DistWandbLogger/2").try_get("key") is None
 
 
-def test_a_key_that_does_not_come_is_named_with_who_should_have_told_it(at: At) -> None:
+def test_a_missing_key_is_named_with_the_rank_that_should_publish_it(at: At) -> None:
     with pytest.raises(RendezvousError) as late:
         at(1, timeout=SHORT).wait_get("base_id", "rank 0")
     assert str(late.value).startswith("Rank 1 waited 0.05 s for rank 0 to publish 'base_id'.")
     assert "or raise join_timeout" in str(late.value)
 
 
-def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on_ranks: OnRanks) -> None:
+def test_every_rank_gets_all_values_in_rank_order(at: At, on_ranks: OnRanks) -> None:
     def act(number: int) -> list[str] | None:
         values = RankValues(at(number, 5), "node")
         values.publish(f"host-{number}")
@@ -132,11 +132,11 @@ def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on
     assert gathered == [[f"host-{number}" for number in range(5)]] * 5
 
 
-def test_who_is_last_to_publish_a_value_knows_it(at: At) -> None:
+def test_publish_returns_true_on_the_last_rank(at: At) -> None:
     assert [RankValues(at(number, 3), "node").publish("host") for number in (2, 0, 1)] == [False, False, True]
 
 
-def test_what_a_rank_publishes_again_replaces_what_it_had_published(at: At) -> None:
+def test_a_second_value_of_a_rank_replaces_the_first(at: At) -> None:
     values = RankValues(at(0, 2), "node")
     for number, value in ((0, "old"), (0, "new")):
         RankValues(at(number, 2), "node").publish(value)
@@ -149,7 +149,7 @@ def test_what_a_rank_publishes_again_replaces_what_it_had_published(at: At) -> N
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
-def test_without_process_group_or_agent_there_is_no_job_store() -> None:
+def test_there_is_no_job_store_without_process_group_or_agent() -> None:
     assert JobStore.find("name", rank(0), SHORT) is None
 
 
@@ -170,19 +170,19 @@ def find(number: int, timeout: float = PATIENCE) -> JobStore:
 
 
 @pytest.mark.usefixtures("agent")
-def test_ranks_meet_at_the_store_of_torchruns_agent_before_any_process_group() -> None:
+def test_the_store_of_torchruns_agent_is_used_without_a_process_group() -> None:
     find(0).publish("key", "value")
     assert find(1).wait_get("key", "rank 0") == "value"
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_restarted_job_does_not_see_what_was_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_job_does_not_see_earlier_values(monkeypatch: pytest.MonkeyPatch) -> None:
     find(0).publish("key", "value")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert find(1).try_get("key") is None
 
 
-def test_an_agent_that_does_not_answer_is_named_with_its_variables(
+def test_an_unreachable_agent_is_named_with_its_variables(
     agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: Any, **_kwargs: Any) -> dist.TCPStore:
@@ -195,7 +195,7 @@ def test_an_agent_that_does_not_answer_is_named_with_its_variables(
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_store_of_an_initialised_process_group_comes_first() -> None:
+def test_the_store_of_a_process_group_has_precedence() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         find(0).publish("key", "value")
@@ -213,7 +213,7 @@ USES: list[Callable[[JobStore], Any]] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["try_get", "wait_get", "try_get_all"])
-def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
+def test_a_lost_store_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
     host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert host is not None
     client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
@@ -231,21 +231,21 @@ def agree(at: At, number: int, wanted: str | None = None, proposed: str | None =
     return agree_on_base_id(at(number, 3), rank(number, 3), wanted, proposed, "DistWandbLogger/1")
 
 
-def test_all_ranks_agree_on_an_id_that_rank_0_makes(at: At, on_ranks: OnRanks) -> None:
+def test_all_ranks_agree_on_an_id_generated_by_rank_0(at: At, on_ranks: OnRanks) -> None:
     agreed = on_ranks(3, lambda number: agree(at, number))
     assert len(set(agreed)) == 1
     assert re.fullmatch("[a-z0-9]{8}", agreed[0])
 
 
-def test_what_rank_0_proposes_is_used_and_what_others_propose_is_not(at: At, on_ranks: OnRanks) -> None:
+def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
 
 
-def test_what_the_user_wants_wins_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
+def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(3, lambda number: agree(at, number, wanted="mine", proposed="other")) == ["mine"] * 3
 
 
-def test_the_id_given_to_rank_0_wins_with_a_warning_where_another_was_given(at: At) -> None:
+def test_a_different_id_on_another_rank_warns_and_that_of_rank_0_is_used(at: At) -> None:
     assert agree(at, 0, wanted="of-rank-0") == "of-rank-0"
     with pytest.warns(UserWarning, match="Rank 2 was given the run id 'of-rank-2', rank 0 'of-rank-0'") as warned:
         assert agree(at, 2, wanted="of-rank-2") == "of-rank-0"
@@ -253,14 +253,14 @@ def test_the_id_given_to_rank_0_wins_with_a_warning_where_another_was_given(at: 
 
 
 @pytest.mark.parametrize("wanted", ["same", None])
-def test_ranks_that_agree_or_have_no_wish_are_not_warned(at: At, wanted: str | None) -> None:
+def test_ranks_with_the_same_id_or_none_do_not_warn(at: At, wanted: str | None) -> None:
     agree(at, 0, wanted="same")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert agree(at, 1, wanted=wanted) == "same"
 
 
-def test_an_id_that_rank_0_never_tells_is_missed_by_name(at: At) -> None:
+def test_a_missing_base_id_is_an_error_that_names_rank_0(at: At) -> None:
     with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to publish 'base_id'"):
         agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
 
@@ -278,17 +278,17 @@ def named_job(bare_environment: None, request: pytest.FixtureRequest, monkeypatc
 
 
 @pytest.mark.usefixtures("named_job")
-def test_without_a_store_the_launchers_name_of_the_job_gives_all_ranks_one_id() -> None:
+def test_the_launchers_job_name_gives_one_id_without_a_store() -> None:
     assert re.fullmatch("[a-z0-9]{8}", alone(0))
     assert alone(0, proposed="own-0") == alone(1, proposed="own-1")
 
 
 @pytest.mark.usefixtures("named_job")
-def test_ids_made_from_a_job_differ_between_sessions() -> None:
+def test_ids_derived_from_a_job_differ_between_sessions() -> None:
     assert alone(0, name="init/1") != alone(0, name="init/2")
 
 
-def test_ids_made_from_a_job_differ_between_jobs_but_not_between_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = set()
     for job, step, restart in (("7", "0", "0"), ("8", "0", "0"), ("7", "1", "0"), ("7", "0", "1")):
         monkeypatch.setenv("SLURM_JOB_ID", job)
@@ -299,18 +299,18 @@ def test_ids_made_from_a_job_differ_between_jobs_but_not_between_its_starts(monk
 
 
 @pytest.mark.usefixtures("named_job")
-def test_without_a_store_the_users_own_id_is_taken() -> None:
+def test_the_users_id_is_used_without_a_store() -> None:
     assert alone(1, wanted="mine") == "mine"
 
 
-def test_without_store_or_name_of_the_job_ranks_are_told_what_to_do() -> None:
+def test_an_error_without_store_or_job_name_explains_what_to_do() -> None:
     with pytest.raises(RendezvousError) as lost:
         alone(1)
     assert str(lost.value).startswith("Rank 1 of 2 (given) has no way to agree on a run id with the other ranks")
     assert "Call init_process_group first, or pass id= (the same on all ranks), or set WANDB_RUN_ID" in str(lost.value)
 
 
-def test_ids_look_like_wandbs_own_and_differ() -> None:
+def test_generated_ids_are_unique_and_look_like_those_of_wandb() -> None:
     made = {make_id() for _ in range(100)}
     assert len(made) == 100
     assert all(set(run_id) <= set(string.ascii_lowercase + string.digits) for run_id in made)
@@ -340,20 +340,20 @@ def test_ranks_learn_the_layout_over_nodes(
     assert on_ranks(3, learn) == [rank(number, 3).with_layout(nodes) for number in range(3)]
 
 
-def test_ranks_that_know_their_node_tell_it_without_waiting(at: At, my_node: threading.local) -> None:
+def test_ranks_with_a_known_node_publish_it_without_waiting(at: At, my_node: threading.local) -> None:
     my_node.node = "a"
     known = Topology(0, 0, 0, 2, 2, 1)
     assert learn_layout(at(0, timeout=SHORT), known, needed=True) is known
     assert learn_layout(at(1), rank(1), needed=True) == Topology(1, 1, 0, 2, 2, 1)
 
 
-def test_a_layout_that_a_rank_does_not_tell_is_missed_by_name(at: At, my_node: threading.local) -> None:
+def test_a_rank_that_does_not_publish_its_node_is_named(at: At, my_node: threading.local) -> None:
     my_node.node = "a"
     with pytest.raises(RendezvousError, match="for the 'node' of rank 1 of 2, without which the layout"):
         learn_layout(at(0, timeout=SHORT), rank(0), needed=True)
 
 
-def test_all_ranks_are_told_which_ranks_are_missing_by_one_that_looks(
+def test_one_rank_reports_the_missing_ranks_to_all(
     at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks 8 to 15, a node, do not arrive. Only one rank reads the list of the others."""
@@ -377,7 +377,7 @@ def test_all_ranks_are_told_which_ranks_are_missing_by_one_that_looks(
     assert len(set(reads)) == 1
 
 
-def test_where_the_rank_that_looks_is_gone_each_looks_itself(
+def test_each_rank_checks_itself_if_the_elected_one_is_gone(
     at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_identity, "_TERM", SHORT)
@@ -388,7 +388,7 @@ def test_where_the_rank_that_looks_is_gone_each_looks_itself(
         learn_layout(at(0, 4, timeout=SHORT), rank(0, 4), needed=True)
 
 
-def test_a_rank_that_was_held_up_while_it_came_holds_up_no_other_for_longer(
+def test_a_delayed_rank_does_not_delay_the_others_further(
     at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank has the first index, but sets its value after all others. It is the one that finds the list complete."""
@@ -413,7 +413,7 @@ def test_a_rank_that_was_held_up_while_it_came_holds_up_no_other_for_longer(
     assert time.monotonic() - began < PATIENCE / 2
 
 
-def test_a_layout_that_the_last_rank_died_over_is_published_by_another(
+def test_another_rank_publishes_the_layout_if_the_last_one_dies(
     at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RankValues, "publish", lambda *_: False)  # no rank is the last one

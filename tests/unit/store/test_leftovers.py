@@ -40,7 +40,7 @@ class Rank:
         self._rank, self._session, self._monkeypatch = rank, session, monkeypatch
         self._leftovers: list[object] = []
 
-    def goes_through(self, *numbers: int) -> None:
+    def open_and_end(self, *numbers: int) -> None:
         self._monkeypatch.setattr(leftovers, "_leftovers", self._leftovers)
         for number in numbers:
             job_store = self._session(self._rank, number)
@@ -56,34 +56,36 @@ def ranks(session: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[R
     return [Rank(rank, session, monkeypatch) for rank in range(2)]  # type: ignore[return-value]
 
 
-def test_sessions_one_after_the_other_leave_the_keys_of_the_last_ones(host: dist.TCPStore, ranks: list[Rank]) -> None:
+def test_successive_sessions_leave_only_the_keys_of_the_last_ones(host: dist.TCPStore, ranks: list[Rank]) -> None:
     numbers = []
     for number in range(1, 41):
         for rank in ranks:
-            rank.goes_through(number)
+            rank.open_and_end(number)
         numbers.append(host.num_keys())
     assert max(numbers) == max(numbers[:4]) <= 20
 
 
-def test_what_a_rank_has_yet_to_go_through_stays(host: dist.TCPStore, session: Sessions, ranks: list[Rank]) -> None:
-    ranks[0].goes_through(*range(1, 11))
+def test_keys_of_sessions_that_a_rank_has_yet_to_open_are_kept(
+    host: dist.TCPStore, session: Sessions, ranks: list[Rank]
+) -> None:
+    ranks[0].open_and_end(*range(1, 11))
     assert all(session(1, number).try_get("node/1") == [0, "host"] for number in range(1, 11))
-    ranks[1].goes_through(*range(1, 11))
-    ranks[0].goes_through(11)
-    ranks[1].goes_through(11)
-    ranks[0].goes_through(12)
+    ranks[1].open_and_end(*range(1, 11))
+    ranks[0].open_and_end(11)
+    ranks[1].open_and_end(11)
+    ranks[0].open_and_end(12)
     assert host.num_keys() <= 20
 
 
-def test_what_a_rank_has_passed_over_is_cleared_with_a_later_one(session: Sessions, ranks: list[Rank]) -> None:
-    ranks[0].goes_through(1, 2)
-    ranks[1].goes_through(2, 3, 4)
-    ranks[0].goes_through(3, 4)
+def test_skipped_sessions_are_cleared_with_a_later_one(session: Sessions, ranks: list[Rank]) -> None:
+    ranks[0].open_and_end(1, 2)
+    ranks[1].open_and_end(2, 3, 4)
+    ranks[0].open_and_end(3, 4)
     assert session(0, 1).try_get("node/1") is None
     assert session(0, 4).try_get("node/1") is not None
 
 
-def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> None:
+def test_a_session_is_not_cleared_while_its_thread_runs(session: Sessions) -> None:
     ended = session(0, 1)
     ended.publish("word", 1)
     leftovers.leave(ended, lambda: False)
@@ -92,7 +94,7 @@ def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> N
     assert ended.try_get("word") == 1
 
 
-def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
+def test_keys_in_another_store_are_not_cleared(session: Sessions) -> None:
     elsewhere = job_store_of(dist.HashStore(), 0, 1)
     elsewhere.publish("word", 1)
     leftovers.leave(elsewhere, lambda: True)
@@ -102,7 +104,7 @@ def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
     assert session(0, 1).try_get("left") is None
 
 
-def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessions) -> None:
+def test_finished_sessions_are_recorded_in_one_key(host: dist.TCPStore, session: Sessions) -> None:
     assert not leftovers.is_over(session(1, 1))
     for number in (1, 2, 4, 3, 7):
         leftovers.publish_over(session(0, number))
@@ -112,7 +114,7 @@ def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessio
 
 
 @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
-def test_to_look_for_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
+def test_reading_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
     stores = {"tcp": lambda: host, "hash": dist.HashStore, "file": lambda: dist.FileStore(str(tmp_path / "store"), 1)}
     job_store = job_store_of(stores[kind](), 0, 1)  # type: ignore[no-untyped-call]
     assert job_store.try_get("key") is None

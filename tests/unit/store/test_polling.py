@@ -17,13 +17,13 @@ def looks(seconds: float, longest_pause: float, ranks: int) -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 64, 512, 1024, 16_384])
-def test_a_rank_looks_less_often_the_longer_it_waits(ranks: int) -> None:
+def test_polling_slows_down_over_time(ranks: int) -> None:
     assert looks(60.0, 0.05, ranks) <= 160
     assert looks(5.0, 0.05, ranks) <= 45
     assert looks(600.0, 0.05, ranks) - looks(540.0, 0.05, ranks) <= 121
 
 
-def test_many_ranks_together_do_not_look_more_often_than_the_store_can_answer() -> None:
+def test_the_polling_rate_of_many_ranks_is_bounded() -> None:
     assert [ranks / interval(0.5, ranks) for ranks in (2, 256, 512, 2560)] == [4, 512, 512, 512]
     assert interval(0.5, 16_384) == 5.0
     assert interval(7.0, 16_384) == 7.0
@@ -31,8 +31,8 @@ def test_many_ranks_together_do_not_look_more_often_than_the_store_can_answer() 
         assert ranks / first_pause(0.05, ranks) <= 16_384 / 0.05
 
 
-def test_nothing_is_waited_for_beyond_the_limit() -> None:
-    asked: list[int] = []
-    assert poll(lambda: asked.append(1), 0.0, 0.05) is None
-    assert len(asked) == 1
+def test_polling_ends_at_the_limit() -> None:
+    calls: list[int] = []
+    assert poll(lambda: calls.append(1), 0.0, 0.05) is None
+    assert len(calls) == 1
     assert poll(lambda: 7, 0.0, 0.05) == 7

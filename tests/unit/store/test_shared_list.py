@@ -40,7 +40,7 @@ def list_of(keys_of: Callable[[int], JobStore]) -> ListOf:
 
 
 @pytest.mark.parametrize("number", [1, 4, 5, MANY])
-def test_what_ranks_append_is_read_once_in_its_order(list_of: ListOf, number: int) -> None:
+def test_appended_values_are_read_once_in_order(list_of: ListOf, number: int) -> None:
     appending, reading = list_of(0), list_of(1)
     assert [appending.append([value, "text"]) for value in range(number)] == list(range(1, number + 1))
     assert reading.news() == [[value, "text"] for value in range(number)]
@@ -50,7 +50,7 @@ def test_what_ranks_append_is_read_once_in_its_order(list_of: ListOf, number: in
     assert (list_of(0).count(), list_of(1).news_soon()[-1]) == (number + 1, "own")
 
 
-def test_as_long_as_nothing_is_new_one_key_is_asked_for(list_of: ListOf, counts: Counts) -> None:
+def test_checking_for_news_reads_one_key(list_of: ListOf, counts: Counts) -> None:
     appending, reading = list_of(0), list_of(1)
     for value in range(MANY):
         appending.append(value)
@@ -63,7 +63,7 @@ def test_as_long_as_nothing_is_new_one_key_is_asked_for(list_of: ListOf, counts:
     assert before[1] <= 1 + 2 * 3
 
 
-def test_what_is_appended_once_is_counted_once(list_of: ListOf, counts: Counts) -> None:
+def test_append_once_counts_a_value_once(list_of: ListOf, counts: Counts) -> None:
     for rank in (0, 1, 0):
         list_of(rank).append_once(rank)
     before = counts.of(1)
@@ -72,9 +72,7 @@ def test_what_is_appended_once_is_counted_once(list_of: ListOf, counts: Counts) 
     assert reading.news() == [0, 1]
 
 
-def test_a_value_that_is_counted_but_not_there_yet_is_read_later(
-    list_of: ListOf, keys_of: Callable[[int], JobStore]
-) -> None:
+def test_a_counted_value_that_is_not_set_yet_is_read_later(list_of: ListOf, keys_of: Callable[[int], JobStore]) -> None:
     reading = list_of(1)
     for value in range(10):
         list_of(0).append(value)
@@ -86,7 +84,7 @@ def test_a_value_that_is_counted_but_not_there_yet_is_read_later(
     assert reading.news() == [11]
 
 
-def test_one_rank_finds_a_list_complete_when_the_last_value_is_there(
+def test_only_the_rank_that_sets_the_last_value_finds_the_list_complete(
     list_of: ListOf, keys_of: Callable[[int], JobStore]
 ) -> None:
     held_up = keys_of(0)
@@ -101,7 +99,7 @@ def test_one_rank_finds_a_list_complete_when_the_last_value_is_there(
 
 
 @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
-def test_each_kind_of_store_keeps_lists(kind: str, tmp_path: Path) -> None:
+def test_lists_work_with_each_kind_of_store(kind: str, tmp_path: Path) -> None:
     stores = {
         "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
         "hash": dist.HashStore,
@@ -113,7 +111,7 @@ def test_each_kind_of_store_keeps_lists(kind: str, tmp_path: Path) -> None:
     assert (reading.count(), reading.news(), reading.news()) == (9, [[value] for value in range(9)], [])
 
 
-def test_where_the_store_stops_answering_what_is_good_to_know_is_not_waited_for(
+def test_news_soon_returns_nothing_if_the_store_does_not_answer(
     list_of: ListOf, keys_of: Callable[[int], JobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = keys_of(1)
@@ -131,7 +129,7 @@ def test_where_the_store_stops_answering_what_is_good_to_know_is_not_waited_for(
     assert reading.news_soon() == [1]
 
 
-def test_a_rank_knows_which_keys_it_has_set(keys_of: Callable[[int], JobStore]) -> None:
+def test_own_keys_lists_the_keys_set_by_this_rank(keys_of: Callable[[int], JobStore]) -> None:
     session = keys_of(0)
     SharedList(keys_of(1), "list").append(0)
     SharedList(session.below("part"), "list").append(1)
@@ -139,7 +137,7 @@ def test_a_rank_knows_which_keys_it_has_set(keys_of: Callable[[int], JobStore]) 
     assert session.own_keys == {"part/list/count", "part/list/1", "list/count", "list/2"}
 
 
-def test_what_no_rank_has_written_is_said(keys_of: Callable[[int], JobStore]) -> None:
+def test_malformed_values_are_an_error(keys_of: Callable[[int], JobStore]) -> None:
     keys_of(0).count("list/count")
     keys_of(0)._store.set("list/1", "junk")
     with pytest.raises(RendezvousError, match="which no rank of this session has written"):

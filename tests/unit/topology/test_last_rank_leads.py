@@ -33,11 +33,11 @@ def ranks(layout: list[int]) -> list[Topology]:
 
 
 @pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
-def test_runs_are_those_of_the_table_but_opened_and_led_by_the_last_rank_of_each_unit(case: dict[str, Any]) -> None:
+def test_the_last_rank_of_each_unit_opens_the_runs_of_the_table(case: dict[str, Any]) -> None:
     topologies = ranks(case["ranks_per_node"])
     plans = [plan_run(topology, case["run_mode"], case["rank_scope"], "exp") for topology in topologies]
-    told = {(rank["run_id"], rank["group"]) for rank in case["ranks"] if rank["run_id"]}
-    assert {(plan.run_id, plan.group) for plan in plans if plan.run_id} == told
+    expected = {(rank["run_id"], rank["group"]) for rank in case["ranks"] if rank["run_id"]}
+    assert {(plan.run_id, plan.group) for plan in plans if plan.run_id} == expected
     assert [plan.label for plan in plans] == [rank["label"] for rank in case["ranks"]]
     by_node = case["rank_scope"] == "worker"
     for topology, plan in zip(topologies, plans, strict=True):
@@ -49,7 +49,7 @@ def test_runs_are_those_of_the_table_but_opened_and_led_by_the_last_rank_of_each
 
 
 @pytest.mark.parametrize("scope", RANK_SCOPES)
-def test_the_leading_rank_has_index_0_of_its_unit_and_all_have_different_ones(scope: RankScope) -> None:
+def test_the_leading_rank_has_index_0_and_indices_are_unique(scope: RankScope) -> None:
     units: dict[str, dict[int, int]] = {}
     for topology in ranks([1, 3, 2]):
         unit = unit_of(topology, scope)
@@ -59,7 +59,7 @@ def test_the_leading_rank_has_index_0_of_its_unit_and_all_have_different_ones(sc
     assert [unit[0] for unit in units.values()] == ([5] if scope == "global" else [0, 3, 5])
 
 
-def test_one_rank_tells_the_job() -> None:
+def test_the_last_rank_is_the_coordinator() -> None:
     assert [topology.is_coordinator for topology in THREE] == [False, False, True]
     assert {topology.coordinator for topology in THREE} == {2}
     assert THREE[0].with_layout(["a", "b", "b"]).coordinator == 2
@@ -79,7 +79,7 @@ def test_a_node_of_unknown_size_has_no_known_last_rank(mode: str) -> None:
     plan_run(replace(unknown, leader="first"), mode, "worker", "exp")
 
 
-def test_a_job_is_told_led_and_ended_by_the_last_rank(
+def test_a_job_is_described_led_and_ended_by_the_last_rank(
     job: Callable[..., list[Session]], on_ranks: OnRanks, fake_wandb: FakeWandb
 ) -> None:
     arguments: list[dict[str, Any]] = [{"name": f"of-{rank}", "config": {"from": rank}} for rank in range(3)]

@@ -27,7 +27,7 @@ RECORDED: dict[str, list[Environ]] = json.loads((Path(__file__).parents[1] / "sl
 DECIDED = ("opens_run", "run_id", "group", "shared", "label", "primary")
 
 
-def test_the_table_in_the_docs_is_that_of_the_tests() -> None:
+def test_the_table_in_the_docs_matches_the_tests() -> None:
     """Update it with ``python tests/support/launchers.py``."""
     assert table_in(DOCUMENT.read_text(encoding="utf-8")) == table()
 
@@ -36,7 +36,7 @@ def test_the_table_in_the_docs_is_that_of_the_tests() -> None:
 @pytest.mark.parametrize(
     ("launcher", "layout"), BY_VARIABLES, ids=[f"{launcher.name} {layout}" for launcher, layout in BY_VARIABLES]
 )
-def test_variables_give_the_runs_of_the_vectors(
+def test_launcher_variables_give_the_runs_of_the_table(
     launcher: Launcher, layout: tuple[int, ...], run_mode: RunMode, rank_scope: RankScope
 ) -> None:
     assert launcher.variables is not None
@@ -60,7 +60,7 @@ def test_variables_give_the_runs_of_the_vectors(
 
 
 @pytest.mark.parametrize("layout", SLURM_COMMANDS)
-def test_every_rank_of_an_srun_knows_its_place_and_the_name_of_its_step(layout: tuple[int, ...]) -> None:
+def test_every_rank_of_an_srun_knows_its_layout_and_job_name(layout: tuple[int, ...]) -> None:
     environments = RECORDED[SLURM_COMMANDS[layout]]
     assert all(Topology.detect(environ).knows_layout for environ in environments)
     (job_id,) = {job_name(Topology.detect(environ), environ) for environ in environments}
@@ -68,7 +68,7 @@ def test_every_rank_of_an_srun_knows_its_place_and_the_name_of_its_step(layout: 
 
 
 @pytest.mark.parametrize("layout", ["sbatch -N2 -n4 --ntasks-per-node=2: its shell", "salloc -N1 -n4: its shell"])
-def test_a_shell_that_srun_has_not_started_is_a_job_of_its_own(layout: str) -> None:
+def test_a_shell_not_started_by_srun_is_a_separate_job(layout: str) -> None:
     (environ,) = RECORDED[layout]
     assert Topology.detect(environ) == Topology.single()
     assert {launcher.status for launcher in detected_launchers(environ)} <= {"not this process"}
@@ -83,7 +83,7 @@ def test_a_shell_that_srun_has_not_started_is_a_job_of_its_own(layout: str) -> N
         ("sbatch -N2 -n2 --ntasks-per-node=1: srun", 2, "0"),
     ],
 )
-def test_an_srun_in_a_batch_script_is_a_job_with_a_name_of_its_own(command: str, world_size: int, step: str) -> None:
+def test_an_srun_in_a_batch_script_is_a_job_with_its_own_name(command: str, world_size: int, step: str) -> None:
     environments = RECORDED[command]
     topologies = [Topology.detect(environ) for environ in environments]
     assert [topology.global_rank for topology in topologies] == list(range(world_size))
@@ -92,7 +92,7 @@ def test_an_srun_in_a_batch_script_is_a_job_with_a_name_of_its_own(command: str,
     assert {name.rpartition("-")[2] for name in names} == {step}
 
 
-def test_pmi_of_an_srun_agrees_with_slurm_which_tells_the_nodes() -> None:
+def test_pmi_variables_of_an_srun_agree_with_slurms() -> None:
     for rank, environ in enumerate(RECORDED["srun -N1 -n2 --mpi=pmi2"]):
         assert [(launcher.name, launcher.status) for launcher in detected_launchers(environ)] == [
             ("MPICH", "used"),
@@ -131,7 +131,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize(("inner", "left"), list(product(INNER, LEFT)))
-def test_what_another_launcher_left_is_named_and_changes_nothing(inner: str, left: str) -> None:
+def test_stale_variables_of_another_launcher_are_reported_and_ignored(inner: str, left: str) -> None:
     launcher, status, variables = LEFT[left]
     environ = {**INNER[inner], **variables}
     assert Topology.detect(environ) == Topology.detect(INNER[inner])
@@ -142,13 +142,13 @@ def test_what_another_launcher_left_is_named_and_changes_nothing(inner: str, lef
     assert found[launcher].reason
 
 
-def test_a_rank_from_an_image_is_replaced_by_torchruns() -> None:
+def test_torchrun_replaces_the_rank_of_an_image() -> None:
     image = {"RANK": "7", "WORLD_SIZE": "64"}
     assert Topology.detect({**image, **TORCHRUN}) == Topology.detect(TORCHRUN)
     assert [launcher.status for launcher in detected_launchers({**image, **TORCHRUN})] == ["used"]
 
 
-def test_what_torchrun_has_not_replaced_of_an_image_is_named_alone() -> None:
+def test_only_variables_of_an_image_that_torchrun_keeps_are_reported() -> None:
     environ = {**TORCHRUN, "NODE_RANK": "7"}
     assert Topology.detect(environ) == Topology.detect(TORCHRUN)
     _, stale = detected_launchers(environ)
@@ -157,13 +157,13 @@ def test_what_torchrun_has_not_replaced_of_an_image_is_named_alone() -> None:
 
 
 @pytest.mark.parametrize("inner", ["Open MPI", "MPICH"])
-def test_half_of_a_rank_from_an_image_is_an_error_that_names_it(inner: str) -> None:
+def test_an_incomplete_rank_of_an_image_is_an_error_with_its_name(inner: str) -> None:
     with pytest.raises(TopologyError, match=r"RANK \(RANK and WORLD_SIZE\)=0, but not the world_size"):
         Topology.detect({"RANK": "0", **INNER[inner]})
 
 
 @pytest.mark.parametrize("inner", ["Open MPI", "MPICH"])
-def test_a_whole_rank_from_an_image_is_named_beside_the_launcher_that_contradicts_it(inner: str) -> None:
+def test_a_complete_rank_of_an_image_is_used_and_the_launcher_is_reported(inner: str) -> None:
     found = detected_launchers({"RANK": "0", "WORLD_SIZE": "1", **INNER[inner]})
     assert [(launcher.name, launcher.status) for launcher in found] == [
         ("RANK and WORLD_SIZE", "used"),
@@ -173,7 +173,7 @@ def test_a_whole_rank_from_an_image_is_named_beside_the_launcher_that_contradict
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_job_that_stale_variables_make_of_one_process_warns_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_due_to_stale_variables_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", **MPICH}.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match="MPICH seems to have started it: it set rank 1 of 2, but rank 0 of 1 is used"):
@@ -181,14 +181,14 @@ def test_a_job_that_stale_variables_make_of_one_process_warns_at_its_start(monke
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_job_of_one_process_with_the_rank_of_another_warns_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_with_the_rank_of_another_launcher_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUX_TASK_RANK", "3")
     with pytest.warns(UserWarning, match="treated as a job of its own, but Flux's FLUX_TASK_RANK=3 shows"):
         dist_wandb.init("tests").finish()
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_that_a_batch_script_exports_to_all_tasks_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_exported_to_all_tasks_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]}.items():
         monkeypatch.setenv(name, value)
@@ -197,7 +197,7 @@ def test_a_rank_that_a_batch_script_exports_to_all_tasks_warns_at_the_start(monk
 
 
 @pytest.mark.parametrize(("layout", "status"), [((1, 1), "outer"), ((2,), "other rank")])
-def test_srun_with_a_torchrun_of_one_process_on_each_node_is_not_stale(layout: tuple[int, ...], status: str) -> None:
+def test_variables_of_an_srun_that_starts_torchrun_are_not_stale(layout: tuple[int, ...], status: str) -> None:
     """torchrun numbers nodes in its own order."""
     nodes, size = len(layout), layout[0]
     elastic = {**TORCHRUN, "RANK": "1", "LOCAL_RANK": str(size - 1), "GROUP_RANK": str(nodes - 1)}
@@ -208,7 +208,7 @@ def test_srun_with_a_torchrun_of_one_process_on_each_node_is_not_stale(layout: t
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("environ", [{"RANK": "0", "WORLD_SIZE": "1"}, *RECORDED["salloc -N1 -n4: its shell"]])
-def test_a_job_of_one_process_without_contradictions_does_not(
+def test_a_single_process_without_contradictions_does_not_warn(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, environ: Environ
 ) -> None:
     for name, value in environ.items():

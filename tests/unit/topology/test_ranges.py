@@ -24,7 +24,7 @@ PAIRS = [rank for rank in range(36) if rank % 3 != 2]  # twelve ranges, of more 
         (range(0, 16_384, 8), "0, 8, 16, ..., 16376"),
     ],
 )
-def test_ranks_as_ranges(ranks: list[int], words: str) -> None:
+def test_ranks_are_grouped_into_ranges(ranks: list[int], words: str) -> None:
     assert ranges_of(ranks) == words
 
 
@@ -45,19 +45,19 @@ def test_ranks_as_ranges(ranks: list[int], words: str) -> None:
         (range(0, 100, 2), None, f"ranks {', '.join(map(str, range(0, 40, 2)))}, and 30 more"),
     ],
 )
-def test_ranks_are_named_in_ranges(ranks: list[int], per_node: int | None, text: str) -> None:
+def test_messages_name_ranks_in_ranges(ranks: list[int], per_node: int | None, text: str) -> None:
     assert named(ranks, per_node) == text
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_ranges_have_the_same_numbers(numbers: set[int]) -> None:
+def test_ranges_contain_the_same_numbers(numbers: set[int]) -> None:
     ranges = spans_of(numbers)
     assert numbers_in(ranges) == sorted(numbers)
     assert all(last + 1 < first for (_, last), (first, _) in pairwise(ranges))
 
 
 @given(st.lists(st.integers(0, 5)))
-def test_blocks_have_the_same_values(values: list[int]) -> None:
+def test_blocks_contain_the_same_values(values: list[int]) -> None:
     assert values_in(blocks_of(values)) == values
 
 

@@ -160,7 +160,7 @@ def test_the_variables_of_every_launcher_are_read(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_known_field_tells_where_it_came_from(launcher: str) -> None:
+def test_every_known_field_has_a_source(launcher: str) -> None:
     environ, expected = LAUNCHERS[launcher]
     topology = Topology.from_environ(environ)
     assert topology is not None
@@ -170,7 +170,7 @@ def test_every_known_field_tells_where_it_came_from(launcher: str) -> None:
 
 
 @given(layout=LAYOUTS, data=st.data())
-def test_torchrun_gives_back_every_rank_of_any_layout(layout: list[int], data: st.DataObject) -> None:
+def test_torchruns_variables_identify_every_rank_of_any_layout(layout: list[int], data: st.DataObject) -> None:
     node = data.draw(st.integers(0, len(layout) - 1))
     local_rank = data.draw(st.integers(0, layout[node] - 1))
     expected = (sum(layout[:node]) + local_rank, local_rank, node, sum(layout), layout[node], len(layout))
@@ -178,7 +178,7 @@ def test_torchrun_gives_back_every_rank_of_any_layout(layout: list[int], data: s
 
 
 @given(layout=LAYOUTS, data=st.data())
-def test_srun_gives_back_every_rank_of_any_layout(layout: list[int], data: st.DataObject) -> None:
+def test_sruns_variables_identify_every_rank_of_any_layout(layout: list[int], data: st.DataObject) -> None:
     node = data.draw(st.integers(0, len(layout) - 1))
     local_rank = data.draw(st.integers(0, layout[node] - 1))
     rank = sum(layout[:node]) + local_rank
@@ -211,20 +211,20 @@ SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "S
     ],
     ids=["a long number", "too many nodes", "too many nodes together"],
 )
-def test_numbers_beyond_all_measure_are_refused(variables: dict[str, str], message: str) -> None:
+def test_huge_numbers_are_refused(variables: dict[str, str], message: str) -> None:
     with pytest.raises(TopologyError, match=message) as refused:
         Topology.from_environ(variables)
     assert len(str(refused.value)) < 1000
 
 
 @pytest.mark.parametrize("step", ["9" * 5000, "\u00b2"])
-def test_a_step_that_is_no_number_is_a_step_as_well(step: str) -> None:
+def test_a_step_id_may_be_any_text(step: str) -> None:
     """`str.isdigit` accepts characters that `int` does not."""
     assert Topology.from_environ({**SLURM_STEP, "SLURM_STEP_ID": step}) == Topology.from_environ(SLURM_STEP)
 
 
 @pytest.mark.parametrize("tasks", ["", "4(x2", "4(x2),", "four", "4(2)", "-4", "4(x99999999999)"])
-def test_tasks_per_node_of_another_form_are_refused(tasks: str) -> None:
+def test_malformed_tasks_per_node_are_refused(tasks: str) -> None:
     with pytest.raises(TopologyError, match=re.escape(f"SLURM_TASKS_PER_NODE={tasks!r} is not of SLURM's form")):
         Topology.from_environ(slurm(5, 1, 1, tasks))
 
@@ -232,37 +232,37 @@ def test_tasks_per_node_of_another_form_are_refused(tasks: str) -> None:
 # --- traps ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_launcher_means_a_single_process() -> None:
+def test_a_process_without_a_launcher_is_a_single_process() -> None:
     assert Topology.from_environ({}) is None
     assert fields(Topology.detect({})) == (0, 0, 0, 1, 1, 1)
     assert Topology.detect({}).origin("global_rank") == "no launcher was found"
 
 
-def test_a_world_size_of_one_alone_means_nothing() -> None:
+def test_a_world_size_of_one_alone_is_ignored() -> None:
     assert Topology.from_environ({"WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("others", [OPEN_MPI, slurm(5, 1, 1, "4(x2)")], ids=["Open MPI", "SLURM"])
 @pytest.mark.parametrize("exported", ["1", "8"])
-def test_a_world_size_that_a_script_exports_does_not_hide_the_launcher(others: Environ, exported: str) -> None:
+def test_an_exported_world_size_does_not_hide_the_launcher(others: Environ, exported: str) -> None:
     assert fields(Topology.detect({"WORLD_SIZE": exported, **others})) == fields(Topology.detect(others))
     status = "agrees" if exported == "8" else "contradicts"
     assert [launcher.status for launcher in detected_launchers({"WORLD_SIZE": exported, **others})] == [status, "used"]
 
 
-def test_a_half_that_a_later_launcher_contradicts_is_an_error_and_that_launcher_is_not_asked() -> None:
+def test_incomplete_variables_are_an_error_even_if_a_later_launcher_is_complete() -> None:
     environ = {"WORLD_SIZE": "2", **OPEN_MPI}
     with pytest.raises(TopologyError, match=re.escape("WORLD_SIZE (Lightning)=2, but not the global_rank")):
         Topology.detect(environ)
     assert [launcher.status for launcher in detected_launchers(environ)] == ["incomplete", "not asked"]
 
 
-def test_the_launcher_of_lightnings_own_processes_is_the_one_used() -> None:
+def test_the_launcher_of_lightnings_subprocesses_is_used() -> None:
     assert [launcher.status for launcher in detected_launchers(LAUNCHERS["Lightning subprocess"][0])] == ["used"]
 
 
 @pytest.mark.parametrize("variable", ["NODE_RANK", "PET_NODE_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK"])
-def test_a_rank_above_0_that_nothing_completes_is_noticed(variable: str) -> None:
+def test_a_rank_above_0_without_a_world_size_is_detected(variable: str) -> None:
     (launcher,) = detected_launchers({variable: "2"})
     assert (launcher.status, launcher.variables) == ("rank alone", {variable: "2"})
     assert detected_launchers({variable: "0"}) == detected_launchers({variable: ""}) == []
@@ -281,17 +281,17 @@ def test_an_sbatch_shell_is_a_single_process(step: Environ) -> None:
     assert fields(Topology.detect(SBATCH_SHELL | step)) == (0, 0, 0, 1, 1, 1)
 
 
-def test_torchrun_inside_slurm_wins() -> None:
+def test_torchrun_has_precedence_inside_slurm() -> None:
     agents = slurm(1, 0, 1, "1(x2)", SLURM_NTASKS="2")
     assert fields(Topology.from_environ(agents | torchrun([4, 4], 1, 1))) == (5, 1, 1, 8, 4, 2)
 
 
-def test_open_mpi_inside_slurm_wins_over_the_variables_of_its_daemons() -> None:
+def test_open_mpi_has_precedence_over_the_slurm_variables_of_its_daemons() -> None:
     daemons = slurm(1, 0, 1, "1(x2)", SLURM_NTASKS="2")
     assert fields(Topology.from_environ(daemons | OPEN_MPI)) == (5, 1, None, 8, 4, None)
 
 
-def test_open_mpi_started_by_srun_learns_its_node_from_slurm() -> None:
+def test_open_mpi_started_by_srun_takes_its_node_from_slurm() -> None:
     assert fields(Topology.from_environ(slurm(5, 1, 1, "4(x2)") | OPEN_MPI)) == (5, 1, 1, 8, 4, 2)
 
 
@@ -314,7 +314,7 @@ def test_a_stale_rank_alone_is_refused() -> None:
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}, "SLURM_PROCID (SLURM)=2", "world_size"),
     ],
 )
-def test_half_a_family_is_refused_with_what_is_there_and_what_is_missing(
+def test_incomplete_variables_are_refused_with_the_given_and_missing_ones(
     environ: Environ, there: str, missing: str
 ) -> None:
     with pytest.raises(TopologyError, match=f"{re.escape(there)}.*, but not the {missing} of this process"):
@@ -332,22 +332,22 @@ def test_virtual_local_ranks_of_the_first_and_the_last_node_are_recovered(node: 
 
 
 @pytest.mark.parametrize("local_rank", range(4))
-def test_virtual_local_ranks_in_between_stay_unknown_rather_than_0(local_rank: int) -> None:
+def test_virtual_local_ranks_of_other_nodes_stay_unknown(local_rank: int) -> None:
     topology = Topology.from_environ(virtual([3, 4, 2], 1, local_rank))
     assert fields(topology) == (3 + local_rank, None, 1, 9, 4, 3)
 
 
-def test_a_true_local_rank_of_0_is_believed_where_all_devices_are_visible() -> None:
+def test_a_local_rank_of_0_is_trusted_if_all_devices_are_visible() -> None:
     environ = torchrun([4, 4, 4], 1, 0, CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert fields(Topology.from_environ(environ)) == (4, 0, 1, 12, 4, 3)
 
 
-def test_the_only_process_of_a_node_has_the_local_rank_0_though_it_sees_one_device() -> None:
+def test_the_only_process_of_a_node_has_local_rank_0_with_one_visible_device() -> None:
     environ = torchrun([2, 1, 2], 1, 0, CUDA_VISIBLE_DEVICES="0")
     assert fields(Topology.from_environ(environ)) == (2, 0, 1, 5, 1, 3)
 
 
-def test_without_an_environment_given_the_processs_own_is_read(
+def test_the_environment_of_the_process_is_the_default(
     bare_environment: None,  # noqa: ARG001  # goes first
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -364,36 +364,36 @@ def test_without_an_environment_given_the_processs_own_is_read(
 # --- frameworks and torch.distributed ---------------------------------------------------------------------------------
 
 
-def test_a_framework_wins_over_stale_variables() -> None:
+def test_a_framework_has_precedence_over_stale_variables() -> None:
     topology = Topology.from_framework(0, 1, "Trainer", environ={"RANK": "3", "WORLD_SIZE": "4", "NODE_RANK": "1"})
     assert fields(topology) == (0, 0, 0, 1, 1, 1)
     assert topology.origin("global_rank") == "Trainer"
 
 
-def test_a_framework_is_completed_from_variables_that_agree() -> None:
+def test_missing_fields_of_a_framework_come_from_matching_variables() -> None:
     topology = Topology.from_framework(5, 8, "Trainer", environ=torchrun([4, 4], 1, 1))
     assert fields(topology) == (5, 1, 1, 8, 4, 2)
     assert topology.origin("world_size") == "Trainer"
     assert topology.origin("node_rank") == "GROUP_RANK (torchrun)"
 
 
-def test_variables_of_the_same_world_but_another_local_rank_are_left_aside() -> None:
+def test_variables_with_another_local_rank_are_ignored() -> None:
     topology = Topology.from_framework(5, 8, "Trainer", local_rank=2, environ=torchrun([4, 4], 1, 1))
     assert fields(topology) == (5, 2, None, 8, None, None)
 
 
-def test_a_framework_is_not_disturbed_by_variables_that_cannot_be_read() -> None:
+def test_unreadable_variables_do_not_affect_a_framework() -> None:
     topology = Topology.from_framework(1, 2, "Trainer", environ={"RANK": "one", "WORLD_SIZE": "2"})
     assert (topology.global_rank, topology.world_size) == (1, 2)
 
 
-def test_a_framework_does_not_take_the_variables_of_an_sbatch_shell_for_its_own() -> None:
+def test_a_framework_ignores_the_variables_of_an_sbatch_shell() -> None:
     topology = Topology.from_framework(0, 4, "Trainer", environ=SBATCH_SHELL)
     assert fields(topology) == (0, None, None, 4, None, None)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_under_debug_launcher_the_frameworks_rank_counts(rank: int) -> None:
+def test_the_frameworks_rank_is_used_under_debug_launcher(rank: int) -> None:
     """Accelerate's debug_launcher sets the same variables in every process."""
     everywhere = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     topology = Topology.from_framework(rank, 2, "PartialState", environ=everywhere)
@@ -402,7 +402,7 @@ def test_under_debug_launcher_the_frameworks_rank_counts(rank: int) -> None:
     assert fields(topology.with_layout(["host", "host"])) == (rank, rank, 0, 2, 2, 1)
 
 
-def test_under_debug_launcher_the_local_rank_of_another_process_is_not_believed() -> None:
+def test_the_local_rank_is_unknown_under_debug_launcher() -> None:
     everywhere = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     assert Topology.from_framework(1, 2, "PartialState", environ=everywhere).local_rank is None
 
@@ -415,13 +415,13 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_an_initialised_process_group_wins_over_stale_variables() -> None:
+def test_a_process_group_has_precedence_over_stale_variables() -> None:
     topology = Topology.detect({"RANK": "3", "WORLD_SIZE": "4"})
     assert fields(topology) == (0, 0, 0, 1, 1, 1)
     assert topology.origin("global_rank") == "torch.distributed"
 
 
-def test_without_a_process_group_torch_distributed_tells_nothing() -> None:
+def test_torch_distributed_has_no_topology_without_a_process_group() -> None:
     assert Topology.from_torch_distributed({"RANK": "3", "WORLD_SIZE": "4"}) is None
 
 
@@ -429,7 +429,7 @@ def test_without_a_process_group_torch_distributed_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "messages"),
     [
         ({"RANK": "8"}, ["global_rank=8 (RANK (torchrun))", "less than world_size=8 (WORLD_SIZE (torchrun))"]),
         ({"RANK": "-1"}, ["global_rank=-1 (RANK (torchrun))", "at least 0"]),
@@ -448,15 +448,15 @@ def test_without_a_process_group_torch_distributed_tells_nothing() -> None:
         ({"LOCAL_RANK": ""}, ["LOCAL_RANK=''", "not a whole number"]),
     ],
 )
-def test_impossible_values_are_refused_by_variable_and_value(changed: Environ, said: list[str]) -> None:
+def test_impossible_values_are_refused_with_variable_and_value(changed: Environ, messages: list[str]) -> None:
     with pytest.raises(TopologyError) as refused:
         Topology.from_environ(torchrun([4, 4], 1, 1) | changed)
-    assert [text for text in said if text not in str(refused.value)] == []
+    assert [text for text in messages if text not in str(refused.value)] == []
     assert "unset variables that another launcher left behind" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ((0, 0, None, 8, 9, None), "local_world_size=9 (given) must not be greater than world_size=8 (given)"),
         ((0, None, 0, 8, None, 9), "num_nodes=9 (given) must not be greater than world_size=8 (given)"),
@@ -464,17 +464,17 @@ def test_impossible_values_are_refused_by_variable_and_value(changed: Environ, s
         ((0, None, 2, 8, None, 2), "node_rank=2 (given) must be less than num_nodes=2 (given)"),
     ],
 )
-def test_two_values_that_contradict_each_other_are_enough(values: Any, said: str) -> None:
-    with pytest.raises(TopologyError, match=re.escape(said)):
+def test_any_two_contradictory_values_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(TopologyError, match=re.escape(message)):
         Topology(*values)
 
 
-def test_what_no_variable_told_is_said_to_be_given() -> None:
+def test_values_without_a_variable_are_described_as_given() -> None:
     with pytest.raises(TopologyError, match=re.escape("global_rank=2 (given) must be less than world_size=2 (given)")):
         Topology(2, None, None, 2, None, None)
 
 
-def test_a_topology_cannot_be_changed() -> None:
+def test_a_topology_is_immutable() -> None:
     name = "global_rank"
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(Topology.single(), name, 1)
@@ -495,12 +495,12 @@ def test_a_topology_cannot_be_changed() -> None:
     ],
     ids=["one process", "one node", "all on this node", "one process per node", "nodes unknown", "uneven nodes"],
 )
-def test_only_what_follows_for_certain_is_filled_in(known: Mapping[str, int], expected: Fields) -> None:
+def test_only_certain_conclusions_are_filled_in(known: Mapping[str, int], expected: Fields) -> None:
     values: dict[str, Any] = dict.fromkeys(ORIGINS) | dict(known)
     assert fields(Topology(**values)) == expected
 
 
-def test_the_number_of_uneven_nodes_is_not_the_quotient_of_sizes() -> None:
+def test_the_number_of_nodes_is_not_derived_from_uneven_sizes() -> None:
     environ = {"RANK": "4", "LOCAL_RANK": "0", "NODE_RANK": "1", "WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "1"}
     assert fields(Topology.from_environ(environ)) == (4, 0, 1, 5, 1, None)
 
@@ -525,7 +525,7 @@ def test_ranks_learn_the_layout_from_each_other(nodes: list[str], rank: int, exp
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=24))
-def test_a_learnt_layout_gives_every_rank_a_place_of_its_own(nodes: list[int]) -> None:
+def test_a_learnt_layout_gives_every_rank_a_unique_place(nodes: list[int]) -> None:
     names = [f"host-{node}" for node in nodes]
     ranks = [Topology(rank, None, None, len(nodes), None, None).with_layout(names) for rank in range(len(nodes))]
     assert {(rank.node_rank, rank.local_rank) for rank in ranks} == {
@@ -534,13 +534,13 @@ def test_a_learnt_layout_gives_every_rank_a_place_of_its_own(nodes: list[int]) -
     assert {rank.num_nodes for rank in ranks} == {len(set(names))}
 
 
-def test_a_layout_of_another_number_of_ranks_is_refused() -> None:
+def test_a_layout_with_a_wrong_number_of_ranks_is_refused() -> None:
     with pytest.raises(TopologyError, match=r"2 ranks published their node, but the world size is 3 \(given\)"):
         Topology(0, None, None, 3, None, None).with_layout(["a", "b"])
 
 
 @pytest.mark.parametrize("variable", ["NODE_RANK", "GROUP_RANK"])
-def test_two_nodes_on_one_host_are_told_apart_by_the_launchers_node_rank(variable: str) -> None:
+def test_the_launchers_node_rank_distinguishes_two_nodes_on_one_host(variable: str) -> None:
     assert node_identity({variable: "0"}) != node_identity({variable: "1"})
     assert node_identity({variable: "1", "LOCAL_RANK": "0"}) == node_identity({variable: "1", "LOCAL_RANK": "1"})
 
@@ -548,20 +548,20 @@ def test_two_nodes_on_one_host_are_told_apart_by_the_launchers_node_rank(variabl
 # --- the job as a whole -----------------------------------------------------------------------------------------------
 
 
-def test_a_bare_environment_tells_nothing_of_a_launch() -> None:
+def test_a_launch_has_defaults_in_a_bare_environment() -> None:
     launch = Launch.detect({})
     assert (launch.agent_store, launch.attempt, launch.node_rank) == (None, 0, None)
     assert launch.parent_pid == os.getppid()
     assert not launch.is_lightning_child
 
 
-def test_the_store_of_torchruns_agent_is_found() -> None:
+def test_the_address_of_torchruns_agent_store_is_found() -> None:
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
     assert Launch.detect(environ).agent_store == ("host", 29500)
 
 
 @pytest.mark.parametrize("use", ["False", None])
-def test_a_store_that_the_ranks_keep_themselves_is_not_the_agents(use: str | None) -> None:
+def test_a_store_of_the_ranks_is_not_an_agent_store(use: str | None) -> None:
     environ = {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
     if use is not None:
         environ["TORCHELASTIC_USE_AGENT_STORE"] = use
@@ -576,12 +576,12 @@ def test_a_store_that_the_ranks_keep_themselves_is_not_the_agents(use: str | Non
         ({"NODE_RANK": "x"}, "NODE_RANK='x'"),
     ],
 )
-def test_what_is_no_number_is_named(environ: Environ, variable: str) -> None:
+def test_variables_that_are_not_numbers_are_named(environ: Environ, variable: str) -> None:
     with pytest.raises(TopologyError, match=f"{variable} in the environment is not a whole number"):
         Launch.detect(environ)
 
 
-def test_a_group_rank_that_is_no_number_is_named_by_its_own_name() -> None:
+def test_an_invalid_group_rank_is_named_by_its_own_variable() -> None:
     with pytest.raises(TopologyError, match="GROUP_RANK='x' in the environment"):
         Launch.detect({"GROUP_RANK": "x"})
 
@@ -591,7 +591,7 @@ def test_restarts_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NODE_RANK", "3"), ("GROUP_RANK", "3")])
-def test_the_node_rank_is_known_before_any_rank_is(variable: str, value: str) -> None:
+def test_the_node_rank_is_known_before_the_ranks(variable: str, value: str) -> None:
     assert Launch.detect({variable: value}).node_rank == 3
 
 
@@ -616,7 +616,7 @@ RANDOM = {"OMPI_MCA_orte_precondition_transports": "0099b3ea-afb28778"}
         ({"TORCHELASTIC_RUN_ID": "mine"}, None),
     ],
 )
-def test_a_job_is_named_only_by_what_differs_between_jobs(environ: Environ, job_id: str | None) -> None:
+def test_a_job_name_uses_only_variables_that_differ_between_jobs(environ: Environ, job_id: str | None) -> None:
     assert job_name(Topology(1, None, None, 4, None, None), environ) == job_id
 
 
@@ -631,5 +631,5 @@ def test_a_job_is_named_only_by_what_differs_between_jobs(environ: Environ, job_
     ],
     ids=["a further rank", "the main process", "another node", "somebody else's", "torchrun's"],
 )
-def test_lightnings_further_processes_are_recognised(environ: Environ, child: bool) -> None:
+def test_lightnings_child_processes_are_recognised(environ: Environ, child: bool) -> None:
     assert Launch.detect(environ).is_lightning_child is child

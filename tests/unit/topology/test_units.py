@@ -30,13 +30,13 @@ def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
 
 
 @pytest.mark.usefixtures("rank_3_of_8")
-def test_a_group_names_its_ranks() -> None:
+def test_a_process_group_defines_the_ranks_of_a_unit() -> None:
     assert ranks_of(dist.new_group([3, 1, 7])) == (1, 3, 7)
     assert ranks_of(dist.group.WORLD) == tuple(range(8))
     assert ranks_of(dist.new_group([0, 1])) == ()  # this rank is not a member
 
 
-def test_a_dimension_of_a_mesh_names_the_ranks_along_it(mesh: DeviceMesh) -> None:
+def test_a_mesh_dimension_defines_the_ranks_along_it(mesh: DeviceMesh) -> None:
     assert ranks_of(mesh["dp"]) == (1, 3)
     assert ranks_of(mesh["pp", "dp"]) == (1, 3, 5, 7)
     assert ranks_of(mesh) == tuple(range(8))
@@ -50,12 +50,12 @@ def test_a_rank_outside_of_the_mesh_is_in_no_unit() -> None:
     assert ranks_in_mesh(DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)), ["dp"], 3) == ()
 
 
-def test_a_dimension_that_the_mesh_does_not_have_is_refused(mesh: DeviceMesh) -> None:
+def test_an_unknown_mesh_dimension_is_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(ConfigurationError, match=r"unit='data' is not a dimension of the mesh\. .* 'pp', 'dp', 'tp'"):
         dimension_of(mesh, "data")
 
 
-def test_by_itself_the_unit_covers_all_dimensions_but_those_of_copies(mesh: DeviceMesh) -> None:
+def test_the_default_unit_covers_all_dimensions_except_those_of_copies(mesh: DeviceMesh) -> None:
     assert Options().in_mesh(mesh, {"tp"}, 3).unit == (1, 3, 5, 7)
     assert Options().in_mesh(mesh, {"other"}, 3).unit is None
     assert Options().in_mesh(None, {"tp"}, 3).unit is None
