@@ -47,7 +47,7 @@ WHOLE = FakeDTensor.of(torch.tensor(2.5, requires_grad=True), True, True)
 PART = FakeDTensor.of(torch.tensor(2.5), True, False)
 
 
-def test_of_a_tensor_that_every_rank_has_a_copy_of_the_copy_is_taken() -> None:
+def test_the_local_copy_of_a_replicated_tensor_is_used() -> None:
     assert copied_row({"x": WHOLE, "nested": {"y": WHOLE}}, 0) == {"x": 2.5, "nested.y": 2.5}
     assert copied_weight(WHOLE, 0) == 2.5
     taken = whole_tensors({"x": WHOLE, "nested": {"y": WHOLE}, "z": 1}, 0)
@@ -56,7 +56,7 @@ def test_of_a_tensor_that_every_rank_has_a_copy_of_the_copy_is_taken() -> None:
     assert not taken["x"].requires_grad
 
 
-def test_other_rows_stay_the_object_that_they_are() -> None:
+def test_rows_without_dtensors_are_returned_unchanged() -> None:
     row = {"x": 1.0, "nested": {"y": torch.tensor(1.0)}, "text": "t", "list": [1]}
     assert whole_tensors(row, 0) is row
 
@@ -68,7 +68,7 @@ def test_other_rows_stay_the_object_that_they_are() -> None:
         lambda: whole_tensors({"nested": {"norm": PART}}, 3),
     ],
 )
-def test_a_part_of_a_tensor_is_refused_without_asking_other_ranks(take_part: Callable[[], object]) -> None:
+def test_a_part_of_a_tensor_is_refused_without_communication(take_part: Callable[[], object]) -> None:
     message = (
         r"'norm' is a DTensor of which rank 3 has only a part \(its placements are .*\.full_tensor\(\) on every rank"
     )
@@ -79,7 +79,7 @@ def test_a_part_of_a_tensor_is_refused_without_asking_other_ranks(take_part: Cal
 
 
 @pytest.mark.parametrize("reduce", ["mean", None])
-def test_session_brings_copies_together_or_writes_its_own(
+def test_a_session_logs_replicated_tensors_with_and_without_reduction(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, reduce: Any
 ) -> None:
     sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], reduce=reduce)
@@ -91,7 +91,7 @@ def test_session_brings_copies_together_or_writes_its_own(
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [2.5]
 
 
-def test_child_hands_over_copies(fake_wandb: FakeWandb) -> None:
+def test_a_child_process_sends_replicated_tensors(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
         copy: RemoteSession = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
         copy.log({"loss": WHOLE}, weight={"loss": WHOLE})

@@ -105,7 +105,7 @@ CELLS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("cell", "arrives"), CELLS, ids=[str(cell) for cell, _ in CELLS])
-def test_cells_arrive(cell: Any, arrives: Any) -> None:
+def test_cells_arrive_with_value_and_type(cell: Any, arrives: Any) -> None:
     value = gathered([[cell, "beside"]], ["cell", "other"])
     assert value.replaced == []
     (row,) = sent(value).items
@@ -113,7 +113,7 @@ def test_cells_arrive(cell: Any, arrives: Any) -> None:
     assert type(row[0]) is type(arrives)
 
 
-def test_nan_arrives() -> None:
+def test_nan_cells_arrive() -> None:
     ((cell,),) = sent(gathered([[math.nan]], ["cell"])).items
     assert math.isnan(cell)
 
@@ -126,7 +126,7 @@ def test_other_cells_are_replaced_by_their_repr(cell: Any) -> None:
 
 
 @pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
-def test_what_changes_after_it_was_logged_does_not_change_what_arrives() -> None:
+def test_later_changes_do_not_affect_gathered_values() -> None:
     inner, array, tensor, picture = [1], np.ones(2), torch.ones(2), Image.new("L", (2, 2), 5)
     rows = [[inner, array, tensor, picture]]
     value = gathered(rows, ["list", "array", "tensor", "image"])
@@ -156,7 +156,7 @@ class Frame:
         return iter([(1, "x"), (2, "y")])
 
 
-def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
+def test_tables_of_wandb_frames_and_arrays_are_accepted() -> None:
     frame = Frame()
     for value in (
         gathered(wandb.Table(columns=["a", "b"], data=[[1, "x"], [2, "y"]])),
@@ -192,7 +192,7 @@ def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
         (lambda: gathered([np.zeros((2, 2))], masks=[{}]), "'masks' is not an argument that can be gathered"),
     ],
 )
-def test_what_cannot_be_gathered_is_refused_at_once(log: Callable[[], Any], message: str) -> None:
+def test_invalid_tables_and_images_are_refused_at_once(log: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         log()
 
@@ -235,7 +235,7 @@ class Figure:
     ],
     ids=lambda image: f"{type(image).__name__} {getattr(image, 'shape', getattr(image, 'mode', ''))}",
 )
-def test_images_arrive_as_wandb_would_show_them(image: Any) -> None:
+def test_images_arrive_as_wandb_shows_them(image: Any) -> None:
     is_cmyk = getattr(image, "mode", None) == "CMYK"
     shown = image.convert("RGB") if is_cmyk else pixels(wandb.Image(image))
     (picture,) = sent(gathered([image])).items
@@ -254,7 +254,7 @@ def test_files_and_figures_are_read_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
-def test_what_stands_beside_images_goes_along_with_them() -> None:
+def test_captions_and_boxes_are_sent_with_images() -> None:
     boxes = {"predictions": {"box_data": [{"position": {"minX": np.float32(0.5)}, "class_id": 1}]}}
     image = wandb.Image(np.zeros((2, 2)), caption="own")
     value = gathered([image, image], caption=[None, "given"], boxes=[boxes, None], mode=["L", None])
@@ -286,7 +286,7 @@ def test_encoding_leaves_no_files_behind() -> None:
     assert pixels(own).size == (4, 4), "the file of the user's image is still there"
 
 
-def test_a_rank_is_ready_once_its_devices_are_and_its_images_are_encoded() -> None:
+def test_a_value_is_ready_after_devices_have_finished_and_images_are_encoded() -> None:
     value = logged(gathered([np.zeros((4, 4))]))
     has_computed = False
     value._marks = [SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None), None]
@@ -345,12 +345,12 @@ def test_any_rows_arrive(rows: list[list[Any]], rank: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=20)))
-def test_frames_are_taken_apart_as_they_were_put_together(parts: list[bytes]) -> None:
+def test_unframed_parts_equal_the_framed_ones(parts: list[bytes]) -> None:
     assert unframed(framed(*parts)) == parts
 
 
 @given(st.data())
-def test_bytes_that_are_no_table_are_refused(data: st.DataObject) -> None:
+def test_corrupted_bytes_are_refused_or_change_only_cells(data: st.DataObject) -> None:
     whole_table = gathered([[1, "a", dt.date(2026, 1, 2)], [2, "b", None]], ["a", "b", "c"])
     good = logged(whole_table).encoded().as_bytes(0)
     place = data.draw(st.integers(0, len(good) - 1))
@@ -387,13 +387,13 @@ HEAD = b'[0, ["a", "b"], 1]'
         framed(HEAD, framed(b'[[1, 2], [[0, {"file_type": "svg"}]], []]', b"png")),
     ],
 )
-def test_bytes_that_are_no_table_are_refused_by_name(data: bytes) -> None:
+def test_unreadable_bytes_are_refused_with_a_message(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match=r"bytes that a rank sent as a table or images cannot be read"):
         decoded("table", data)
 
 
 @pytest.mark.parametrize("beside", [b"[]", b'{"data_or_path": "x"}', b'{"caption": '])
-def test_what_does_not_go_along_with_an_image_is_refused(beside: bytes) -> None:
+def test_invalid_metadata_of_an_image_is_refused(beside: bytes) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         decoded("images", framed(b"[0, [], 1]", framed(beside, b"png")))
 
@@ -416,7 +416,7 @@ class Peer:
 
 
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
-def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) -> None:
+def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> None:
     one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
@@ -424,9 +424,7 @@ def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) ->
 
 
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
-def test_a_part_that_a_peer_makes_up_costs_its_own_table_alone(
-    data: bytes | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
     one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
@@ -435,7 +433,7 @@ def test_a_part_that_a_peer_makes_up_costs_its_own_table_alone(
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=9), st.integers(0, 3000))
-def test_shares_are_fair(wanted: list[int], limit: int) -> None:
+def test_the_limit_is_shared_fairly(wanted: list[int], limit: int) -> None:
     shares = fair(wanted, limit)
     assert sum(shares) == min(limit, sum(wanted))
     assert all(0 <= share <= most for share, most in zip(shares, wanted, strict=True))
@@ -444,7 +442,7 @@ def test_shares_are_fair(wanted: list[int], limit: int) -> None:
 
 
 @given(st.lists(st.integers(1, 50), max_size=10), st.integers(0, 12), st.integers(0, 200))
-def test_a_cut_keeps_the_first_within_both_limits(sizes: list[int], number: int, room: int) -> None:
+def test_a_cut_keeps_the_first_items_within_both_limits(sizes: list[int], number: int, room: int) -> None:
     encoded = gathers.Encoded([b"x" * size for size in sizes], sum(sizes), [], len(sizes), 99)
     kept = [len(item) for item in unframed(encoded.within(room, number).as_bytes(0))[1:]]
     assert kept == sizes[: len(kept)]
@@ -457,7 +455,7 @@ def test_a_cut_keeps_the_first_within_both_limits(sizes: list[int], number: int,
 # --- merged values ----------------------------------------------------------------------------------------------------
 
 
-def test_columns_are_matched_by_name_and_empty_tables_decide_about_none() -> None:
+def test_columns_are_matched_by_name_and_those_of_empty_tables_are_ignored() -> None:
     parts = [
         Part(0, ["Input"], 0, []),
         Part(1, ["a", "b"], 1, [[1, 2]]),
@@ -469,14 +467,14 @@ def test_columns_are_matched_by_name_and_empty_tables_decide_about_none() -> Non
     assert merged_table(parts[:1]) == (["rank", "Input"], [])
 
 
-def test_columns_of_one_name_are_told_apart_and_the_users_rank_is_kept() -> None:
+def test_columns_of_the_same_name_and_the_users_rank_column_are_kept() -> None:
     parts = [Part(0, ["rank", "a", "a"], 1, [[7, 1, 2]]), Part(1, ["a", "rank"], 1, [[3, 8]])]
     assert merged_table(parts) == (["global_rank", "rank", "a", "a"], [[0, 7, 1, 2], [1, 8, 3, None]])
 
 
 @given(st.lists(st.tuples(*[st.sampled_from([1, 0.5, math.nan, None, "x", True])] * 2), max_size=12))
 @example([(math.nan, "x"), (0.5, None), (None, "x")])
-def test_wandb_finds_the_same_types_in_the_rows_that_tell_as_in_all(rows: list[tuple[Any, Any]]) -> None:
+def test_wandb_finds_the_same_types_in_a_selection_of_rows(rows: list[tuple[Any, Any]]) -> None:
     data: list[list[Any]] = [list(row) for row in rows]
     try:
         expected = wandb.Table(columns=["a", "b"], data=data)
@@ -487,7 +485,7 @@ def test_wandb_finds_the_same_types_in_the_rows_that_tell_as_in_all(rows: list[t
     assert found._column_types == expected._column_types
 
 
-def test_rows_whose_types_tell_not_all_are_looked_at_by_wandb() -> None:
+def test_wandb_checks_all_rows_if_a_selection_is_not_enough() -> None:
     data: list[list[Any]] = [[[None]], [[1, 2]]]
     found = wandb_media.table_of_any(["a"], data)
     assert found._column_types == wandb.Table(columns=["a"], data=data)._column_types
@@ -539,7 +537,7 @@ def test_the_primary_has_the_table_of_all_ranks(
     assert tables(fake_wandb) == {run_id: [[0, 0], [1, 1]]}
 
 
-def test_in_a_shared_run_the_primary_alone_writes_the_table(
+def test_only_the_primary_of_a_shared_run_writes_the_table(
     fake_wandb: FakeWandb, job: Job, log_everywhere: Log
 ) -> None:
     log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode="shared"))
@@ -548,14 +546,14 @@ def test_in_a_shared_run_the_primary_alone_writes_the_table(
     assert tables(fake_wandb)["exp"] == [[0, 0], [1, 1]]
 
 
-def test_in_worker_scope_each_nodes_primary_has_its_nodes_table(
+def test_each_primary_has_the_table_of_its_node_in_worker_scope(
     fake_wandb: FakeWandb, job: Job, log_everywhere: Log
 ) -> None:
     log_everywhere(job(ranks(4, nodes=2), lambda _: {"id": "exp"}, rank_scope="worker"))
     assert tables(fake_wandb) == {"exp-worker-0": [[0, 0], [1, 1]], "exp-worker-1": [[2, 2], [3, 3]]}
 
 
-def test_where_nothing_is_brought_together_each_run_has_its_own_rows(
+def test_each_run_has_its_own_rows_without_reduction(
     fake_wandb: FakeWandb, job: Job, log_everywhere: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode="new"))
@@ -563,14 +561,14 @@ def test_where_nothing_is_brought_together_each_run_has_its_own_rows(
     assert caplog.text.count("without a reduction does not gather") == 1
 
 
-def test_without_reduction_rows_of_ranks_without_a_run_are_not_lost_silently(job: Job) -> None:
+def test_gathering_without_reduction_is_refused_if_ranks_have_no_run(job: Job) -> None:
     sessions = job(ranks(2), lambda _: {"id": "exp"}, reduce=None)
     for session in sessions:
         with pytest.raises(ConfigurationError, match="reduce=None disables gathering"):
             session.log({"t": gathered([[1]], ["a"])}, step=1)
 
 
-def test_lightnings_integration_gathers(fake_wandb: FakeWandb) -> None:
+def test_the_lightning_integration_gathers(fake_wandb: FakeWandb) -> None:
     logger = DistWandbLogger(prefix="fold")
     logger.log_table("t", ["a"], [[1]], step=3, gather=True)
     logger.log_table("t", ["a"], [[1]], step=4)
@@ -582,7 +580,7 @@ def test_lightnings_integration_gathers(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_accelerates_integration_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_accelerate_integration_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
     tracker = DistWandbTracker(wrap=False)
     tracker.start()
     tracker.log_table("t", ["a"], [[1], [2]], step=3, gather=True, limit=1)
@@ -595,7 +593,7 @@ def test_accelerates_integration_gathers(fake_wandb: FakeWandb, caplog: pytest.L
     tracker.finish()
 
 
-def test_the_public_name_is_the_function() -> None:
+def test_gathered_is_a_public_name() -> None:
     assert dist_wandb.gathered is gathered
 
 

@@ -223,7 +223,7 @@ _NEED_UPDATES = {"collection", "auroc", "composition"}
         if 0 not in updates or case not in _NEED_UPDATES
     ],
 )
-def test_merging_is_torchmetrics_own_synchronisation(case: str, updates: tuple[int, ...]) -> None:
+def test_merging_equals_the_synchronisation_of_torchmetrics(case: str, updates: tuple[int, ...]) -> None:
     ranks = ranks_of(*CASES[case], updates)
     assert take_snapshot(ranks[0]).fallback is None
     assert_same(merged(ranks), synchronised(ranks))
@@ -231,7 +231,7 @@ def test_merging_is_torchmetrics_own_synchronisation(case: str, updates: tuple[i
 
 @pytest.mark.parametrize("updates", [(2,), (1, 3, 2), (0, 3)])
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"bootstrap", "half", "multioutput", "collection"}))
-def test_merging_is_one_metric_that_saw_everything(case: str, updates: tuple[int, ...]) -> None:
+def test_merging_equals_one_metric_with_all_data(case: str, updates: tuple[int, ...]) -> None:
     make, data = CASES[case]
     alone = make()
     for rank, count in enumerate(updates):
@@ -243,7 +243,7 @@ def test_merging_is_one_metric_that_saw_everything(case: str, updates: tuple[int
     assert_same(merged(ranks_of(make, data, updates)), wanted)
 
 
-def test_other_kinds_of_states_are_merged_as_torchmetrics_does_it() -> None:
+def test_other_kinds_of_states_are_merged_as_in_torchmetrics() -> None:
     ranks = ranks_of(Odd, numbers, (2, 2, 2))
     wanted = synchronised(ranks)
     wanted["/seen"] = torch.cat(
@@ -252,12 +252,12 @@ def test_other_kinds_of_states_are_merged_as_torchmetrics_does_it() -> None:
     assert_same(merged(ranks), wanted)
 
 
-def test_items_of_lists_come_in_the_order_of_ranks() -> None:
+def test_items_of_lists_are_in_rank_order() -> None:
     ranks = ranks_of(Odd, numbers, (2, 1, 0))
     assert merged(ranks)["/seen"] == [x for metric in ranks for item in metric.seen for x in item.tolist()]
 
 
-def test_ranks_without_data_do_not_count() -> None:
+def test_ranks_without_data_are_left_out() -> None:
     ranks = ranks_of(Odd, numbers, (2, 0, 0))
     alone = {f"/{name}": value for name, value in ranks[0].compute().items() if name != "last"}
     got = merged(ranks)
@@ -275,7 +275,7 @@ def test_states_that_were_set_without_an_update_count(make: Make) -> None:
     assert merged([loaded, empty]) == merged([trained, empty])
 
 
-def test_large_integers_come_back_exactly() -> None:
+def test_large_integers_are_exact() -> None:
     ranks = ranks_of(lambda: MulticlassConfusionMatrix(2), lambda _: (torch.tensor([1]), torch.tensor([0])), (1, 1))
     ranks[0].confmat += 2**52
     assert merged(ranks)[""] == [[2**52, 2**52 + 2], [2**52, 2**52]]
@@ -283,7 +283,7 @@ def test_large_integers_come_back_exactly() -> None:
 
 @pytest.mark.parametrize("make", [MinMetric, MaxMetric])
 @pytest.mark.parametrize("where", [0, 1])
-def test_a_nan_among_extrema_survives(make: type[MinMetric | MaxMetric], where: int) -> None:
+def test_a_nan_among_extrema_is_kept(make: type[MinMetric | MaxMetric], where: int) -> None:
     ranks = ranks_of(lambda: make(nan_strategy="ignore"), numbers, (1, 1))
     name = next(iter(ranks[where].metric_state))
     setattr(ranks[where], name, torch.tensor(math.nan))
@@ -291,7 +291,7 @@ def test_a_nan_among_extrema_survives(make: type[MinMetric | MaxMetric], where: 
 
 
 @pytest.mark.parametrize("case", ["max", "min", "collection"])
-def test_neutral_contributes_nothing(case: str) -> None:
+def test_a_neutral_contribution_changes_nothing(case: str) -> None:
     make, data = CASES[case]
     ranks = ranks_of(
         make, lambda g: data(g) if case == "collection" else (torch.tensor({"max": -5.0, "min": 5.0}[case]),), (2, 1)
@@ -319,7 +319,7 @@ class Last(Metric):
 
 
 @pytest.mark.parametrize(("updates", "wanted"), [((1,), [7, 8]), ((1, 1), [[7, 8], [7, 8]]), ((1, 0), [7, 8])])
-def test_states_without_reduction_are_stacked_unless_there_is_one_alone(updates: tuple[int, ...], wanted: Any) -> None:
+def test_states_without_reduction_are_stacked_unless_there_is_only_one(updates: tuple[int, ...], wanted: Any) -> None:
     assert merged(ranks_of(Last, lambda _: (torch.tensor([7.0, 8.0]),), updates)) == {"": wanted}
 
 
@@ -334,7 +334,7 @@ def fingerprint(metric: Metric) -> Any:
 
 
 @pytest.mark.parametrize("case", [*CASES, "forward"])
-def test_the_users_object_stays_as_it_is(case: str) -> None:
+def test_the_users_object_is_unchanged(case: str) -> None:
     make, data = CASES.get(case, (MeanMetric, numbers))
     ranks = ranks_of(make, data, (1, 2))
     if case == "forward":
@@ -353,7 +353,7 @@ def test_the_users_object_stays_as_it_is(case: str) -> None:
 
 @pytest.mark.parametrize("action", ["update", "reset", "forward"])
 @pytest.mark.parametrize("case", ["mean", "confusion", "auroc", "pearson", "collection", "bootstrap"])
-def test_what_happens_after_the_snapshot_does_not_matter(case: str, action: str) -> None:
+def test_later_changes_do_not_affect_a_snapshot(case: str, action: str) -> None:
     make, data = CASES[case]
     ranks = ranks_of(make, data, (2, 1))
     wanted = merged(ranks)
@@ -366,7 +366,7 @@ def test_what_happens_after_the_snapshot_does_not_matter(case: str, action: str)
         assert merged(ranks) != wanted
 
 
-def test_a_synchronised_metric_contributes_its_own_states_alone() -> None:
+def test_a_synchronised_metric_contributes_only_its_own_states() -> None:
     wanted = merged(ranks_of(SumMetric, numbers, (1, 1)))
     ranks = ranks_of(SumMetric, numbers, (1, 1))
     ranks[0].sync(lambda x, group: [x, x], distributed_available=lambda: True)  # noqa: ARG005
@@ -386,7 +386,7 @@ def test_a_snapshot_reads_nothing_from_a_device() -> None:
             snapshot.to_host()
 
 
-def test_nothing_synchronises_even_where_torchmetrics_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_never_synchronises_through_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("torchmetrics synchronises")
 
@@ -402,21 +402,21 @@ def test_nothing_synchronises_even_where_torchmetrics_would(monkeypatch: pytest.
 @pytest.mark.parametrize(
     "options", [{"compute_with_cache": False}, {"sync_on_compute": False}, {"dist_sync_on_step": True}]
 )
-def test_options_of_metrics_do_not_matter(options: dict[str, Any]) -> None:
+def test_options_of_metrics_do_not_affect_the_result(options: dict[str, Any]) -> None:
     ranks = ranks_of(lambda: SumMetric(**options), lambda _: (torch.tensor(2.0),), (1, 2))
     for metric in ranks:
         metric.process_group = sys.stdout  # a group cannot be copied, either
     assert merged(ranks) == {"": 6.0}
 
 
-def test_inference_mode_on_either_side_does_not_matter() -> None:
+def test_inference_mode_does_not_affect_the_result() -> None:
     with torch.inference_mode():
         ranks = ranks_of(collection, classes, (2, 1))
         snapshots = [take_snapshot(metric) for metric in ranks]
     assert exchange(snapshots) == merged(ranks_of(collection, classes, (2, 1)))
 
 
-def test_the_private_copy_is_made_once_and_goes_with_the_object() -> None:
+def test_the_private_copy_is_made_once_and_deleted_with_the_object() -> None:
     metric = ranks_of(MeanMetric, numbers, (1,))[0]
     first, second = take_snapshot(metric), take_snapshot(metric)
     assert first._shell is second._shell
@@ -427,7 +427,7 @@ def test_the_private_copy_is_made_once_and_goes_with_the_object() -> None:
     assert first.packed().sums[0] == 1
 
 
-def test_metrics_added_to_a_collection_are_followed() -> None:
+def test_metrics_added_to_a_collection_are_included() -> None:
     ranks = [MetricCollection({"a": SumMetric()}) for _ in range(2)]
     merged(ranks)
     for one in ranks:
@@ -437,7 +437,7 @@ def test_metrics_added_to_a_collection_are_followed() -> None:
 
 
 @pytest.mark.parametrize(("updates", "warns"), [((0, 1), False), ((0, 0), True)])
-def test_a_warning_of_no_update_comes_only_where_no_rank_had_one(updates: tuple[int, ...], warns: bool) -> None:
+def test_a_missing_update_warns_only_if_no_rank_has_one(updates: tuple[int, ...], warns: bool) -> None:
     ranks = ranks_of(MeanMetric, numbers, updates)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -445,7 +445,7 @@ def test_a_warning_of_no_update_comes_only_where_no_rank_had_one(updates: tuple[
     assert any("before the ``update``" in str(one.message) for one in caught) == warns
 
 
-def test_what_cannot_be_copied_is_named() -> None:
+def test_a_metric_that_cannot_be_copied_is_named() -> None:
     metric = SumMetric()
     metric.stream = sys.stdout
     with pytest.raises(ConfigurationError, match="SumMetric cannot be copied"):
@@ -455,7 +455,7 @@ def test_what_cannot_be_copied_is_named() -> None:
 # Layouts
 
 
-def test_signatures_tell_layouts_apart() -> None:
+def test_signatures_distinguish_layouts() -> None:
     makes: list[Make] = [
         MeanMetric,
         SumMetric,
@@ -471,7 +471,7 @@ def test_signatures_tell_layouts_apart() -> None:
     assert take_snapshot(SumMetric()).signature == take_snapshot(SumMetric()).signature
 
 
-def test_lengths_of_lists_are_no_part_of_the_signature() -> None:
+def test_a_signature_does_not_depend_on_lengths_of_lists() -> None:
     one, two = ranks_of(*CASES["auroc"], (1, 3))
     assert take_snapshot(one).signature == take_snapshot(two).signature
 
@@ -485,7 +485,7 @@ def test_states_of_a_compute_group_are_sent_once() -> None:
     assert separate.sums == 8 + 3 * 4 * CLASSES
 
 
-def test_members_of_a_group_that_were_updated_alone_are_sent_alone() -> None:
+def test_members_of_a_compute_group_updated_separately_are_sent_separately() -> None:
     ranks = [MetricCollection({"a": SumMetric(), "b": SumMetric()}) for _ in range(2)]
     for one in ranks:
         one.update(1.0)
@@ -503,7 +503,7 @@ def test_a_rank_without_updates_adopts_the_layout_of_another() -> None:
     assert exchange(snapshots) == merged(ranks[:1])
 
 
-def test_a_rank_adopts_a_finer_layout_and_only_a_true_coarser_one() -> None:
+def test_a_rank_adopts_a_finer_layout_or_a_coarser_one_that_fits() -> None:
     ranks = ranks_of(collection, classes, (2, 1, 2))
     dict(ranks[1].items())  # this makes copies of the states
     snapshots = [take_snapshot(metric) for metric in ranks]
@@ -528,7 +528,7 @@ def test_a_layout_of_other_metrics_is_not_adopted(other: Make) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[false]", "[false,[[1,2]]]", "[false,[[1,2,3,[4]]]]", "7"])
-def test_text_that_is_no_signature_is_refused(text: str) -> None:
+def test_malformed_signatures_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="not a signature"):
         Layout.parse(text)
 
@@ -541,7 +541,7 @@ class Peculiar(SumMetric):
         raise AssertionError("torchmetrics synchronises")
 
 
-def test_what_cannot_be_merged_is_computed_by_each_rank_and_averaged() -> None:
+def test_metrics_that_cannot_be_merged_are_computed_per_rank_and_averaged() -> None:
     ranks = ranks_of(Peculiar, numbers, (1, 3, 0))
     snapshots = [take_snapshot(metric) for metric in ranks]
     assert "Peculiar is not merged" in str(snapshots[0].fallback)
@@ -551,7 +551,7 @@ def test_what_cannot_be_merged_is_computed_by_each_rank_and_averaged() -> None:
     assert_same(exchange(snapshots), {"": wanted})
 
 
-def test_averages_of_lists_are_taken_by_element() -> None:
+def test_lists_are_averaged_element_by_element() -> None:
     snapshot = take_snapshot(Peculiar())
     blobs = [encode([json.dumps({"": [[1, 2], [3]], "/a": [1]})]), encode([json.dumps({"": [[3, 2], [4]], "/a": 1})])]
     got = snapshot.compute(torch.zeros(2), torch.zeros(0), blobs)
@@ -562,8 +562,8 @@ def test_averages_of_lists_are_taken_by_element() -> None:
 # Wrappers with memory
 
 
-def test_extremes_are_those_of_all_that_was_written() -> None:
-    """Return the values of one process that calls `compute` whenever the ranks log."""
+def test_extremes_cover_all_logged_values() -> None:
+    """The values are those of one process that calls `compute` whenever the ranks log."""
     ranks, one = [MinMaxMetric(MeanMetric()) for _ in range(2)], MinMaxMetric(MeanMetric())
     for number in (3.0, 9.0, -6.0, 0.0):
         for metric, own in zip((*ranks, one), (number, number + 1, number + 0.5), strict=True):
@@ -573,7 +573,7 @@ def test_extremes_are_those_of_all_that_was_written() -> None:
             metric.reset()  # which keeps the extremes
 
 
-def test_extremes_of_what_the_ranks_computed_themselves_count() -> None:
+def test_extremes_include_values_computed_by_the_ranks_themselves() -> None:
     ranks = [MinMaxMetric(MeanMetric()) for _ in range(2)]
     for metric, numbers_of_rank in zip(ranks, ((1.0, 5.0), (-3.0, 2.0)), strict=True):
         for number in numbers_of_rank:
@@ -583,7 +583,7 @@ def test_extremes_of_what_the_ranks_computed_themselves_count() -> None:
 
 
 @pytest.mark.parametrize("updates", [(5, 5, 5), (5, 2, 0), (0, 1, 4)])
-def test_a_window_has_the_last_updates_of_each_rank(updates: tuple[int, ...]) -> None:
+def test_a_window_covers_the_last_updates_of_each_rank(updates: tuple[int, ...]) -> None:
     ranks = ranks_of(lambda: Running(MeanSquaredError(), window=3), pairs, updates)
     together = MeanSquaredError()
     for rank, count in enumerate(updates):
@@ -593,7 +593,7 @@ def test_a_window_has_the_last_updates_of_each_rank(updates: tuple[int, ...]) ->
     assert merged(ranks) == pytest.approx({"": float(together.compute())})
 
 
-def test_a_window_of_even_ranks_is_that_of_one_process_with_larger_batches() -> None:
+def test_a_window_with_even_ranks_equals_one_process_with_larger_batches() -> None:
     ranks, one = [Running(MeanMetric(), window=2) for _ in range(3)], Running(MeanMetric(), window=2)
     for step in range(5):
         for rank, metric in enumerate(ranks):
@@ -602,7 +602,7 @@ def test_a_window_of_even_ranks_is_that_of_one_process_with_larger_batches() -> 
         assert merged(ranks) == pytest.approx({"": float(one.compute())})
 
 
-def test_of_a_tracker_the_newest_metric_counts() -> None:
+def test_the_newest_metric_of_a_tracker_is_used() -> None:
     ranks = [torchmetrics.MetricTracker(SumMetric(), maximize=True) for _ in range(2)]
     with pytest.raises(ConfigurationError, match=r"before its increment\(\) was called"):
         take_snapshot(ranks[0])
@@ -624,7 +624,7 @@ ITEMS: list[Any] = [
 ]
 
 
-def test_blobs_come_back_as_they_were() -> None:
+def test_blobs_are_decoded_unchanged() -> None:
     back = decode(encode(ITEMS))
     for old, new in zip(ITEMS[:4], back[:4], strict=True):
         torch.testing.assert_close(old, new, rtol=0, atol=0)
@@ -672,25 +672,25 @@ def sent(*items: Any, raw: tuple[bytes, ...] = ()) -> bytes:
         (400000).to_bytes(8, "little") + b"[" * 400000,
     ],
 )
-def test_other_bytes_are_refused(data: bytes) -> None:
+def test_malformed_blobs_are_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         decode(data)
 
 
 @pytest.mark.parametrize("name", sorted(blob._NUMBERS))
-def test_every_type_of_numbers_comes_back(name: str) -> None:
+def test_every_numeric_dtype_is_decoded(name: str) -> None:
     numbers = torch.tensor([0, 1, 1]).to(getattr(torch, name))
     (back,) = decode(encode([numbers]))
     assert back.dtype is numbers.dtype
     assert back.tolist() == numbers.tolist()
 
 
-def test_truth_values_are_true_or_false_whatever_bytes_they_come_as() -> None:
+def test_bools_are_normalised_whatever_their_bytes() -> None:
     (back,) = decode(sent(["tensor", "bool", [3]], raw=(b"\x00\x01\x07",)))
     assert back.view(torch.uint8).tolist() == [0, 1, 1]
 
 
-def test_what_cannot_be_sent_is_refused() -> None:
+def test_values_that_cannot_be_sent_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="holds a object"):
         encode([[object()]])
     for item in (torch.zeros(2).to(torch.float8_e5m2), torch.float8_e5m2):
@@ -701,7 +701,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
 SIGNATURE = [False, [["", "Sum", -1, [["x", "sum", [2], "float32"]]]], False]
 
 
-def test_a_signature_of_another_rank_is_read() -> None:
+def test_a_valid_signature_is_parsed() -> None:
     assert Layout.parse(json.dumps(SIGNATURE)).sums == 4
 
 
@@ -723,7 +723,7 @@ def test_a_signature_of_another_rank_is_read() -> None:
         pytest.param("[2]", "[" * 200000, id="deep"),
     ],
 )
-def test_other_signatures_are_refused(old: str, new: str) -> None:
+def test_invalid_signatures_are_refused(old: str, new: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a signature of a metric"):
         Layout.parse(json.dumps(SIGNATURE).replace(old, new))
 
@@ -742,14 +742,14 @@ def test_gathered_states_that_do_not_fit_are_refused(items: list[Any]) -> None:
 # Recognition of metrics
 
 
-def test_what_is_a_metric() -> None:
+def test_is_metric_recognises_metrics_and_collections() -> None:
     yes = (MeanMetric(), MetricCollection([SumMetric()]), MeanMetric() + 1, MinMaxMetric(SumMetric()))
     assert [is_metric(value) for value in (*yes, 1, 1.5, True, "a", None, torch.ones(2), MeanMetric)] == [True] * 4 + [
         False
     ] * 7
 
 
-def test_asking_imports_neither_torch_nor_torchmetrics() -> None:
+def test_is_metric_imports_neither_torch_nor_torchmetrics() -> None:
     code = (
         "import sys; from dist_wandb.payloads.torchmetrics.metrics import is_metric; "
         "assert not is_metric(object()); assert not is_metric(1);"
@@ -762,7 +762,7 @@ def test_asking_imports_neither_torch_nor_torchmetrics() -> None:
 # torchmetrics' own names
 
 
-def test_torchmetrics_still_keeps_what_is_read_and_written_where_it_was() -> None:
+def test_torchmetrics_still_has_the_private_attributes_in_use() -> None:
     metric = MeanMetric()
     assert metric._reductions == dict.fromkeys(metric.metric_state, torchmetrics.utilities.dim_zero_sum)
     assert metric._defaults.keys() == metric.metric_state.keys()

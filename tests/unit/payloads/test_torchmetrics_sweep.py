@@ -139,7 +139,7 @@ def failures(case: Case, splits: Sequence[tuple[int, ...]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("metric", all_names())
-def test_three_ranks_give_what_one_process_gives(metric: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_three_ranks_give_the_value_of_one_process(metric: str, caplog: pytest.LogCaptureFixture) -> None:
     found: list[str] = []
     known: list[object] = []
     for case in (case for case in cases() if case.metric == metric):
@@ -151,7 +151,7 @@ def test_three_ranks_give_what_one_process_gives(metric: str, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("metric", all_names())
-def test_a_layout_that_was_made_without_data_serves_too(metric: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layout_made_without_data_can_be_used(metric: str, caplog: pytest.LogCaptureFixture) -> None:
     """All ranks first log without data, so that they know each other's states before an update."""
     known_states: list[object] = []
     for case in (case for case in cases() if case.metric == metric):
@@ -183,7 +183,7 @@ def test_a_layout_that_was_made_without_data_serves_too(metric: str, caplog: pyt
 # The table
 
 
-def test_every_public_metric_is_in_the_table_or_left_out_with_a_reason() -> None:
+def test_every_public_metric_is_covered_or_excluded_with_a_reason() -> None:
     left_out = " ".join(LEFT_OUT.values()).split()
     assert len(left_out) == len(set(left_out))
     assert not set(left_out) & set(all_names())
@@ -192,7 +192,7 @@ def test_every_public_metric_is_in_the_table_or_left_out_with_a_reason() -> None
 
 
 @pytest.mark.newest
-def test_the_table_has_nothing_that_torchmetrics_does_not_know() -> None:
+def test_the_table_contains_only_metrics_of_torchmetrics() -> None:
     assert len(cases()) == configurations() > 1000
     assert not {*all_names(), *" ".join(LEFT_OUT.values()).split()} - public_classes().keys()
 

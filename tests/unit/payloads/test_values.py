@@ -35,7 +35,7 @@ def same(value: object, expected: object) -> bool:
 
 
 @pytest.mark.parametrize("value", [0.5, 7, True, False, -0.0, 2**80, math.inf, "text", ""])
-def test_pythons_own_values_are_taken_as_they_are(value: object) -> None:
+def test_python_values_are_unchanged(value: object) -> None:
     assert same(copied_row({"x": value}, 0)["x"], value)
     assert same(copied_row({"x": value, "other": [1]}, 0)["x"], value)  # together with a value that is not a number
 
@@ -56,22 +56,22 @@ def test_pythons_own_values_are_taken_as_they_are(value: object) -> None:
     ],
     ids=lambda value: f"{type(value).__name__} {value}",
 )
-def test_scalars_of_others_become_pythons(value: object, expected: object) -> None:
+def test_scalars_of_other_libraries_become_python_numbers(value: object, expected: object) -> None:
     assert same(copied_row({"x": value}, 0)["x"], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)], ids=str)
-def test_tensors_of_one_element_become_pythons_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_of_one_element_become_python_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.full(shape, 3, dtype=dtype)
     assert same(copied_row({"x": tensor}, 0)["x"], 3.0 if dtype.is_floating_point else 3)
 
 
-def test_a_tensor_of_a_bool_is_one() -> None:
+def test_a_bool_tensor_becomes_a_bool() -> None:
     assert copied_row({"x": torch.tensor(True)}, 0)["x"] is True
 
 
-def test_a_tensor_that_is_part_of_a_graph_is_taken_out_of_it() -> None:
+def test_a_tensor_of_a_graph_is_detached() -> None:
     loss = (torch.tensor(0.25, requires_grad=True) * 2).sum()
     assert same(copied_row({"loss": loss}, 0)["loss"], 0.5)
     assert same(copied_row({"p": torch.nn.Parameter(torch.tensor([0.5]))}, 0)["p"], 0.5)
@@ -88,7 +88,7 @@ def test_nan_is_a_number(value: object) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.zeros, np.zeros], ids=["torch", "numpy"])
-def test_a_number_that_is_changed_in_place_later_stays_what_it_was(kind: Callable[[tuple[()]], Any]) -> None:
+def test_later_changes_in_place_do_not_affect_a_number(kind: Callable[[tuple[()]], Any]) -> None:
     total = kind(())
     taken = copied_row({"total": total}, 0)
     total += 5
@@ -112,14 +112,14 @@ def test_the_mapping_is_copied(others: dict[str, Any]) -> None:
     assert taken == {"loss": 0.5, **others}
 
 
-def test_any_mapping_is_taken() -> None:
+def test_any_mapping_is_accepted() -> None:
     assert copied_row(MappingProxyType({"loss": 0.5, "lr": np.float32(0.5)}), 0) == {"loss": 0.5, "lr": 0.5}
 
 
 # --- other than numbers -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_number_is_kept() -> None:
+def test_objects_other_than_numbers_are_kept() -> None:
     table, text = wandb.Table(columns=["a"], data=[[1]]), wandb.Html("<p>", inject=False)
     others = {"table": table, "html": text, "decimal": Decimal("0.5"), "none": None, "tuple": (1, 2), "str": "a"}
     taken = copied_row(others, 0)
@@ -145,7 +145,7 @@ def test_the_order_of_names_is_kept() -> None:
     assert list(copied_row({"b": np.float32(1), "a": 1.0, "t": torch.tensor(1), "l": [1]}, 0)) == ["b", "a", "t", "l"]
 
 
-def test_complex_numbers_are_taken_as_what_is_not_a_number() -> None:
+def test_complex_numbers_do_not_count_as_numbers() -> None:
     vector = torch.tensor([1j, 2.0])
     taken = copied_row(
         {"python": 1j, "numpy": np.complex64(1j), "array": np.array(1j), "tensor": torch.tensor(1j), "v": vector}, 0
@@ -170,18 +170,18 @@ def test_tensors_of_several_elements_are_copied(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_vectors_of_dtypes_that_numpy_does_not_know_become_those_of_one_that_it_does(dtype: torch.dtype) -> None:
+def test_vectors_of_dtypes_unknown_to_numpy_become_float32(dtype: torch.dtype) -> None:
     taken = copied_row({"x": torch.ones(2).to(dtype)}, 0)["x"]
     assert (taken.dtype, taken.tolist()) == (torch.float32, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
-def test_an_array_of_one_number_is_that_number_as_wandb_writes_it(dtype: Any) -> None:
+def test_an_array_of_one_number_counts_as_a_number(dtype: Any) -> None:
     assert is_number(copied_row({"x": np.ones((1, 1), dtype)}, 0)["x"])
     assert not is_number(copied_row({"x": np.array(["text"])}, 0)["x"])
 
 
-def test_lists_are_copied_with_what_is_in_them() -> None:
+def test_lists_are_copied_with_their_items() -> None:
     array, tensor, inner, media = np.zeros(2), torch.zeros(()), [1], wandb.Html("<p>", inject=False)
     taken = copied_row({"list": [array, tensor, inner, {"a": array}, media], "tuple": (tensor, "text")}, 0)
     array += 1
@@ -215,7 +215,7 @@ def test_containers_are_copied_to_a_depth_of_eight(wrap: Callable[[Any], Any], a
     assert (taken is not innermost) is is_copied
 
 
-def test_a_list_that_holds_itself_is_taken() -> None:
+def test_a_list_that_contains_itself_is_accepted() -> None:
     holds_itself: list[Any] = [1.0]
     holds_itself.append(holds_itself)
     assert copied_row({"x": holds_itself}, 0)["x"][0] == 1.0
@@ -225,7 +225,7 @@ def test_a_list_that_holds_itself_is_taken() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
-def test_an_error_within_a_mapping_names_the_whole_name(name: str) -> None:
+def test_an_error_within_a_mapping_has_the_full_name(name: str) -> None:
     with pytest.raises(
         ConfigurationError, match=re.escape(f"log was given the name {f'val.{name}'!r} (str) on rank 3")
     ):
@@ -292,7 +292,7 @@ def test_a_weight_that_is_not_one_number_is_refused(weight: object, shown: str) 
 
 
 @pytest.mark.parametrize("weight", [0, 0.5, 10**6])
-def test_a_checked_weight_is_itself(weight: float) -> None:
+def test_a_valid_weight_is_returned_unchanged(weight: float) -> None:
     assert same(checked_weight("weight", weight, 0), weight)
 
 
@@ -310,7 +310,7 @@ WAITING = {"item", "cpu", "tolist", "numpy", "equal", "nonzero", "__repr__", "__
 class OnDevice(torch.Tensor):
     """A tensor that claims to be on an accelerator, records calls, and may forbid waiting for it."""
 
-    asked: ClassVar[list[str]] = []
+    calls: ClassVar[list[str]] = []
     on_training_thread: ClassVar[bool] = True
     under_way: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]] = []
 
@@ -321,7 +321,7 @@ class OnDevice(torch.Tensor):
         if func == torch.Tensor.device.__get__:
             return torch.device("privateuseone:0")
         name = func.__name__
-        cls.asked.append(name)
+        cls.calls.append(name)
         assert not (cls.on_training_thread and name in WAITING), f"{name} waits for the device"
         if name == "to":
             assert args[1:] == ("cpu",)
@@ -345,7 +345,7 @@ def on_device(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
     """Tensors on a device without events."""
-    for name, value in {"asked": [], "under_way": [], "on_training_thread": True}.items():
+    for name, value in {"calls": [], "under_way": [], "on_training_thread": True}.items():
         monkeypatch.setattr(OnDevice, name, value)
     return OnDevice
 
@@ -371,14 +371,14 @@ def events(device: type[OnDevice], monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 
 @pytest.mark.parametrize("wait", ["item", "cpu", "tolist", "__float__", "__bool__"])
-def test_the_stand_in_for_a_device_notices_who_waits(device: type[OnDevice], wait: str) -> None:
+def test_the_fake_device_detects_waiting(device: type[OnDevice], wait: str) -> None:
     with pytest.raises(AssertionError, match="waits for the device"):
         getattr(on_device(0.5), wait)()
-    assert device.asked == [wait]
+    assert device.calls == [wait]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numbers_on_a_device_come_later(device: type[OnDevice], events: list[Any], dtype: torch.dtype) -> None:
+def test_numbers_on_a_device_are_read_later(device: type[OnDevice], events: list[Any], dtype: torch.dtype) -> None:
     taken = copied_row({"lr": 0.1, "x": on_device([[3]], dtype)}, 0)
     assert isinstance(taken["x"], Later)
     assert is_number(taken["x"])
@@ -395,12 +395,12 @@ def test_the_event_is_recorded_after_the_copy_and_waited_for_once(device: type[O
     assert events[1:] == ["synchronize"]
 
 
-def test_numbers_on_a_device_without_events_are_waited_for_with_the_numbers(device: type[OnDevice]) -> None:
+def test_numbers_on_a_device_without_events_are_copied_when_read(device: type[OnDevice]) -> None:
     taken = copied_row({"x": on_device(0.5)}, 0)
-    assert "cpu" not in device.asked
+    assert "cpu" not in device.calls
     device.on_training_thread = False
     assert taken["x"].number() == 0.5
-    assert "cpu" in device.asked
+    assert "cpu" in device.calls
 
 
 def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(
@@ -420,7 +420,7 @@ def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(
     assert [taken[name].number() for name in ("a", "b", "c", "in.d")] == [1.0, 2**53, 3.0, 4.0]
 
 
-def test_a_number_on_a_device_that_is_changed_in_place_later_stays_what_it_was(device: type[OnDevice]) -> None:
+def test_later_changes_in_place_do_not_affect_a_number_on_a_device(device: type[OnDevice]) -> None:
     total = on_device(1.0)
     taken, weight = copied_row({"total": total}, 0)["total"], copied_weight(total, 0)
     total += 5
@@ -429,7 +429,7 @@ def test_a_number_on_a_device_that_is_changed_in_place_later_stays_what_it_was(d
 
 
 @pytest.mark.usefixtures("events")
-def test_a_tensor_of_a_graph_on_a_device_is_taken_out_of_it(device: type[OnDevice]) -> None:
+def test_a_tensor_of_a_graph_on_a_device_is_detached(device: type[OnDevice]) -> None:
     weight = on_device(0.5).requires_grad_()
     taken = copied_row({"x": weight * 2}, 0)
     assert not any(source.requires_grad for _, source in device.under_way)
@@ -439,7 +439,7 @@ def test_a_tensor_of_a_graph_on_a_device_is_taken_out_of_it(device: type[OnDevic
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], 1j], ids=["of two elements", "complex"])
 @pytest.mark.parametrize("has_events", [True, False])
-def test_vectors_on_a_device_come_later_as_they_were(
+def test_vectors_on_a_device_are_read_later_unchanged(
     device: type[OnDevice], request: pytest.FixtureRequest, value: Any, has_events: bool
 ) -> None:
     if has_events:
@@ -456,13 +456,13 @@ def test_vectors_on_a_device_come_later_as_they_were(
 
 
 @pytest.mark.parametrize("value", [on_device([1.0, 2.0]), on_device(1j)], ids=["of two elements", "complex"])
-def test_a_weight_that_is_refused_is_refused_without_waiting(device: type[OnDevice], value: torch.Tensor) -> None:
+def test_an_invalid_weight_is_refused_without_waiting(device: type[OnDevice], value: torch.Tensor) -> None:
     assert device.on_training_thread
     with pytest.raises(ConfigurationError, match=r"^weight was given .* on rank 3"):
         copied_weight(value, 3)
 
 
-def test_weights_on_a_device_come_later(device: type[OnDevice], events: list[Any]) -> None:
+def test_weights_on_a_device_are_read_later(device: type[OnDevice], events: list[Any]) -> None:
     one = copied_weight(on_device([32]), 0)
     by_name = copied_weight({"loss": on_device(0.5), "acc": 2}, 0)
     assert "synchronize" not in events
@@ -472,5 +472,5 @@ def test_weights_on_a_device_come_later(device: type[OnDevice], events: list[Any
     assert (by_name["loss"].number(), by_name["acc"]) == (0.5, 2)
 
 
-def test_a_copy_of_numbers_that_are_on_the_host_already_is_one() -> None:
+def test_a_host_copy_accepts_numbers_on_the_host() -> None:
     assert HostCopy([torch.tensor(1.0), torch.tensor([2.0])]).numbers() == [1.0, 2.0]
