@@ -48,13 +48,13 @@ ORDINARY = [
     ["x", b"x", ["x"], {"a": [{"b": "x"}]}, ("x", 1), {"x"}, Path("x"), object()],
     ids=lambda value: type(value).__name__,
 )
-def test_names_of_secrets_in_many_spellings(name: str, value: object) -> None:
+def test_names_of_secrets_are_recognised_in_many_spellings(name: str, value: object) -> None:
     assert is_secret(name, value)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 @pytest.mark.parametrize("value", ["x", 7, ["x"], {"password": "x"}], ids=repr)
-def test_names_that_only_resemble_secrets(name: str, value: object) -> None:
+def test_names_that_only_resemble_secrets_are_not_secrets(name: str, value: object) -> None:
     assert not is_secret(name, value)  # items of a dict have their own names
 
 
@@ -94,7 +94,7 @@ def test_numbers_may_be_secrets_too(name: str) -> None:
         ("Linear(in_features=3, bias=True)", False),
     ],
 )
-def test_text_with_a_secret_in_it(text: str, is_one: bool) -> None:
+def test_text_that_contains_a_secret_is_one(text: str, is_one: bool) -> None:
     assert is_secret("note", text) is is_one
     assert is_secret("notes", ["x", (text,)]) is is_one
     assert (shown(text) == "…") is is_one
@@ -139,7 +139,7 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def test_published_text_has_no_secrets_and_a_rank_that_was_given_them_reads_all() -> None:
+def test_published_text_has_no_secrets_but_ranks_that_have_them_read_all() -> None:
     text = ConfigText(given=GIVEN)
     text.renew(GIVEN)
     assert "s3cr3t" not in str(text)
@@ -151,7 +151,7 @@ def test_published_text_has_no_secrets_and_a_rank_that_was_given_them_reads_all(
     assert read == mine | {"names": {1: {"password": "mine"}, 2: "b"}}
 
 
-def test_a_rank_that_was_given_nothing_reads_the_rest() -> None:
+def test_a_rank_without_the_secrets_reads_the_rest() -> None:
     values = {name: encoded(withheld(name, value, value)) for name, value in GIVEN.items()}
     read = {name: filled(value) for name, value in values.items()}
     assert read == {
@@ -192,7 +192,7 @@ def test_blank_notes_are_equal() -> None:
     assert without_notes(one) == without_notes(other)
 
 
-def test_nothing_is_copied_without_a_secret() -> None:
+def test_values_without_secrets_are_not_copied() -> None:
     value = {"a": [1, {"b": (2, "x")}]}
     assert withheld("x", value) is value
     assert redacted(value) is value

@@ -30,7 +30,7 @@ class Settings:
         *((None, {}), ("config.yaml", {}), (Settings, {}), (5, {}), ([1], {})),
     ],
 )
-def test_given_values_by_name(config: object, values: dict[str, Any]) -> None:
+def test_given_values_are_read_by_name(config: object, values: dict[str, Any]) -> None:
     assert given_values(config) == values
 
 
@@ -53,7 +53,7 @@ def test_values_that_wandb_may_refuse_are_not_plain(value: object) -> None:
     assert not is_plain(value)
 
 
-def test_a_number_that_python_does_not_print_is_not_plain() -> None:
+def test_an_integer_too_long_to_print_is_not_plain() -> None:
     assert is_plain(2**9_999)
     assert not is_plain(2**10_000)
 
@@ -61,12 +61,12 @@ def test_a_number_that_python_does_not_print_is_not_plain() -> None:
 @pytest.mark.parametrize(
     "name", ["rank", "local-rank", "GPU", "ddp.local_rank", "cluster/host", "_pid_", "a.b-c/Device"]
 )
-def test_names_of_values_that_differ_by_rank(name: str) -> None:
+def test_names_of_values_that_differ_by_rank_are_recognised(name: str) -> None:
     assert differs_by_rank(name)
 
 
 @pytest.mark.parametrize("name", ["gpus", "lora_rank", "rank.size", "hosts", "lr", ""])
-def test_names_of_other_values(name: str) -> None:
+def test_other_names_do_not_differ_by_rank(name: str) -> None:
     assert not differs_by_rank(name)
 
 

@@ -53,7 +53,7 @@ def test_ranks_along_dimensions_are_those_whose_other_coordinates_are_equal(
 
 
 @given(meshes(), modes)
-def test_in_any_mesh_one_replica_of_each_part_of_the_data_counts(
+def test_one_replica_of_each_part_of_the_data_counts_in_any_mesh(
     case: tuple[dict[str, int], list[str], int], mode: str
 ) -> None:
     mesh, along, primary = case
@@ -142,7 +142,7 @@ def test_invalid_ranks_are_refused(arguments: dict[str, Any], message: str) -> N
         Options(**arguments)
 
 
-def test_a_name_needs_a_mesh() -> None:
+def test_a_dimension_name_needs_a_mesh() -> None:
     with pytest.raises(ConfigurationError, match=r"unit=mesh\['dp'\]"):
         _ = Options(unit="dp").unit_ranks
 
@@ -210,5 +210,7 @@ def test_ranks_per_node_are_known_if_ranks_are_consecutive(topology: Topology, r
         ),
     ],
 )
-def test_plans_that_depend_on_nodes(size: int, mode: Any, scope: Any, all_nodes: bool, needs: bool) -> None:
+def test_needs_layout_is_true_for_plans_that_depend_on_nodes(
+    size: int, mode: Any, scope: Any, all_nodes: bool, needs: bool
+) -> None:
     assert needs_layout(Topology(0, 0, 0, size, size, 1), mode, scope, all_nodes=all_nodes) is needs

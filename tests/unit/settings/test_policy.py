@@ -69,7 +69,7 @@ def test_the_table_has_every_mode_and_scope_for_seven_layouts() -> None:
 
 
 @pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
-def test_every_rank_does_what_the_table_says(case: dict[str, Any]) -> None:
+def test_every_rank_acts_as_in_the_table(case: dict[str, Any]) -> None:
     planned = plan_all(case["ranks_per_node"], case["run_mode"], case["rank_scope"])
     assert [
         {name: getattr(rank, name) for name in GIVEN} | {name: getattr(plan, name) for name in DECIDED}
@@ -135,7 +135,7 @@ def test_a_world_of_one_is_always_one_ordinary_run(
 
 
 @given(st.integers(1, 8), modes, ids, groups)
-def test_on_one_node_both_scopes_are_the_same(size: int, mode: str, base_id: str, group: str | None) -> None:
+def test_both_scopes_are_the_same_on_one_node(size: int, mode: str, base_id: str, group: str | None) -> None:
     for rank in ranks([size]):
         both = [plan_run(rank, mode, scope, base_id, group=group) for scope in RANK_SCOPES]
         differences = [name for name in vars(both[0]) if getattr(both[0], name) != getattr(both[1], name)]
@@ -153,7 +153,7 @@ def test_ranks_have_separate_directories_if_several_ranks_of_a_node_write(
 
 
 @given(several_ranks, modes, scopes)
-def test_runs_that_are_not_the_only_one_differ_in_name(layout: list[int], mode: str, scope: str) -> None:
+def test_several_runs_have_different_names(layout: list[int], mode: str, scope: str) -> None:
     opened = [plan for _, plan in plan_all(layout, mode, scope) if plan.opens_run]
     assert len({plan.name_suffix for plan in opened}) == len({plan.run_id for plan in opened})
 
@@ -165,7 +165,7 @@ def test_all_names_are_derived_from_the_base_id(layout: list[int], mode: str, sc
             assert name is None or name == base_id or name.startswith(f"{base_id}-")
 
 
-def test_a_plan_cannot_be_changed() -> None:
+def test_a_plan_is_immutable() -> None:
     name = "run_id"
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(plan_run(Topology.single(), "auto", "global", "exp"), name, "other")
@@ -185,7 +185,7 @@ def test_a_plan_cannot_be_changed() -> None:
         ("new", "worker", "night-worker-1"),
     ],
 )
-def test_the_users_group_replaces_the_base_id_in_groups_and_nowhere_else(mode: str, scope: str, expected: str) -> None:
+def test_the_users_group_replaces_the_base_id_in_groups_only(mode: str, scope: str, expected: str) -> None:
     opened = [plan for _, plan in plan_all([2, 2], mode, scope, group="night") if plan.opens_run]
     assert opened[-1].group == expected
     assert all(plan.run_id is not None and plan.run_id.startswith("exp") for plan in opened)
@@ -204,7 +204,7 @@ def test_a_rank_without_a_run_knows_the_run_of_its_unit(mode: str, scope: str, e
     assert [unit_run_id(plan) for _, plan in plan_all([2, 2], mode, scope)] == expected
 
 
-def test_without_a_base_id_the_run_of_the_unit_is_unknown() -> None:
+def test_the_run_of_the_unit_is_unknown_without_a_base_id() -> None:
     assert unit_run_id(plan_run(Topology(1, 1, 0, 2, 2, 1), "auto", "global", None)) is None
 
 
@@ -233,7 +233,7 @@ def test_a_rank_that_opens_no_run_needs_no_base_id(rank: int, scope: str) -> Non
 
 
 @pytest.mark.parametrize("mode", RUN_MODES)
-def test_an_unknown_node_rank_with_worker_scope_is_refused_and_not_0(mode: str) -> None:
+def test_an_unknown_node_rank_with_worker_scope_is_refused(mode: str) -> None:
     with pytest.raises(TopologyError, match=re.escape("needs the num_nodes of rank 1 of 4 (given)")) as refused:
         plan_run(Topology(1, 1, None, 4, 2, None), mode, "worker", "exp")
     assert "Initialise torch.distributed" in str(refused.value)

@@ -31,11 +31,13 @@ def doubt(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str = "glo
         (125, 8, "new", "global"),
     ],
 )
-def test_a_job_within_the_recommendations(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str) -> None:
+def test_a_job_within_the_recommendations_does_not_warn(
+    nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str
+) -> None:
     assert doubt(nodes, ranks_per_node, run_mode, rank_scope) is None
 
 
-def test_a_shared_run_with_too_many_writers() -> None:
+def test_a_shared_run_with_too_many_writers_warns() -> None:
     assert doubt(64, 8, "shared") == (
         'run_mode="shared" opens a run with 512 writers, but W&B has tested at most 300 connections to one. Use '
         'rank_scope="worker", for a run of each node with 8 writers, or run_mode="auto": one writer, with the metrics '
@@ -63,7 +65,7 @@ def test_worker_scope_is_not_recommended_if_it_does_not_help() -> None:
         ("auto", "worker", "2,048"),
     ],
 )
-def test_thousands_of_runs(run_mode: str, rank_scope: str, runs: str) -> None:
+def test_thousands_of_runs_warn(run_mode: str, rank_scope: str, runs: str) -> None:
     found = doubt(2048, 8, run_mode, rank_scope)
     assert found is not None
     assert found.startswith(f'run_mode="{run_mode}" with rank_scope="{rank_scope}" opens {runs} runs at each start')

@@ -19,7 +19,7 @@ from dist_wandb.settings.reduction import (
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_one_reduction_is_for_all_names(reduction: str) -> None:
+def test_one_reduction_applies_to_all_names(reduction: str) -> None:
     assert check_reduce(reduction) == {"*": reduction}
 
 
@@ -27,11 +27,11 @@ def test_the_reductions_are_the_documented_ones() -> None:
     assert REDUCTIONS == ("mean", "sum", "min", "max", "first", "nanmean", "nansum")
 
 
-def test_no_reduction_is_none() -> None:
+def test_none_disables_the_reduction() -> None:
     assert check_reduce(None) is None
 
 
-def test_auto_is_the_mean() -> None:
+def test_auto_reduces_by_the_mean() -> None:
     assert check_reduce("auto") == {"*": "mean"}
 
 
@@ -41,12 +41,12 @@ def test_auto_is_not_a_reduction_of_a_single_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "", "a/b", "[", "*"])
-def test_the_first_pattern_that_matches_decides(name: str) -> None:
+def test_the_first_matching_pattern_is_used(name: str) -> None:
     assert reduction_of(name, {"tokens": "sum", "*": "max", "loss": "min"}) == ("*", "max")
     assert reduction_of("tokens", {"tokens": "sum", "*": "max"}) == ("tokens", "sum")
 
 
-def test_without_a_matching_pattern_it_is_the_mean() -> None:
+def test_names_without_a_matching_pattern_are_averaged() -> None:
     assert reduction_of("loss", {"tokens": "sum", "val/*": "max"}) == ("", "mean")
     assert reduction_of("loss", {}) == ("", "mean")
 
@@ -58,7 +58,7 @@ def test_patterns_work_as_in_fnmatch_but_case_sensitively() -> None:
     assert matched == {"loss": "", "Loss": "Loss", "lr": "l?", "apple": "[ab]*", "c": ""}
 
 
-def test_a_mapping_keeps_its_patterns_in_their_order() -> None:
+def test_a_mapping_keeps_the_order_of_its_patterns() -> None:
     patterns = {"tokens": "sum", "*_max": "max", "*": "mean"}
     checked = check_reduce(MappingProxyType(patterns))
     assert checked is not None
@@ -146,14 +146,14 @@ def test_per_rank_leaves_out_values_that_are_equal_by_nature_unless_requested(
         (MappingProxyType({"loss": "max", "*": "mean"}), {"loss": "max", "*": "mean"}),
     ],
 )
-def test_a_reduction_is_stored_in_types_of_json_and_pickle(given: object, plain: object) -> None:
+def test_a_reduction_is_stored_in_plain_types(given: object, plain: object) -> None:
     found = plain_reduce(given)
     assert found == plain
     assert type(found) in (str, dict, type(None))
 
 
 @pytest.mark.parametrize("given", [True, False, "loss/*", ["a", "b"], ("a", "b")])
-def test_names_are_stored_in_types_of_json_and_pickle(given: object) -> None:
+def test_name_patterns_are_stored_in_plain_types(given: object) -> None:
     found = plain_patterns("spread", given)
     assert found == (list(given) if isinstance(given, tuple) else given)
     assert type(found) in (bool, str, list)
