@@ -87,7 +87,7 @@ def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWa
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_facts_of_the_run_go_with_it_and_everything_else_is_accepted() -> None:
+def test_a_pickled_session_has_the_facts_of_the_run_and_accepts_all_calls() -> None:
     with dist_wandb.init(id="exp", config={"lr": 0.1}) as session:
         copy = through_a_pickle(session)
         assert (copy.id, copy.url, copy.config) == ("exp", session.url, {"lr": 0.1})
@@ -100,7 +100,7 @@ def test_facts_of_the_run_go_with_it_and_everything_else_is_accepted() -> None:
         assert "rank 0 run='exp'" in repr(copy)
 
 
-def test_ranks_bring_together_what_their_children_log(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+def test_rows_of_child_processes_are_reduced_over_ranks(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:
@@ -134,7 +134,7 @@ def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
 
 
-def test_many_children_at_once_lose_nothing(fake_wandb: FakeWandb) -> None:
+def test_many_concurrent_children_lose_no_rows(fake_wandb: FakeWandb) -> None:
     rows, children = 200, 4
     with dist_wandb.init() as session:
 
@@ -155,7 +155,7 @@ def test_many_children_at_once_lose_nothing(fake_wandb: FakeWandb) -> None:
         assert [row[f"child-{child}"] for row in written if f"child-{child}" in row] == list(range(rows))
 
 
-def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
+def test_a_child_that_outlives_the_session_warns_once_and_continues(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = dist_wandb.init()
@@ -173,7 +173,7 @@ def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
     assert "could not send this to the process that holds the session (it has ended)" in caplog.text
 
 
-def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
+def test_media_are_refused_by_name_and_other_values_arrive(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     with dist_wandb.init() as session:
@@ -186,7 +186,7 @@ def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
     assert "picture, pictures: W&B keeps these in files of the process that made them" in record.getMessage()
 
 
-def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
+def test_values_that_cannot_be_pickled_are_reported_and_other_rows_arrive(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     with dist_wandb.init() as session:
@@ -204,7 +204,7 @@ class Unreadable:
         return int, ("not a number",)
 
 
-def test_row_that_the_session_refuses_is_told_and_nothing_else_is_lost(
+def test_rows_refused_by_the_session_are_reported_and_others_arrive(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions = job(TWO)
@@ -228,57 +228,57 @@ def test_row_that_the_session_refuses_is_told_and_nothing_else_is_lost(
         (({"loss": 1.0}, 1, -1), "weight"),
     ],
 )
-def test_bad_input_is_an_error_where_it_is_logged(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...], message: str) -> None:
     with dist_wandb.init() as session, pytest.raises(ConfigurationError, match=message):
         through_a_pickle(session).log(*arguments)
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_nothing_listens_before_there_is_a_child() -> None:
+def test_the_relay_listens_only_after_the_first_fork() -> None:
     with dist_wandb.init() as session:
         assert session._children._relay.address is None
         assert in_fork(lambda: None) == 0
         assert session._children._relay.address is not None
 
 
-def test_stranger_without_the_key_is_not_served() -> None:
+def test_a_client_without_the_key_is_not_served() -> None:
     taken: list[Any] = []
     held = Relay(lambda *arguments: taken.append(arguments))
     address = held.open()
     assert address is not None
-    stranger = RemoteSession(Address(address.path, b"guessed"), ONE, {})
-    stranger.log({"loss": 1.0})
-    friend = RemoteSession(address, ONE, {})
-    friend.log({"loss": 2.0})
-    assert friend.flush()
+    client = RemoteSession(Address(address.path, b"guessed"), ONE, {})
+    client.log({"loss": 1.0})
+    child = RemoteSession(address, ONE, {})
+    child.log({"loss": 2.0})
+    assert child.flush()
     held.close()
     assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
     assert held.open() is None
     assert str(address.key) not in repr(address)
 
 
-STRANGERS: dict[str, Callable[[socket.socket], None]] = {
+CLIENTS: dict[str, Callable[[socket.socket], None]] = {
     "silent": lambda _: None,
-    "half-open": lambda stranger: stranger.sendall(struct.pack("!i", 64)[:2]),
-    "unfinished": lambda stranger: stranger.sendall(struct.pack("!i", 64) + b"what"),
-    "talking": lambda stranger: stranger.sendall(b"\x7f\xff\xff\xff" + b"GET / HTTP/1.1\r\n" * 100),
+    "half-open": lambda client: client.sendall(struct.pack("!i", 64)[:2]),
+    "unfinished": lambda client: client.sendall(struct.pack("!i", 64) + b"what"),
+    "talking": lambda client: client.sendall(b"\x7f\xff\xff\xff" + b"GET / HTTP/1.1\r\n" * 100),
 }
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
-def test_strangers_keep_no_child_out(kind: str) -> None:
-    """One after the other, they would block it for 64 times 30 seconds."""
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_unauthenticated_clients_do_not_block_children(kind: str) -> None:
+    """One after the other, they would block a child for 64 times 30 seconds."""
     taken: list[Any] = []
     held = Relay(lambda *arguments: taken.append(arguments))
     address = held.open()
     assert address is not None
-    strangers = []
+    clients = []
     for _ in range(64):
-        stranger = socket.socket(socket.AF_UNIX)
-        stranger.connect(address.path)
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(address.path)
         with suppress(BrokenPipeError, ConnectionResetError):
-            STRANGERS[kind](stranger)
-        strangers.append(stranger)
+            CLIENTS[kind](client)
+        clients.append(client)
     child = RemoteSession(address, ONE, {})
     longest = 0.0
     for row in range(20):
@@ -286,41 +286,41 @@ def test_strangers_keep_no_child_out(kind: str) -> None:
         child.log({"row": row})
         longest = max(longest, time.monotonic() - begin)
     assert child.flush()
-    for stranger in strangers:
-        stranger.close()
+    for client in clients:
+        client.close()
     held.close()
     assert [row["row"] for row, *_ in taken] == list(range(20))
     assert longest < 15
 
 
-def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_unauthenticated_client_is_dropped_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_MOST_UNAUTHENTICATED", 4)
     monkeypatch.setattr(relay, "_LEAST_TIME", 0.1)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
-    strangers = [socket.socket(socket.AF_UNIX) for _ in range(6)]
-    for stranger in strangers:
-        stranger.connect(address.path)
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+    for client in clients:
+        client.connect(address.path)
     assert RemoteSession(address, ONE, {}).flush()
     assert threading.active_count() < 20
-    for stranger in strangers:
-        stranger.close()
+    for client in clients:
+        client.close()
     held.close()
 
 
-def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(_PATIENCE)
-        stranger.connect(address.path)
-        assert len(stranger.recv(4 + 32)) > 0  # the challenge
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_PATIENCE)
+        client.connect(address.path)
+        assert len(client.recv(4 + 32)) > 0  # the challenge
         with suppress(BrokenPipeError):
             for _ in range(2 * _PATIENCE):  # one byte at a time
-                stranger.sendall(b"\0")
+                client.sendall(b"\0")
                 time.sleep(0.1)
                 if not held._connections:
                     break
@@ -328,7 +328,7 @@ def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) ->
     held.close()
 
 
-def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said(
+def test_other_users_are_rejected_before_anything_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = Relay(lambda *_: None)
@@ -337,35 +337,35 @@ def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said
     place = Path(address.path)
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
 
-    def knock() -> None:
+    def connect() -> None:
         if os.geteuid() == 0:
             os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.settimeout(_PATIENCE)
-            stranger.connect(address.path)
-            assert stranger.recv(1) == b""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(_PATIENCE)
+            client.connect(address.path)
+            assert client.recv(1) == b""
 
     if os.geteuid() == 0:
 
         def be_refused() -> None:
             os.setuid(65534)
-            with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as stranger:
-                stranger.connect(address.path)
+            with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as client:
+                client.connect(address.path)
 
         assert in_fork(be_refused) == 0
         place.parent.chmod(0o755)  # as if it were reachable anyway
         place.chmod(0o777)
-        assert in_fork(knock) == 0
+        assert in_fork(connect) == 0
         assert RemoteSession(address, ONE, {}).flush()
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 65534)  # because the test has only one user
-        knock()
+        connect()
         monkeypatch.undo()
     held.close()
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_says_nothing_to_another_users_socket(
+def test_a_child_sends_nothing_to_a_socket_of_another_user(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = Relay(lambda *_: None)
@@ -377,7 +377,7 @@ def test_a_child_says_nothing_to_another_users_socket(
     held.close()
 
 
-def test_a_socket_that_lets_nobody_in_holds_up_log_once(
+def test_a_socket_that_accepts_no_connection_delays_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
@@ -402,7 +402,7 @@ def test_a_socket_that_lets_nobody_in_holds_up_log_once(
     assert len(caplog.records) == 1
 
 
-def test_a_session_that_takes_nothing_holds_up_log_once(
+def test_a_session_that_reads_nothing_delays_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote_session, "_STUCK", 0.3)
@@ -425,7 +425,7 @@ def test_a_session_that_takes_nothing_holds_up_log_once(
     assert len(caplog.records) == 1
 
 
-def test_nobody_knocks_at_what_is_closed(tmp_path: Path) -> None:
+def test_a_closed_listener_has_no_pending_connection(tmp_path: Path) -> None:
     """For example, a failing session closes it just before a thread polls."""
     with tempfile.TemporaryDirectory() as directory:
         listener = local_sockets.Listener([tmp_path / "no such directory", Path(directory)], 1)
@@ -434,7 +434,7 @@ def test_nobody_knocks_at_what_is_closed(tmp_path: Path) -> None:
         assert not list(Path(directory).iterdir())
 
 
-def test_who_hands_back_what_it_is_told_shows_nothing() -> None:
+def test_echoing_the_challenge_does_not_authenticate() -> None:
     here, there = multiprocessing.Pipe()
     with here, there:
 
@@ -448,8 +448,8 @@ def test_who_hands_back_what_it_is_told_shows_nothing() -> None:
         thread.join()
 
 
-def test_rows_arrive_where_md5_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As hosts in FIPS mode do."""
+def test_authentication_works_without_md5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts in FIPS mode forbid it."""
     new = hmac.new
 
     def without_md5(key: bytes, message: bytes | None = None, digestmod: Any = "") -> Any:
@@ -463,7 +463,7 @@ def test_rows_arrive_where_md5_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> 
     held.close()
 
 
-def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
+def test_rows_of_a_fork_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
 
         def work() -> None:
@@ -475,7 +475,7 @@ def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_child_accepted_late_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Relay._start_thread
 
     def slowly(self: Relay, what: Callable[[Any], None], argument: Any) -> None:
@@ -493,7 +493,7 @@ def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatc
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_dies_of_sigterm_at_once_wherever_it_waits() -> None:
+def test_a_fork_has_the_default_sigterm_handler() -> None:
     def is_left_to_the_system() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -502,7 +502,9 @@ def test_a_fork_dies_of_sigterm_at_once_wherever_it_waits() -> None:
         assert in_fork(is_left_to_the_system) == 0
 
 
-def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_session_does_not_wait_for_its_children(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(relay, "_LAST_ROWS", _PATIENCE)
     session = dist_wandb.init()
     copy = through_a_pickle(session)
@@ -514,7 +516,7 @@ def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, m
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
-def test_children_of_ranks_without_a_run_know_as_much(job: Job, on_ranks: OnRanks) -> None:
+def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
     for session in sessions:
         copy = through_a_pickle(session)
@@ -541,7 +543,7 @@ def test_a_fork_reads_the_config_on_every_rank(job: Job, on_ranks: OnRanks, rank
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 
-def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> None:
+def test_a_fork_closes_the_listening_socket(fake_wandb: FakeWandb) -> None:
     del fake_wandb
     with dist_wandb.init() as session:
 
@@ -555,7 +557,7 @@ def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> No
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_goes_on_after_the_session_though_its_sibling_was_forked_later() -> None:
+def test_a_child_continues_after_the_session_despite_a_later_sibling() -> None:
     """If a sibling held the session's end of the socket, it would fill up, and `log` would block forever."""
     context = multiprocessing.get_context("fork")
     has_logged, is_over, may_end = context.Event(), context.Event(), context.Event()
@@ -585,7 +587,7 @@ def test_a_child_goes_on_after_the_session_though_its_sibling_was_forked_later()
     assert exit_code == 0
 
 
-def test_a_fork_holds_no_connection_of_other_children() -> None:
+def test_a_fork_closes_the_connections_of_other_children() -> None:
     """Otherwise, they would not notice that this process was killed."""
     held = Relay(lambda *_: None)
     address = held.open()
@@ -605,7 +607,7 @@ def test_a_fork_holds_no_connection_of_other_children() -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_children_notice_the_end_though_somebody_holds_the_socket(*, failed: bool) -> None:
+def test_children_notice_the_end_even_if_another_process_has_the_socket(*, failed: bool) -> None:
     """Such as a fork that was made while a child was being accepted."""
     held = Relay(lambda *_: None)
     child = RemoteSession(held.open(), ONE, {})
@@ -628,7 +630,7 @@ class OnlyThere:
         return int, ("no number",)
 
 
-def test_what_cannot_be_read_is_told_and_nothing_else_is_lost(
+def test_unreadable_rows_are_reported_and_others_arrive(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     with dist_wandb.init() as session:
@@ -640,7 +642,7 @@ def test_what_cannot_be_read_is_told_and_nothing_else_is_lost(
     assert "lost a row that another process had sent" in caplog.text
 
 
-def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one() -> None:
+def test_a_late_answer_is_not_mistaken_for_the_next_one() -> None:
     may_take = threading.Event()
     taken = []
 
@@ -661,7 +663,7 @@ def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one() -> No
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_does_not_wait_for_a_thread_that_was_about_to_log() -> None:
+def test_a_fork_is_not_blocked_by_locks_of_other_threads() -> None:
     with dist_wandb.init() as session:
         copy = through_a_pickle(session)
         copy.log({"loss": 1.0})
@@ -674,7 +676,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_was_about_to_log() -> None:
             assert in_fork(work) == 0
 
 
-def test_nobody_listens_once_the_user_has_finished_the_run(fake_wandb: FakeWandb) -> None:
+def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     copy = through_a_pickle(session)
     copy.log({"loss": 1.0})
@@ -687,7 +689,7 @@ def test_nobody_listens_once_the_user_has_finished_the_run(fake_wandb: FakeWandb
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_that_does_not_stop_keeps_no_session_from_ending(
+def test_a_child_that_keeps_logging_does_not_prevent_finishing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "_LAST_ROWS", 2.0)
@@ -711,7 +713,7 @@ def test_a_child_that_does_not_stop_keeps_no_session_from_ending(
 
 
 @pytest.mark.parametrize("runtime", ["", "runtime", "no-such-directory", "r" * 200])
-def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
+def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
@@ -733,7 +735,7 @@ def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
 
 
-def test_no_socket_at_all_is_told_by_children_that_log_and_by_nobody_else(
+def test_a_missing_socket_is_reported_only_by_children_that_log(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(relay, "_listener", mock_failure)
