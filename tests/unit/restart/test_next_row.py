@@ -33,7 +33,7 @@ def resumed(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, **summary: A
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("reduce", ["mean", None])
-def test_rows_without_a_step_go_on_behind_those_of_the_resumed_run(
+def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
     start: Start,
     fake_wandb: FakeWandb,
     monkeypatch: pytest.MonkeyPatch,
@@ -54,7 +54,7 @@ def test_rows_without_a_step_go_on_behind_those_of_the_resumed_run(
         assert {row["global_step"] for row in run.rows} == {50, 51}  # type: ignore[attr-defined]
 
 
-def test_a_step_that_is_given_stays(start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_step_is_kept(start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     kill(start(world=1))
     resumed(fake_wandb, monkeypatch, global_step=49)
     (session,) = start(world=1, resume="auto")
@@ -67,7 +67,7 @@ def test_a_step_that_is_given_stays(start: Start, fake_wandb: FakeWandb, monkeyp
     ("summary", "first"),
     [({}, 0), ({"global_step": "x"}, 0), ({"global_step": float("nan")}, 0), ({"global_step": 4.0}, 5)],
 )
-def test_the_summary_tells_the_last_row(
+def test_the_last_row_is_read_from_the_summary(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, summary: dict[str, Any], first: int
 ) -> None:
     resumed(fake_wandb, monkeypatch, **summary)
@@ -76,7 +76,7 @@ def test_the_summary_tells_the_last_row(
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": first}]
 
 
-def test_a_run_that_is_not_resumed_begins_at_0(fake_wandb: FakeWandb) -> None:
+def test_a_run_that_is_not_resumed_starts_at_0(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
     theirs.summary["global_step"] = 7
     session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
@@ -84,7 +84,7 @@ def test_a_run_that_is_not_resumed_begins_at_0(fake_wandb: FakeWandb) -> None:
     assert theirs.rows == [{"loss": 1.0, "global_step": 0}]
 
 
-def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
+def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others attach later, so the summary that they get may contain rows of this start."""
@@ -101,7 +101,7 @@ def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
     assert [session._intake.first_row for session in sessions] == [50, 50]
 
 
-def test_offline_the_files_of_the_run_tell_the_last_row(
+def test_the_last_row_of_an_offline_run_is_read_from_its_files(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest file with rows is read, except the file of this start and files of other runs."""
@@ -129,7 +129,7 @@ def test_offline_the_files_of_the_run_tell_the_last_row(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_files_of_strangers_do_not_end_a_start(
+def test_unreadable_files_do_not_fail_a_start(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
     """Unreadable files are ignored."""
@@ -149,7 +149,7 @@ def test_files_of_strangers_do_not_end_a_start(
     assert session._intake.first_row == (0 if fails else 6)
 
 
-def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
+def test_files_of_another_user_are_not_read(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs = fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb"
@@ -170,7 +170,7 @@ def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
     assert f"{theirs} belongs to user 65534, so rows without a step do not continue" in warning
 
 
-def test_of_many_files_of_a_run_the_newest_are_looked_at(
+def test_only_the_newest_files_of_a_run_are_read(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (fake_wandb.directory / "run-0").mkdir(parents=True)

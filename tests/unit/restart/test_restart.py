@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("directory", ["here", "elsewhere"])
-def test_a_restart_of_torchrun_continues_by_the_agents_store(
+def test_a_torchrun_restart_continues_through_the_agents_store(
     start: Start, fake_wandb: FakeWandb, run_mode: str, directory: str
 ) -> None:
     agent, options = dist.HashStore(), {"run_mode": run_mode}
@@ -42,7 +42,7 @@ def test_a_restart_of_torchrun_continues_by_the_agents_store(
     assert given(fake_wandb, "resume", last=writers) == ["allow"] * writers
 
 
-def test_a_restart_continues_by_the_record_where_no_store_outlasts_it(start: Start, fake_wandb: FakeWandb) -> None:
+def test_a_restart_continues_from_the_record_without_a_lasting_store(start: Start, fake_wandb: FakeWandb) -> None:
     first = start(environ=attempt(0))
     kill(first)
     second = start(environ=attempt(1))
@@ -51,7 +51,7 @@ def test_a_restart_continues_by_the_record_where_no_store_outlasts_it(start: Sta
 
 
 @pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
-def test_another_start_of_torchrun_is_no_restart(start: Start, environ: dict[str, str]) -> None:
+def test_another_torchrun_start_is_not_a_restart(start: Start, environ: dict[str, str]) -> None:
     """Its first attempt may have died before it wrote its own record."""
     first = start(environ=attempt(0))
     kill(first)
@@ -68,7 +68,7 @@ def test_several_restarts_continue_the_same_run(start: Start) -> None:
 
 
 @pytest.mark.parametrize("by_store", [True, False])
-def test_a_run_that_has_ended_well_is_not_continued(start: Start, by_store: bool) -> None:
+def test_a_finished_run_is_not_continued(start: Start, by_store: bool) -> None:
     agent = dist.HashStore() if by_store else None
     first = start(agent=agent, environ=attempt(0))
     for session in first:
@@ -77,7 +77,7 @@ def test_a_run_that_has_ended_well_is_not_continued(start: Start, by_store: bool
     assert ids(start(agent=agent, environ=attempt(1))) != ids(first)
 
 
-def test_a_job_that_has_ended_well_does_not_take_up_anothers_runs(start: Start) -> None:
+def test_a_finished_job_does_not_continue_runs_of_another(start: Start) -> None:
     agent = dist.HashStore()
     for session in start(agent=agent):
         session.finish()
@@ -86,7 +86,7 @@ def test_a_job_that_has_ended_well_does_not_take_up_anothers_runs(start: Start) 
     assert not set(ids(start(agent=agent, environ=attempt(1), resume="auto"))) & set(ids(other))
 
 
-def test_a_run_that_has_failed_is(start: Start) -> None:
+def test_a_failed_run_is_continued(start: Start) -> None:
     agent = dist.HashStore()
     first = start(agent=agent)
     for session in first:
@@ -95,7 +95,9 @@ def test_a_run_that_has_failed_is(start: Start) -> None:
 
 
 @pytest.mark.parametrize("way", ["argument", "settings", "environment"])
-def test_never_is_never(start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_resume_never_starts_new_runs(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     agent = dist.HashStore()
     first = start(agent=agent)
     kill(first)
@@ -111,7 +113,7 @@ def test_never_is_never(start: Start, fake_wandb: FakeWandb, monkeypatch: pytest
     assert "allow" not in given(fake_wandb, "resume")
 
 
-def test_must_stays_must(start: Start, fake_wandb: FakeWandb) -> None:
+def test_resume_must_is_passed_to_wandb(start: Start, fake_wandb: FakeWandb) -> None:
     agent = dist.HashStore()
     first = start(agent=agent)
     kill(first)
@@ -120,7 +122,7 @@ def test_must_stays_must(start: Start, fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "resume"), [("exp", "allow"), ("other", None)])
-def test_the_users_own_id_holds_and_is_resumed_if_it_is_the_earlier_one(
+def test_the_users_id_is_used_and_resumed_if_it_is_the_earlier_one(
     start: Start, fake_wandb: FakeWandb, wanted: str, resume: str | None
 ) -> None:
     agent = dist.HashStore()
@@ -129,14 +131,14 @@ def test_the_users_own_id_holds_and_is_resumed_if_it_is_the_earlier_one(
     assert given(fake_wandb, "resume") == [resume, resume]
 
 
-def test_a_run_that_is_rewound_is_left_to_the_user(start: Start, fake_wandb: FakeWandb) -> None:
+def test_a_rewound_run_is_not_resumed(start: Start, fake_wandb: FakeWandb) -> None:
     agent = dist.HashStore()
     kill(start(agent=agent, options={"run_mode": "auto"}, resume_from="abc?_step=3"))
     start(agent=agent, options={"run_mode": "auto"}, environ=attempt(1), resume_from="abc?_step=3")
     assert given(fake_wandb, "resume", last=1) == [None]
 
 
-def test_the_sessions_of_a_job_are_told_apart(start: Start) -> None:
+def test_sessions_of_a_job_are_continued_separately(start: Start) -> None:
     agent = dist.HashStore()
     first, second = start(agent=agent), start(agent=agent, number=2)
     kill(first + second)
@@ -145,7 +147,7 @@ def test_the_sessions_of_a_job_are_told_apart(start: Start) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_another_number_of_ranks_continues_what_it_can(
+def test_another_number_of_ranks_continues_the_runs_that_remain(
     start: Start, fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str], world: int
 ) -> None:
     """With fewer ranks, the other runs stay unchanged; with more ranks, new ones are opened in the same group."""
@@ -163,7 +165,7 @@ def test_another_number_of_ranks_continues_what_it_can(
     assert f"It had 2 ranks, and has {world} now." in output
 
 
-def test_an_agent_that_does_not_answer_is_no_obstacle(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_agent_does_not_prevent_a_start(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AGENT, **attempt(1)}.items():
         monkeypatch.setenv(name, value)
     open_session(Options(limits=Limits(join_timeout=0.2)), {}, integration="test", topology=Topology.single()).finish()
@@ -177,7 +179,7 @@ def requeue(number: int, **other: str) -> dict[str, str]:
     return {**SLURM, "SLURM_RESTART_COUNT": str(number), **other}
 
 
-def test_a_requeued_job_continues_by_its_record(start: Start, fake_wandb: FakeWandb) -> None:
+def test_a_requeued_job_continues_from_its_record(start: Start, fake_wandb: FakeWandb) -> None:
     first = start(environ=SLURM)
     kill(first)
     assert ids(start(environ=requeue(1))) == ids(first)
@@ -198,7 +200,7 @@ def test_another_command_of_the_job_is_not_continued(start: Start, monkeypatch: 
     assert ids(start(environ=requeue(1))) != ids(first)
 
 
-def test_the_same_command_once_more_in_a_job_is_not_a_restart(start: Start) -> None:
+def test_repeating_a_command_in_a_job_is_not_a_restart(start: Start) -> None:
     kill(start(environ=SLURM))
     again = start(environ=requeue(1))
     kill(again)
@@ -208,7 +210,7 @@ def test_the_same_command_once_more_in_a_job_is_not_a_restart(start: Start) -> N
     assert ids(start(environ=requeue(2))) == ids(by_the_same_script)
 
 
-def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
+def test_jobs_that_share_a_directory_find_their_own_records(start: Start) -> None:
     """As the tasks of an array do; each deletes only its own record."""
     other, first = start(environ={**SLURM, "SLURM_JOB_ID": "8"}), start(environ=SLURM)
     for session in other:
@@ -223,7 +225,7 @@ def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
-def test_without_a_store_the_jobs_name_gives_the_id_at_every_start(
+def test_the_job_name_gives_the_same_id_at_every_start_without_a_store(
     start: Start, fake_wandb: FakeWandb, run_mode: str
 ) -> None:
     options = {"run_mode": run_mode}
@@ -240,7 +242,7 @@ def test_without_a_store_the_jobs_name_gives_the_id_at_every_start(
     )
 
 
-def test_without_a_store_no_rank_follows_a_record_that_the_others_may_not_see(start: Start) -> None:
+def test_records_are_not_used_without_a_store(start: Start) -> None:
     kill(start(environ=SLURM))
     second = start(store=False, environ=requeue(1))
     assert [str(name).partition("-")[0] for name in ids(second)] == [second[0].plan.base_id] * 2
@@ -249,7 +251,7 @@ def test_without_a_store_no_rank_follows_a_record_that_the_others_may_not_see(st
 # --- the launchers' variables -----------------------------------------------------------------------------------------
 
 
-def test_launchers_name_what_they_start_again() -> None:
+def test_a_launch_identifies_restarts_of_torchrun_and_slurm() -> None:
     first, again = Launch.detect(attempt(0)), Launch.detect(attempt(1))
     assert first.torchrun_start is not None
     assert first.torchrun_start == again.torchrun_start
@@ -273,7 +275,7 @@ def test_launchers_name_what_they_start_again() -> None:
     ],
 )
 @pytest.mark.usefixtures("bare_environment")
-def test_what_the_user_said_of_resuming(
+def test_resume_is_read_from_arguments_settings_and_environment(
     monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], environ: dict[str, str], wanted: str | None
 ) -> None:
     for name, value in environ.items():
@@ -281,7 +283,7 @@ def test_what_the_user_said_of_resuming(
     assert requested.wanted_resume(arguments) == wanted
 
 
-def test_keys_of_all_attempts_are_those_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lasting_keys_are_shared_by_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: store)
     lasting = JobStore.find("a", Topology.single(), 1.0, lasting=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("resume", ["auto", True])
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
-def test_a_second_start_continues_if_it_is_asked_to(
+def test_a_second_start_continues_with_resume_auto(
     start: Start, fake_wandb: FakeWandb, run_mode: str, resume: Any
 ) -> None:
     options = {"run_mode": run_mode}
@@ -38,7 +38,7 @@ def test_a_second_start_continues_if_it_is_asked_to(
     assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own record would belong to one process
 
 
-def test_a_second_start_that_does_not_ask_begins_anew_and_is_the_one_to_be_found(start: Start) -> None:
+def test_a_second_start_without_resume_makes_new_runs_and_a_new_record(start: Start) -> None:
     first = start()
     kill(first)
     second = start()
@@ -47,7 +47,7 @@ def test_a_second_start_that_does_not_ask_begins_anew_and_is_the_one_to_be_found
     assert ids(start(resume="auto")) == ids(second)
 
 
-def test_a_run_that_has_ended_well_is_not_continued_by_auto(start: Start) -> None:
+def test_a_finished_run_is_not_continued_by_auto(start: Start) -> None:
     first = start(resume="auto")
     for session in first:
         session.finish()
@@ -55,7 +55,7 @@ def test_a_run_that_has_ended_well_is_not_continued_by_auto(start: Start) -> Non
     assert ids(start(resume="auto")) != ids(first)
 
 
-def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_resume_auto_on_rank_0_alone_is_enough(start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
     kill(start())
     store = dist.HashStore()
     job_store._store_of_agent = lambda *_: store  # undone together with the fixture's patch
@@ -76,7 +76,7 @@ def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: 
         ({"options": {"rank_scope": "worker"}}, "rank_scope was 'global', and is 'worker'"),
     ],
 )
-def test_other_runs_than_the_records_are_made_anew(
+def test_a_record_of_different_options_is_not_used_and_warns(
     start: Start, caplog: pytest.LogCaptureFixture, change: dict[str, Any], reason: str
 ) -> None:
     first = start()
@@ -87,7 +87,7 @@ def test_other_runs_than_the_records_are_made_anew(
     assert reason in warning
 
 
-def test_the_sessions_of_a_job_have_records_of_their_own(start: Start) -> None:
+def test_sessions_of_a_job_have_separate_records(start: Start) -> None:
     first, second = start(), start(number=2)
     kill(first + second)
     assert ids(start(resume="auto", number=2)) == ids(second)
@@ -95,7 +95,7 @@ def test_the_sessions_of_a_job_have_records_of_their_own(start: Start) -> None:
 
 
 @pytest.mark.parametrize("argument", ["project", "entity"])
-def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> None:
+def test_projects_in_one_directory_have_separate_records(start: Start, argument: str) -> None:
     first, second = start(**{argument: "a"}), start(**{argument: "b"})
     kill(first + second)
     assert ids(start(resume="auto", **{argument: "a"})) == ids(first)
@@ -115,7 +115,7 @@ def killed(start: Start) -> tuple[list[Session], Path]:
     [b"", b"\xff", b"[]", b'{"format": 2}', b'{"format": 1, "base_id": "x"}'],
     ids=["empty", "binary", "list", "newer", "part"],
 )
-def test_a_damaged_record_is_left_aside_with_a_warning(
+def test_a_damaged_record_is_ignored_with_a_warning(
     start: Start, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     first, record = killed(start)
@@ -128,7 +128,7 @@ def test_a_damaged_record_is_left_aside_with_a_warning(
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
+def test_an_obstacle_in_place_of_a_record_does_not_block_a_start(
     start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     first, record = killed(start)
@@ -145,7 +145,7 @@ def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
 
 
 @pytest.mark.parametrize("what", ["record", "directory"])
-def test_a_strangers_record_is_not_followed(
+def test_a_record_of_another_user_is_not_trusted(
     start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     first, record = killed(start)
@@ -162,7 +162,7 @@ def test_a_strangers_record_is_not_followed(
         assert f"could not write a restart record of the run {second[0].plan.base_id} to {RECORDS}" in warnings[1]
 
 
-def test_a_link_in_the_place_of_the_directory_is_not_followed(
+def test_a_symbolic_link_in_place_of_the_directory_is_not_followed(
     start: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -177,27 +177,27 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(
     assert elsewhere.stat().st_mode & 0o777 == 0o755
 
 
-def test_records_are_the_users_alone(start: Start) -> None:
+def test_records_are_readable_only_by_the_user(start: Start) -> None:
     start()
     (record,) = RECORDS.iterdir()
     assert (RECORDS.stat().st_mode & 0o777, record.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 @pytest.mark.parametrize("changed", [{"run_mode": "\x1b[2J"}, {"rank_scope": ""}, {"project": 7}, {"job": []}])
-def test_a_record_that_nobody_would_have_left_is_none(changed: dict[str, Any]) -> None:
+def test_an_invalid_record_is_refused(changed: dict[str, Any]) -> None:
     record = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
     assert RestartRecord.of(record.as_json) == record
     with pytest.raises(ValueError, match=r"unknown|not text"):
         RestartRecord.of({**record.as_json, **changed})
 
 
-def test_a_record_with_an_id_that_wandb_refuses_is_damaged() -> None:
+def test_a_record_with_an_invalid_run_id_is_refused() -> None:
     record = RestartRecord("a/b", "test/1", None, None, "new", "global", 2, None, 0)
     with pytest.raises(ValueError, match="refuses in run ids"):
         RestartRecord.of(record.as_json)
 
 
-def test_without_a_store_only_rank_0_alone_can_be_asked_for_it(start: Start, fake_wandb: FakeWandb) -> None:
+def test_resume_auto_without_a_store_needs_a_single_writer(start: Start, fake_wandb: FakeWandb) -> None:
     first = start(store=False, options={"run_mode": "auto"})
     kill(first)
     start(store=False, options={"run_mode": "auto"}, resume="auto")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_says_what_was_started(start: Start) -> None:
+def test_the_record_describes_the_start(start: Start) -> None:
     (first, _) = start(environ=SLURM, project="digits", dir="place")
     directory = Path("place") / RECORDS
     assert {json.dumps(json.loads(path.read_text())) for path in directory.iterdir()} == {
@@ -44,20 +44,20 @@ def test_the_record_says_what_was_started(start: Start) -> None:
     assert sorted(path.name.partition("-")[0] for path in directory.iterdir()) == ["job", "latest"]
 
 
-def test_rank_0_alone_leaves_a_record(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_writes_a_record(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     monkeypatch.setattr(RestartStore, "leave", lambda _, base_id: left.append(base_id))
     first = start()
     assert left == [first[0].plan.base_id]
 
 
-def test_disabled_leaves_nothing(start: Start) -> None:
+def test_a_disabled_run_writes_no_record(start: Start) -> None:
     start(mode="disabled")
     assert not Path("wandb").exists()
 
 
 @pytest.mark.parametrize("obstacle", ["wandb", str(RECORDS)])
-def test_where_no_record_can_be_left_there_is_one_warning(
+def test_a_record_that_cannot_be_written_warns_once(
     start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     Path("place", obstacle).parent.mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
     assert given(fake_wandb, "id", last=1) == [first.id]
 
 
-def test_a_run_that_is_not_ours_is_left_to_its_owner(fake_wandb: FakeWandb) -> None:
+def test_an_adopted_run_has_no_record(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
     open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
     assert record_files() == []

@@ -43,7 +43,7 @@ def given_differently(
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
-def test_ranks_that_were_given_different_values_are_told_once(job: Job, mode: str) -> None:
+def test_different_configs_warn_once(job: Job, mode: str) -> None:
     configs = {rank: {"lr": 0.1 * (rank > 0), "seed": 7 * (rank > 0), "same": [1]} for rank in range(3)}
     (message,) = given_differently(job, configs, THREE, run_mode=mode)
     assert re.search(
@@ -53,7 +53,7 @@ def test_ranks_that_were_given_different_values_are_told_once(job: Job, mode: st
     )
 
 
-def test_a_rank_that_comes_first_compares_once_rank_0_is_there(open_rank: Open) -> None:
+def test_an_early_rank_compares_after_rank_0_arrives(open_rank: Open) -> None:
     second = open_rank(TWO[1], {"lr": 0.2})
     firsts = []
 
@@ -89,11 +89,11 @@ EQUAL: dict[str, tuple[object, object]] = {
 @pytest.mark.filterwarnings("ignore:W&B cannot hold")
 @pytest.mark.parametrize("config_sync", ["warn", "check"])
 @pytest.mark.parametrize("kind", EQUAL)
-def test_what_is_equal_in_effect_is_no_difference(job: Job, kind: str, config_sync: str) -> None:
+def test_equivalent_values_are_not_different(job: Job, kind: str, config_sync: str) -> None:
     assert given_differently(job, dict(enumerate(EQUAL[kind])), config_sync=config_sync) == []
 
 
-def test_what_is_handed_over_for_comparison_is_short_and_the_same_in_every_process() -> None:
+def test_published_comparisons_are_short_and_deterministic() -> None:
     (short, digest) = comparable({"text": "x" * 1000})["text"]
     assert (len(short), len(digest)) == (40, 64)
     assert encoded({"b", "a", "c"}) == ["a", "b", "c"]
@@ -136,7 +136,7 @@ OF_RANKS = [
 
 
 @pytest.mark.parametrize("config_sync", ["warn", "check"])
-def test_what_differs_between_ranks_by_nature_is_not_compared(job: Job, config_sync: str) -> None:
+def test_values_that_differ_by_rank_are_not_compared(job: Job, config_sync: str) -> None:
     configs = {
         rank: {"lr": 0.1, **dict.fromkeys(OF_RANKS, rank), "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
         for rank in range(2)
@@ -145,12 +145,12 @@ def test_what_differs_between_ranks_by_nature_is_not_compared(job: Job, config_s
 
 
 @pytest.mark.parametrize("name", ["gpus", "devices", "lora_rank", "rank.lr", "ranks", "world_size"])
-def test_what_only_sounds_like_it_is(job: Job, name: str) -> None:
+def test_names_that_only_resemble_ranks_are_compared(job: Job, name: str) -> None:
     (warned,) = given_differently(job, {rank: {name: rank} for rank in range(2)})
     assert f"{name!r} is 1 on rank 1, but 0 on rank 0" in warned
 
 
-def test_in_new_mode_each_rank_keeps_what_differs_by_nature(job: Job) -> None:
+def test_each_rank_keeps_values_that_differ_by_rank_in_new_mode(job: Job) -> None:
     configs = {rank: {"rank": rank, "ddp": {"rank": rank}} for rank in range(2)}
     sessions = job(TWO, configs, run_mode="new")
     for rank, session in enumerate(sessions):
@@ -160,7 +160,7 @@ def test_in_new_mode_each_rank_keeps_what_differs_by_nature(job: Job) -> None:
 
 @pytest.mark.parametrize("choice", [{"config_exclude_keys": ["seed"]}, {"config_include_keys": ["lr"]}])
 @pytest.mark.parametrize("config_sync", ["warn", "check"])
-def test_what_wandb_is_told_to_leave_out_is_not_compared_nor_shown(
+def test_keys_excluded_from_wandb_are_neither_compared_nor_shown(
     open_rank: Open, on_ranks: OnRanks, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with warnings.catch_warnings():
@@ -176,7 +176,7 @@ def test_what_wandb_is_told_to_leave_out_is_not_compared_nor_shown(
     assert "different configs" not in caplog.text
 
 
-def test_what_is_left_out_on_rank_0_reaches_no_rank_that_was_given_nothing(open_rank: Open) -> None:
+def test_keys_excluded_on_rank_0_do_not_reach_other_ranks(open_rank: Open) -> None:
     first = open_rank(TWO[0], {"lr": 0.1, "seed": 7}, run_mode="new", wandb_init={"config_exclude_keys": ["seed"]})
     second = open_rank(TWO[1], run_mode="new")
     assert dict(first.config) == dict(second.config) == {"lr": 0.1}
@@ -198,7 +198,9 @@ def test_the_warning_names_the_line_that_opened_the_run(open_rank: Open) -> None
     )
 
 
-def test_as_an_error_it_leaves_no_traceback(open_rank: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_turned_into_an_error_is_logged_without_traceback(
+    open_rank: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         second = open_rank(TWO[1], {"lr": 0.2})
@@ -208,7 +210,7 @@ def test_as_an_error_it_leaves_no_traceback(open_rank: Open, caplog: pytest.LogC
     assert [record.exc_info for record in warned] == [None]
 
 
-def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(job: Job) -> None:
+def test_different_configs_do_not_warn_in_new_mode(job: Job) -> None:
     configs = {rank: {"seed": rank} for rank in range(2)}
     assert given_differently(job, configs, run_mode="new") == []
 
@@ -221,7 +223,7 @@ def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_a_check_that_fails_is_the_same_error_on_all_ranks(
+def test_a_failed_check_raises_the_same_error_on_all_ranks(
     open_rank: Open, on_ranks: OnRanks, fake_wandb: FakeWandb, mode: str
 ) -> None:
     def open_one(rank: int) -> str:
@@ -239,14 +241,14 @@ def test_a_check_that_fails_is_the_same_error_on_all_ranks(
     assert fake_wandb.arguments == []
 
 
-def test_a_check_that_passes_says_nothing(job: Job) -> None:
+def test_a_passed_check_does_not_warn(job: Job) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sessions = job(THREE, alike({"lr": 0.1}), config_sync="check")
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
 
 
-def test_a_check_goes_on_without_ranks_that_do_not_come_and_so_do_they_later(open_rank: Open) -> None:
+def test_a_check_continues_without_missing_ranks_which_may_arrive_later(open_rank: Open) -> None:
     with pytest.warns(UserWarning, match=r"waited 0.1 s, but ranks 1, 2 did not open a run, so their configs"):
         first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", limits={"join_timeout": 0.1})
     with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1"):
@@ -254,12 +256,12 @@ def test_a_check_goes_on_without_ranks_that_do_not_come_and_so_do_they_later(ope
     assert dict(first.config) == dict(second.config) == {"lr": 0.1}
 
 
-def test_a_check_without_rank_0_ends_and_does_not_fail_when_it_comes(open_rank: Open) -> None:
+def test_a_check_without_rank_0_ends_and_rank_0_may_arrive_later(open_rank: Open) -> None:
     open_rank(TWO[1], {"lr": 0.2}, config_sync="check", limits={"join_timeout": 0.1})
     assert open_rank(TWO[0], {"lr": 0.1}, config_sync="check").run
 
 
-def test_a_check_without_a_way_to_the_other_ranks_is_an_error(
+def test_a_check_without_a_store_is_an_error(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JobStore, "find", lambda *_: None)
@@ -268,7 +270,7 @@ def test_a_check_without_a_way_to_the_other_ranks_is_an_error(
     assert fake_wandb.arguments == []
 
 
-def test_alone_there_is_nothing_to_check(fake_wandb: FakeWandb) -> None:
+def test_a_world_of_one_has_nothing_to_check(fake_wandb: FakeWandb) -> None:
     assert dist_wandb.init(config={"lr": 0.1}, config_sync="check").config.lr == 0.1
     assert len(fake_wandb.runs) == 1
 
@@ -277,14 +279,14 @@ def test_alone_there_is_nothing_to_check(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_a_secret_is_read_on_all_ranks_that_were_given_it(job: Job, mode: str) -> None:
+def test_a_secret_is_readable_on_all_ranks_that_were_given_it(job: Job, mode: str) -> None:
     given = {"lr": 0.1, "hf_token": "a", "net": {"api_key": "b", "h": 3}}
     for session in job(TWO, alike(given), run_mode=mode):
         assert reads(session, given)
         assert list(session.config.keys()) == list(given)
 
 
-def test_a_secret_that_a_rank_was_not_given_is_not_there_and_says_why(job: Job) -> None:
+def test_a_secret_of_other_ranks_is_missing_with_an_explanation(job: Job) -> None:
     first, second = job(TWO, {0: {"lr": 0.1, "hf_token": "a"}})
     assert dict(first.config) == {"lr": 0.1, "hf_token": "a"}
     assert dict(second.config) == {"lr": 0.1}
@@ -298,7 +300,7 @@ def test_a_secret_that_a_rank_was_not_given_is_not_there_and_says_why(job: Job) 
     assert reads(second, {"lr": 0.2, "hf_token": "mine"})
 
 
-def test_a_secret_that_the_primary_changes_is_not_read_as_the_old_one(job: Job) -> None:
+def test_a_secret_changed_by_the_primary_is_not_read_as_the_old_one(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1, "hf_token": "old", "net": {"token": "old", "h": 1}}))
     assert second.config.hf_token == "old"  # noqa: S105  # of nothing
     first.config.update({"hf_token": "new", "net": {"token": "new", "h": 1}, "lr": 0.2}, allow_val_change=True)

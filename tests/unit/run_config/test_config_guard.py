@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_run_keeps_its_own_config_and_gets_it_back_as_it_was(
+def test_a_run_keeps_its_config_object_and_it_is_restored_at_the_end(
     open_rank: Open, fake_wandb: FakeWandb, world: int
 ) -> None:
     session = open_rank(TWO[0] if world > 1 else Topology.single(), {"lr": 0.1}, reduce=None)
@@ -39,7 +39,7 @@ def test_a_run_keeps_its_own_config_and_gets_it_back_as_it_was(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_the_config_of_a_stand_in_for_a_run_is_left_alone() -> None:
+def test_configs_that_are_not_from_wandb_are_left_unchanged() -> None:
     class Run:
         config = {"lr": 0.1}  # noqa: RUF012
 
@@ -65,7 +65,7 @@ TAKEN = {"path": (Path("a"), "a"), "set": ({1}, [1]), "one": (1.5, 1.5), "huge":
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_values_that_wandb_cannot_hold_are_written_as_text_at_init(
+def test_values_that_wandb_cannot_store_are_written_as_text_at_init(
     job: Job, fake_wandb: FakeWandb, world: int, mode: str
 ) -> None:
     given = {name: value for name, (value, _) in {**REFUSED, "lr": (0.1, 0.1), "path": (Path("a"), "a")}.items()}
@@ -80,7 +80,7 @@ def test_values_that_wandb_cannot_hold_are_written_as_text_at_init(
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_that_wandb_cannot_hold_are_written_as_text_later(
+def test_values_that_wandb_cannot_store_are_written_as_text_later(
     open_rank: Open, fake_wandb: FakeWandb, world: int, name: str
 ) -> None:
     session = open_rank(TWO[0] if world == 2 else Topology.single(), {"lr": 0.1})
@@ -102,7 +102,7 @@ def test_values_that_wandb_cannot_hold_are_written_as_text_later(
     assert sent == {"a": text, "b": 1, "c": text, "d": text, "e": text}
 
 
-def test_what_wandb_can_hold_is_left_to_it(open_rank: Open, fake_wandb: FakeWandb) -> None:
+def test_configs_that_wandb_can_store_are_passed_unchanged(open_rank: Open, fake_wandb: FakeWandb) -> None:
     given = {name: value for name, (value, _) in TAKEN.items()}
     del given["huge"]  # too large for Python to write as text
     with warnings.catch_warnings():
@@ -111,9 +111,7 @@ def test_what_wandb_can_hold_is_left_to_it(open_rank: Open, fake_wandb: FakeWand
         assert fake_wandb.arguments[0]["config"] is given
 
 
-def test_names_that_are_no_text_and_configs_of_other_kinds_do_not_end_the_job(
-    open_rank: Open, fake_wandb: FakeWandb
-) -> None:
+def test_other_types_of_names_and_configs_are_accepted(open_rank: Open, fake_wandb: FakeWandb) -> None:
     session = open_rank(Topology.single(), MappingProxyType({"lr": 0.1, 7: 1}))
     session.config.update({8: 2})
     session.config.update(Namespace(a=3))
@@ -122,7 +120,7 @@ def test_names_that_are_no_text_and_configs_of_other_kinds_do_not_end_the_job(
     assert dict(fake_wandb.runs[0].config) == {"lr": 0.1, "7": 1, "8": 2, "a": 3}
 
 
-def test_what_wandb_refuses_for_other_reasons_it_says_itself(open_rank: Open) -> None:
+def test_other_errors_of_wandb_are_passed_on(open_rank: Open) -> None:
     session = open_rank(TWO[0], {"lr": 0.1})
     with pytest.raises(wandb.Error, match="change value of key"):
         session.config.update({"lr": 0.2})

@@ -46,9 +46,7 @@ def test_the_config_reads_the_same_on_every_rank(job: Job, mode: str, configs: d
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_tuples_and_what_is_no_number_reach_ranks_that_were_given_nothing(
-    open_rank: Open, fake_wandb: FakeWandb, mode: str
-) -> None:
+def test_tuples_and_nans_reach_ranks_without_a_given_config(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
     first = open_rank(TWO[0], {"betas": (0.9, (1, 2)), "best": math.nan, "ends": [math.nan, math.inf]}, run_mode=mode)
     second = open_rank(TWO[1], run_mode=mode)
     for session in (first, second):
@@ -57,7 +55,7 @@ def test_tuples_and_what_is_no_number_reach_ranks_that_were_given_nothing(
     assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # when its run is opened
 
 
-def test_a_rank_without_a_run_reads_a_config_as_wandbs_own(job: Job) -> None:
+def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job) -> None:
     for session in job(TWO, alike({"lr": 0.1, "net": {"h": 3}})):
         config = session.run.config
         assert session.config is config
@@ -76,13 +74,13 @@ def test_a_rank_without_a_run_reads_a_config_as_wandbs_own(job: Job) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_every_rank_tells_how_many_names_there_are(job: Job, mode: str) -> None:
+def test_the_config_has_a_length_on_every_rank(job: Job, mode: str) -> None:
     for session in job(TWO, alike({"lr": 0.1, "net": {}}), run_mode=mode):
         assert len(session.config) == 2
         assert ("lr" in session.config, "x" in session.config, session.config.get("x", 7)) == (True, False, 7)
 
 
-def test_alone_too_and_an_empty_config_stays_true(open_rank: Open) -> None:
+def test_an_empty_config_in_a_world_of_one_has_length_0_but_is_true(open_rank: Open) -> None:
     session = open_rank(Topology.single())
     assert (len(session.config), bool(session.config)) == (0, True)
     session.config.lr = 0.1
@@ -90,7 +88,7 @@ def test_alone_too_and_an_empty_config_stays_true(open_rank: Open) -> None:
     assert len(session.config) == 1
 
 
-def test_a_rank_without_a_run_accepts_every_write_and_reads_what_it_wrote(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_rank_without_a_run_reads_back_its_own_writes(job: Job, fake_wandb: FakeWandb) -> None:
     _, second = job(TWO, alike({"lr": 0.1}))
     config = second.config
     config.update({"a": 1}, allow_val_change=True)
@@ -108,7 +106,7 @@ def test_a_rank_without_a_run_accepts_every_write_and_reads_what_it_wrote(job: J
     assert dict(fake_wandb.runs[0].config) == {"lr": 0.1}
 
 
-def test_what_is_written_on_a_rank_without_a_run_holds_until_the_primary_says_something_else(job: Job) -> None:
+def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1, "n": 1}))
     second.config.lr = 0.2
     time.sleep(2 * HEARTBEAT)
@@ -118,7 +116,7 @@ def test_what_is_written_on_a_rank_without_a_run_holds_until_the_primary_says_so
     assert reads(second, {"lr": 0.3, "n": 1})
 
 
-def test_the_same_write_on_all_ranks_is_read_at_once(job: Job) -> None:
+def test_a_write_made_on_all_ranks_is_read_at_once(job: Job) -> None:
     """The slower rank's value is not published yet, or an older one is."""
     first, second = job(TWO, alike({"lr": 0.1}))
     for value in (1, 2, 3):
@@ -130,14 +128,14 @@ def test_the_same_write_on_all_ranks_is_read_at_once(job: Job) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 @pytest.mark.parametrize("config", [{"lr": 0.1}, None], ids=str)
-def test_what_a_rank_was_given_beyond_the_primarys_config_is_not_in_it(
+def test_extra_values_given_to_a_rank_are_not_in_the_config(
     job: Job, mode: str, config: dict[str, object] | None
 ) -> None:
     _, second = job(TWO, {0: config, 1: {"lr": 0.1, "more": 1}}, run_mode=mode)
     assert dict(second.config) == (config or {})
 
 
-def test_another_writer_of_a_shared_run_does_not_begin_with_a_config_that_the_primary_lacks(
+def test_a_secondary_writer_passes_no_config_that_the_primary_lacks(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # not published yet
@@ -147,7 +145,7 @@ def test_another_writer_of_a_shared_run_does_not_begin_with_a_config_that_the_pr
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_what_a_rank_writes_is_newer_than_what_it_has_not_seen_yet(job: Job, mode: str) -> None:
+def test_a_write_has_precedence_over_unseen_changes(job: Job, mode: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
     first.config.update({"n": 1})
     second.config.update({"n": 2})
@@ -157,7 +155,7 @@ def test_what_a_rank_writes_is_newer_than_what_it_has_not_seen_yet(job: Job, mod
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("through", ["session", "run", "item", "attribute"])
-def test_what_the_primary_sets_later_reaches_all_ranks(job: Job, mode: str, through: str) -> None:
+def test_later_values_of_the_primary_reach_all_ranks(job: Job, mode: str, through: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode)
     assert dict(second.config) == {"lr": 0.1}
     if through == "session":
@@ -174,16 +172,14 @@ def test_what_the_primary_sets_later_reaches_all_ranks(job: Job, mode: str, thro
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
-def test_a_value_that_the_primary_changes_is_read_within_a_heartbeat(job: Job, mode: str) -> None:
+def test_a_value_changed_by_the_primary_is_read_within_a_heartbeat(job: Job, mode: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode)
     assert second.config.lr == 0.1
     first.run.config.update({"lr": 0.2}, allow_val_change=True)
     assert reads(second, {"lr": 0.2})
 
 
-def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_being_asked(
-    job: Job, fake_wandb: FakeWandb
-) -> None:
+def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: Job, fake_wandb: FakeWandb) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     first.config.update({"steps": 7})
     theirs: Any = second.run.config
@@ -196,7 +192,7 @@ def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_bei
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
-def test_the_exchange_brings_word_of_a_change_to_ranks_that_would_not_look_by_themselves(job: Job, mode: str) -> None:
+def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> None:
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
     syncs = [session._config_sync for session in sessions]
@@ -208,7 +204,7 @@ def test_the_exchange_brings_word_of_a_change_to_ranks_that_would_not_look_by_th
         wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
 
 
-def test_the_exchange_brings_word_that_the_user_has_finished_the_run(job: Job) -> None:
+def test_the_exchange_notifies_ranks_of_a_run_finished_by_the_user(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}))
     mine, theirs = first._config_sync, second._config_sync
     wait_until(lambda: theirs.refresh._schedule.published == mine.publications, within=20.0)
@@ -224,7 +220,7 @@ def known(session: Session) -> Mapping[str, Any]:
     return items
 
 
-def test_what_the_primary_set_last_is_taken_over_in_flush_and_finish(job: Job) -> None:
+def test_flush_and_finish_take_over_the_last_values_of_the_primary(job: Job) -> None:
     first, second, third = job(THREE, alike({"lr": 0.1}), run_mode="new", limits={"heartbeat": 1000.0})
     first.config.update({"steps": 7})
     second.flush()
@@ -233,13 +229,13 @@ def test_what_the_primary_set_last_is_taken_over_in_flush_and_finish(job: Job) -
         assert session.run.config.as_dict() == {"lr": 0.1, "steps": 7}
 
 
-def test_a_change_inside_of_a_value_is_told_with_the_next_look(job: Job) -> None:
+def test_a_nested_change_is_published_with_the_next_check(job: Job) -> None:
     first, second = job(TWO, alike({"net": {"h": 3}}))
     first.config["net"]["h"] = 4
     assert reads(second, {"net": {"h": 4}})
 
 
-def test_what_is_published_after_the_user_has_finished_the_run_does_not_hide_that(job: Job) -> None:
+def test_later_publications_do_not_hide_that_the_run_has_ended(job: Job) -> None:
     first, second = job(TWO, alike({"net": {"h": 3}}), limits={"heartbeat": 1000.0})
     primary, other = first._own._config_sync, second._own._config_sync
     primary.publish_end()
@@ -250,7 +246,7 @@ def test_what_is_published_after_the_user_has_finished_the_run_does_not_hide_tha
     assert other.has_run_ended
 
 
-def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread's time counts: other ranks wait for its rounds."""
     first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
     assert reads(second, dict(first.config))
@@ -262,12 +258,12 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
         taken.append(value)
         return value
 
-    def ask(self: JobStore, key: str) -> object:
+    def counted_try_get(self: JobStore, key: str) -> object:
         requests.append(key)
         return try_get(self, key)
 
     monkeypatch.setattr(config_text, "encoded", take)
-    monkeypatch.setattr(JobStore, "try_get", ask)
+    monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):
             session._config_sync.refresh._next = 0.0
@@ -281,7 +277,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
 
 
 @pytest.mark.parametrize("write", ["update_locked", "merge_locked"])
-def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
+def test_values_set_by_wandb_later_are_published(job: Job, write: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
     second._config_sync.refresh(at_once=True)
@@ -289,7 +285,7 @@ def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
+def test_changes_that_bypass_wandb_are_published_in_flush(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     first.config._items["lr"] = 0.2
     first.config["--width"] = 3  # wandb takes the dashes away
@@ -298,7 +294,7 @@ def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
     assert dict(second.config) == {"lr": 0.2, "width": 3}
 
 
-def test_a_rank_with_a_run_may_set_what_it_has_from_the_primary(job: Job) -> None:
+def test_a_rank_with_a_run_may_override_values_of_the_primary(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="new")
     first.config.update({"seed": 1, "more": 1})
     assert second.config.seed == 1
@@ -311,7 +307,7 @@ def test_a_rank_with_a_run_may_set_what_it_has_from_the_primary(job: Job) -> Non
         second.config.update({"lr": 3, "more": 2})
 
 
-def test_in_new_mode_what_a_rank_sets_itself_is_its_own(job: Job) -> None:
+def test_a_ranks_own_values_are_kept_in_new_mode(job: Job) -> None:
     sessions = job(TWO, {0: {"seed": 0, "lr": 0.1}, 1: {"seed": 1}}, run_mode="new")
     assert reads(sessions[1], {"seed": 1, "lr": 0.1})
     for rank, session in enumerate(sessions):
@@ -322,7 +318,7 @@ def test_in_new_mode_what_a_rank_sets_itself_is_its_own(job: Job) -> None:
     assert dict(sessions[1].config) == {"seed": 1, "lr": 0.1, "where": 1}
 
 
-def test_what_another_writer_adds_gives_way_to_what_the_primary_sets_at_that_moment(
+def test_a_simultaneous_value_of_the_primary_has_precedence_over_a_secondarys(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
@@ -332,18 +328,18 @@ def test_what_another_writer_adds_gives_way_to_what_the_primary_sets_at_that_mom
         known.update({"seen_by": 1})
     assert reads(second, {"lr": 0.1, "seen_by": 0})
 
-    def told_just_now(values: object) -> dict[str, Any]:
+    def set_meanwhile(values: object) -> dict[str, Any]:
         if values == {"at": 1}:
             first.config.update({"at": 0})
         return given_values(values)
 
-    monkeypatch.setattr(config_guard, "given_values", told_just_now)
+    monkeypatch.setattr(config_guard, "given_values", set_meanwhile)
     second.config.setdefaults({"at": 1})
     assert reads(second, {"lr": 0.1, "seen_by": 0, "at": 0})
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-def test_in_new_mode_a_run_that_goes_on_keeps_what_it_had_of_its_own(
+def test_a_resumed_run_keeps_its_own_values_in_new_mode(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
     """W&B gives a resumed run the config of its earlier start."""
@@ -362,7 +358,7 @@ def test_in_new_mode_a_run_that_goes_on_keeps_what_it_had_of_its_own(
     assert reads(second, {"seen_by": 1 if resumed else 7, "epochs": 4})
 
 
-def test_in_new_mode_what_all_ranks_were_given_alike_follows_rank_0(open_rank: Open) -> None:
+def test_values_given_alike_to_all_ranks_follow_rank_0_in_new_mode(open_rank: Open) -> None:
     first = open_rank(TWO[0], {"lr": 0.1, "seed": 0}, run_mode="new")
     first.config.update({"lr": 0.2, "seed": 7}, allow_val_change=True)  # before rank 1 has polled
     second = open_rank(TWO[1], {"lr": 0.1, "seed": 1}, run_mode="new")
@@ -375,7 +371,7 @@ def test_in_new_mode_what_all_ranks_were_given_alike_follows_rank_0(open_rank: O
     assert dict(second.config) == {"lr": 0.4, "seed": 1}
 
 
-def test_under_a_sweep_what_a_rank_sets_later_is_its_own(open_rank: Open, fake_wandb: FakeWandb) -> None:
+def test_later_values_of_a_rank_are_its_own_under_a_sweep(open_rank: Open, fake_wandb: FakeWandb) -> None:
     fake_wandb.sweep = {"lr": 0.5}
     first = open_rank(TWO[0], {"lr": 0.1}, run_mode="new")
     fake_wandb.sweep = {}
@@ -386,7 +382,7 @@ def test_under_a_sweep_what_a_rank_sets_later_is_its_own(open_rank: Open, fake_w
     assert dict(second.config) == {"lr": 0.5, "where": 1}
 
 
-def test_on_several_nodes_a_ranks_config_is_that_of_its_nodes_run_completed_by_rank_0(job: Job) -> None:
+def test_a_ranks_config_is_that_of_its_node_completed_by_rank_0(job: Job) -> None:
     sessions = job(NODES, {0: {"lr": 0.1, "node": 0}, 2: {"node": 1}}, rank_scope="worker", config_sync="off")
     for session in sessions[:2]:
         assert reads(session, {"lr": 0.1, "node": 0})
@@ -398,7 +394,7 @@ def test_on_several_nodes_a_ranks_config_is_that_of_its_nodes_run_completed_by_r
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_the_values_of_a_sweep_win_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
+def test_sweep_values_have_precedence_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
     """Only the first node's agent passes the sweep's values to its processes."""
     fake_wandb.sweep = {"lr": 0.5}
     first = open_rank(TWO[0], {"lr": 0.1, "batch": 8}, run_mode=mode)
@@ -413,14 +409,14 @@ def test_the_values_of_a_sweep_win_on_all_ranks(open_rank: Open, fake_wandb: Fak
 # --- the integrations -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_passed_is_seen_in_all_its_kinds() -> None:
+def test_given_values_are_read_from_all_kinds_of_configs() -> None:
     own = wandb.Config()  # type: ignore[attr-defined]  # public, but not declared
     own["lr"] = 0.1
     assert [given_values(config) for config in ({"lr": 0.1}, Namespace(lr=0.1), own)] == [{"lr": 0.1}] * 3
     assert [given_values(config) for config in (None, "file.yaml", 7, Namespace, [("lr", 1)])] == [{}] * 5
 
 
-def test_a_null_run_of_no_session_has_no_config() -> None:
+def test_a_null_run_without_a_session_has_an_empty_config() -> None:
     assert dict(NullRun().config.items()) == {}
     run: Any = NullRun()
 

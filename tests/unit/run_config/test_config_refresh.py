@@ -67,7 +67,7 @@ def test_rounds_in_quick_succession_cause_no_further_polls(rank: Rank) -> None:
     assert (rank.refreshes, rank.polls) == ([0, 1, 2], [0, 1])
 
 
-def test_with_many_ranks_the_longer_heartbeat_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longer_heartbeat_of_many_ranks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(30.0, monkeypatch)
     rank.idle(100, published=0.0)
     assert rank.polls == [0, 30, 60, 90]

@@ -26,7 +26,7 @@ class Clock:
         return self._values[name]
 
 
-def test_it_is_the_config_as_json_in_its_order() -> None:
+def test_the_text_is_the_config_as_json_in_order() -> None:
     text = ConfigText()
     assert str(text) == "{}"
     assert text.renew({"b": (1, 2), "a": 'say "x"', "o": {1: object}})
@@ -36,7 +36,7 @@ def test_it_is_the_config_as_json_in_its_order() -> None:
     assert list(json.loads(str(text)).items()) == [("b", [1, 2]), ("a", None), ("o", pairs), ("c", 0.5)]
 
 
-def test_a_further_look_finds_what_has_changed_inside_and_looks_at_nothing_that_cannot() -> None:
+def test_renew_some_finds_nested_changes_and_reads_only_mutable_values() -> None:
     values: dict[str, Any] = {"lr": 0.1, "name": "x", "net": {"h": 1}, "list": [1]}
     clock = Clock(values, cost=0.0)
     text = ConfigText(clock)
@@ -52,7 +52,7 @@ def test_a_further_look_finds_what_has_changed_inside_and_looks_at_nothing_that_
     assert clock.read == ["list"]
 
 
-def test_a_further_look_takes_a_short_time_and_a_small_part_of_it_and_comes_by_all_values() -> None:
+def test_renew_some_takes_little_time_and_reads_all_values_in_turn() -> None:
     values = {f"v{index}": [index] for index in range(100)}
     clock = Clock(values, cost=0.0004)
     text = ConfigText(clock)

@@ -18,7 +18,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import JobStore
 
 
-def test_a_guarded_start_waits_for_nobody(open_rank: Open) -> None:
+def test_a_primary_reads_its_config_without_waiting(open_rank: Open) -> None:
     start = time.monotonic()
     session = open_rank(TWO[0], {"lr": 0.1})
     session.config.update({"steps": 7})
@@ -26,7 +26,7 @@ def test_a_guarded_start_waits_for_nobody(open_rank: Open) -> None:
     assert time.monotonic() - start < 20
 
 
-def test_who_reads_before_the_primary_has_opened_its_run_waits_for_it(open_rank: Open) -> None:
+def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank: Open) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, config_sync="off")
     found: list[object] = []
     reader = threading.Thread(target=lambda: found.append(second.config["lr"]))
@@ -38,7 +38,7 @@ def test_who_reads_before_the_primary_has_opened_its_run_waits_for_it(open_rank:
     assert found == [0.1]
 
 
-def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warning(
+def test_a_rank_reads_its_given_config_with_one_warning_without_a_primary(
     open_rank: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 0.1})
@@ -54,7 +54,7 @@ def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warn
     assert reads(second, {"lr": 0.1, "own": 1})
 
 
-def test_without_a_store_a_rank_reads_what_it_was_given_until_there_is_one(
+def test_a_rank_reads_its_given_config_until_there_is_a_store(
     open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before_the_process_group:
@@ -68,7 +68,7 @@ def test_without_a_store_a_rank_reads_what_it_was_given_until_there_is_one(
         assert reads(second, {"lr": 0.1, "steps": 7})
 
 
-def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = job(TWO, alike({"lr": 0.1}))
     assert second.config.lr == 0.1
 
@@ -83,7 +83,7 @@ def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatc
     assert (dict(first.config), dict(second.config)) == ({"lr": 0.1, "steps": 7}, {"lr": 0.1, "own": 1})
 
 
-def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_requests_the_store_once_per_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
     requests: list[str] = []  # the exchange's threads have their own requests to the store
@@ -94,9 +94,7 @@ def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytes
     assert len(requests) <= 1
 
 
-def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
-    open_rank: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_does_not_use_the_sessions_connection(open_rank: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
     monkeypatch.setattr(second._config_sync._connection, "_pid", -1)
     first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
@@ -109,7 +107,7 @@ def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
     first.config.update({"steps": 1})
 
 
-def test_a_config_that_is_copied_or_pickled_keeps_what_was_known(job: Job) -> None:
+def test_a_copied_or_pickled_config_keeps_known_values(job: Job) -> None:
     _, second = job(TWO, alike({"net": {"h": 3}}))
     for twin in (copy.copy(second.config), copy.deepcopy(second.config), pickle.loads(pickle.dumps(second.config))):  # noqa: S301
         assert twin.net == twin["net"] == {"h": 3}
@@ -118,7 +116,7 @@ def test_a_config_that_is_copied_or_pickled_keeps_what_was_known(job: Job) -> No
             _ = twin.none
 
 
-def test_after_the_end_the_config_stays_readable_and_nobody_is_asked(job: Job) -> None:
+def test_the_config_stays_readable_after_the_end_without_requests(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     second.finish(1)
     first.config.update({"steps": 7})
@@ -128,7 +126,7 @@ def test_after_the_end_the_config_stays_readable_and_nobody_is_asked(job: Job) -
     assert dict(first.config) == {"lr": 0.1, "steps": 7}
 
 
-def test_a_rank_that_never_asked_reads_what_it_was_given_after_the_end(open_rank: Open) -> None:
+def test_a_first_read_after_the_end_returns_the_given_config(open_rank: Open) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 60.0}, reduce=None)
     second.finish(1)
     assert dict(second.config) == {"lr": 0.2}
