@@ -279,6 +279,7 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused(weight: object) -> N
         (np.complex64(1j), "1j"),
         (torch.tensor(1j), "a tensor of shape () and torch.complex"),
         (torch.zeros(2), "a tensor of shape (2,)"),
+        (torch.zeros(0), "a tensor of shape (0,)"),
         (np.zeros(2), "ndarray of shape (2,)"),
         (object, "<class 'object'>"),
     ],
@@ -358,6 +359,9 @@ def events(device: type[OnDevice], monkeypatch: pytest.MonkeyPatch) -> list[Any]
     class Event:
         def record(self, stream: object) -> None:
             done.append(("record", stream, len(device.under_way)))
+
+        def query(self) -> bool:
+            return "synchronize" in done
 
         def synchronize(self) -> None:
             assert not device.on_training_thread, "the training thread waits for the device"
@@ -453,6 +457,32 @@ def test_vectors_on_a_device_are_read_later_unchanged(
     assert found["x"].tolist() == value
     assert found["list"][0].tolist() == found["list"][1]["a"][0].tolist() == value
     assert found["list"][1]["a"][1] == 1
+
+
+def test_several_vectors_of_a_list_on_a_device_keep_their_order(device: type[OnDevice]) -> None:
+    taken = copied_row({"x": [on_device([1.0, 2.0]), 0.5, on_device([3.0])]}, 0)
+    device.on_training_thread = False
+    first, between, last = known(taken)["x"]
+    assert (first.tolist(), between, last.tolist()) == ([1.0, 2.0], 0.5, [3.0])
+
+
+@pytest.mark.usefixtures("events")
+def test_a_copy_is_ready_once_its_event_has_passed(device: type[OnDevice]) -> None:
+    copy = HostCopy(on_device([1.0, 2.0]))
+    assert (copy.is_ready(), copy.has_arrived()) == (False, False)
+    device.on_training_thread = False
+    copy.tensor()
+    assert (copy.is_ready(), copy.has_arrived()) == (True, True)
+    another = HostCopy(on_device([1.0]))
+    assert (another.is_ready(), another.has_arrived()) == (True, True)  # the event has passed, but it was not read
+
+
+def test_a_copy_without_events_can_always_be_read_but_has_arrived_once_it_was(device: type[OnDevice]) -> None:
+    copy = HostCopy(on_device([1.0, 2.0]))
+    assert (copy.is_ready(), copy.has_arrived()) == (True, False)
+    device.on_training_thread = False
+    copy.tensor()
+    assert (copy.is_ready(), copy.has_arrived()) == (True, True)
 
 
 @pytest.mark.parametrize("value", [on_device([1.0, 2.0]), on_device(1j)], ids=["of two elements", "complex"])
