@@ -1,17 +1,20 @@
-"""An extension of griffe, which reads docstrings for the site: make blocks after ``::`` code in Markdown, too."""
+"""An extension of griffe: converts docstrings for the site."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import griffe
+import site_pages
+
+_NOT_BUILT = {"Session", "NullRun"}  # classes that users do not instantiate
 
 
-class LiteralBlocks(griffe.Extension):
-    """Removes one of the two colons."""
+class SiteDocstrings(griffe.Extension):
+    """Converts Google-style docstrings to the Markdown of the site."""
 
     def on_object(self, *, obj: griffe.Object, **_kwargs: Any) -> None:
         """Rewrite the docstring of an object."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)
+            has_arguments = obj.name not in _NOT_BUILT
+            obj.docstring.value = site_pages.docstring_of(obj.docstring.value, has_arguments=has_arguments)
