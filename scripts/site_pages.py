@@ -24,7 +24,7 @@ _LANGUAGES = {".json": "json", ".py": "python", ".toml": "toml", ".yaml": "yaml"
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _COLUMNS = 84  # width of the help of commands
 _ARGUMENTS = re.compile(r"^( *)Args:\n(?:\1 +.*\n|\n)+", re.MULTILINE)
-_PAGE = re.compile(r"``docs/([\w-]+)\.md``")
+_PAGE = re.compile(r"(?:``)?\bdocs/([\w-]+)\.md(?:``)?")
 
 
 def linked_files(documents: Iterable[Path]) -> set[Path]:

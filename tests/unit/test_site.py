@@ -69,11 +69,12 @@ def test_docstrings_become_markdown() -> None:
     shown = "Log.\n\nExample:\n    Two ranks:\n\n        log()"
     assert site_pages.docstring_of(value, has_arguments=False) == shown
     assert site_pages.docstring_of("One line.", has_arguments=False) == "One line."
+    assert site_pages.docstring_of("See docs/show.md.", has_arguments=True) == "See [Reading runs](show.md)."
 
 
 @pytest.mark.source
 def test_pages_that_docstrings_name_exist() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    names = set(re.findall(r"``docs/([\w-]+)\.md``", sources))
+    names = set(re.findall(r"\bdocs/([\w-]+)\.md\b", sources))
     assert names
     assert {name for name in names if not (DOCS / f"{name}.md").is_file()} == set()
