@@ -1,8 +1,8 @@
 """Find the texts of all warnings and errors of the package in its source.
 
-A text is the literal argument of an exception or a warning, with ``…`` for each inserted value. If the argument is a
-variable, the literals that the surrounding function assigns to it are the texts. A message with few words of its own
-passes on the text of another message, and is left out.
+A text is the literal argument of an exception or a warning, with ``…`` for each inserted value. If the argument, or the
+first value in it, is a variable, the literals that the surrounding function assigns to it are the texts. A message with
+few words of its own passes on the text of another message, and is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ERRORS = {
     *("DistWandbError", "ConfigurationError", "TopologyError", "RendezvousError", "MissingExtraError"),
     *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError"),
 }
-WARNINGS = {"warn", "warning", "rank_zero_warn", "warn_explicit", "_warn_once"}
+WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once"}
+WARNINGS |= {"values"}  # of `exchange.reports`, which takes a function that makes the message
 _PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
 _FEWEST_WORDS = 3  # words of the text itself
 _NO_TEXTS = {"unwritten in time", "too late in all", "it has ended", "Its repr is written", "It is left out"}
@@ -64,17 +65,29 @@ def _texts(node: ast.expr, around: ast.AST) -> list[str]:
     if isinstance(node, ast.Constant):
         return [_PLACEHOLDER.sub("…", node.value)] if isinstance(node.value, str) else []
     if isinstance(node, ast.JoinedStr):
-        return ["".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)]
-    if isinstance(node, ast.IfExp):
-        return _texts(node.body, around) + _texts(node.orelse, around)
+        return _texts_of_f_string(node, around)
+    if isinstance(node, (ast.IfExp, ast.Lambda)):
+        return _texts(node.body, around) + (_texts(node.orelse, around) if isinstance(node, ast.IfExp) else [])
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         left, right = (_texts(side, around) or ["…"] for side in (node.left, node.right))
         return [one + other for one in left for other in right]
     if isinstance(node, ast.Name):
         given = [one for one in ast.walk(around) if isinstance(one, ast.Assign) and _assigns(one, node.id)]
+        given = [one for one in given if not _has(one.value, node.id)]  # such as text = f"{text} ..."
         return [text for one in given for text in _texts(one.value, around)]
     return []
 
 
+def _texts_of_f_string(node: ast.JoinedStr, around: ast.AST) -> list[str]:
+    parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+    first = node.values[0] if node.values else None
+    starts = _texts(first.value, around) if isinstance(first, ast.FormattedValue) else []
+    return ["".join([start, *parts[1:]]) for start in starts or parts[:1]]
+
+
 def _assigns(node: ast.Assign, name: str) -> bool:
     return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def _has(expression: ast.expr, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(expression))

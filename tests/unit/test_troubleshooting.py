@@ -10,20 +10,31 @@ from messages import Message, messages
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 MOST = 6  # messages that one fragment may match
-_ENTRY = re.compile(r"^- ((?:`[^`]+`(?: ·\s*)?)+):", re.MULTILINE)
+_ENTRY = re.compile(r"^- ((?:`[^`\n]+`<br>\n  )+)", re.MULTILINE)
 
 
 def parts() -> list[str]:
-    """Return the fragments of messages on the page."""
+    """Return the first words of messages, as the page lists them."""
     return [
         part for entry in _ENTRY.findall(PAGE.read_text(encoding="utf-8")) for part in re.findall("`([^`]+)`", entry)
     ]
 
 
 def has(part: str, message: Message) -> bool:
-    """Return whether a fragment matches a message; `…` is any value."""
-    words = [re.escape(word) for word in part.split("…")]
-    return re.search(".*".join(words), message.text, re.DOTALL) is not None
+    """Return whether a message begins with these words, so that readers find it by them; `…` is any value.
+
+    If the message begins with a value, the page may show the words of this value as well.
+    """
+    text = message.text.removeprefix("dist_wandb: ").strip().replace("`", "")
+    if _begins(text, part):
+        return True
+    rest = text.lstrip("…")
+    ends = [part[index:] for index in range(1, len(part)) if part[index] == rest[:1]] if rest != text else []
+    return any(_begins(rest, end) for end in ends if len(re.findall(r"\w{2,}", end)) > 1)
+
+
+def _begins(text: str, part: str) -> bool:
+    return re.match(".*".join(map(re.escape, part.split("…"))), text, re.DOTALL) is not None
 
 
 @pytest.mark.source
