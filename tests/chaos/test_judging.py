@@ -268,6 +268,6 @@ def test_rows_of_ranks_under_their_labels_are_compared() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_description_survives_json(seed: int) -> None:
+def test_a_description_survives_a_json_round_trip(seed: int) -> None:
     spec = draw(seed)
     assert from_json(spec.to_json()) == spec == draw(seed)
