@@ -29,7 +29,9 @@ Saw = list[dict[str, Any]]
     "launcher",
     [pytest.param(job, marks=[pytest.mark.cold] if job.name in COLD else [], id=job.name) for job in JOBS],
 )
-def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp_path: Path) -> None:
+def test_runs_of_every_mode_and_scope_match_the_test_vectors(
+    wandb_server: WandbServer, launcher: Launcher, tmp_path: Path
+) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap", WANDB_RUN_ID="exp")
     commands = launcher.commands(SCRIPT, tmp_path)
     finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240).check()
