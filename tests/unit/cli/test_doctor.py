@@ -61,7 +61,7 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 # --- rank and run -----------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) -> None:
+def test_a_trial_has_the_id_of_its_agent_and_further_runs_cause_a_warning(say: Any) -> None:
     say(**{**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, WANDB_SWEEP_ID="s1", WANDB_RUN_ID="t7")
     found = examine("new")
     assert found.plan is not None
@@ -101,7 +101,7 @@ def test_environment_sets_mode_id_and_group(say: Any) -> None:
     assert (plan.run_mode, plan.run_id, plan.group, plan.label) == ("shared", "exp", "night", "worker-0-rank-1")
 
 
-def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> None:
+def test_layout_known_only_to_all_ranks_together_is_not_an_error(say: Any) -> None:
     say(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
     found = examine("shared")
     assert found.plan is None
@@ -142,7 +142,7 @@ def statuses(environ: dict[str, str]) -> dict[str, str]:
     return {launcher.name: launcher.status for launcher in detected_launchers(environ)}
 
 
-def test_status_of_each_launcher() -> None:
+def test_each_launcher_has_a_status() -> None:
     assert statuses({}) == {}
     assert statuses(TORCHRUN) == {"torchrun": "used"}
     assert statuses({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
@@ -159,14 +159,14 @@ def test_status_of_each_launcher() -> None:
     }
 
 
-def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
+def test_stale_variables_are_named_with_a_remedy(say: Any) -> None:
     say(**TORCHRUN, **AGENT, **STALE_SLURM)
     (warning,) = examine("new").warnings
     assert "SLURM has left variables that are ignored: it set rank 0 of 8, but rank 1 of 4 is used" in warning
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
 
 
-def test_complete_rank_in_an_image_is_to_be_unset_under_a_launcher(say: Any) -> None:
+def test_variables_of_an_image_should_be_unset_under_a_launcher(say: Any) -> None:
     say(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
     (warning,) = examine().warnings
     assert warning.startswith(
@@ -175,7 +175,7 @@ def test_complete_rank_in_an_image_is_to_be_unset_under_a_launcher(say: Any) -> 
     assert "If it is one of several ranks, unset the former" in warning
 
 
-def test_rank_that_differs_from_sruns_is_reported_without_naming_the_stale_one(say: Any) -> None:
+def test_rank_different_from_srun_is_reported_with_both_sets_of_variables(say: Any) -> None:
     say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
     warning = examine().warnings[0]
     assert warning.startswith(
@@ -185,7 +185,7 @@ def test_rank_that_differs_from_sruns_is_reported_without_naming_the_stale_one(s
     assert warning.endswith("or SLURM_PROCID=3, SLURM_NTASKS=4")
 
 
-def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
+def test_srun_that_started_torchrun_is_not_considered_stale(say: Any) -> None:
     say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
     found = examine("new")
     assert found.warnings == ()
@@ -239,7 +239,7 @@ def test_incomplete_rank_is_reported(say: Any) -> None:
 # --- wandb ------------------------------------------------------------------------------------------------------------
 
 
-def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
+def test_server_that_accepts_the_key_is_reported(say: Any, wandb_server: WandbServer) -> None:
     say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY, WANDB_PROJECT="digits")
     found = examine()
     assert found.server is not None
@@ -280,7 +280,7 @@ def test_dead_server_is_reported_without_waiting() -> None:
     assert "refused" in server.problem
 
 
-def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: WandbServer) -> None:
+def test_server_that_requires_a_login_is_fine_without_a_key(wandb_server: WandbServer) -> None:
     wandb_server.fail("graphql", status=401)
     assert ask(wandb_server.url, None, 5.0).problem == ""
     assert ask(wandb_server.url, KEY, 30.0).problem == "authentication failed: run `wandb login` or set WANDB_API_KEY"
@@ -302,7 +302,7 @@ def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys:
     assert KEY not in capsys.readouterr().out + repr(found)
 
 
-def test_password_in_the_address_of_the_server_is_neither_shown_nor_in_the_way(
+def test_password_in_the_address_of_the_server_works_and_is_not_shown(
     say: Any, wandb_server: WandbServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url.replace("//", "//joe:secret@"))
@@ -351,14 +351,14 @@ def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
-def test_server_that_is_not_wandbs_is_reported(body: bytes) -> None:
+def test_server_other_than_wandb_is_reported(body: bytes) -> None:
     with serving(200, {}, body) as (address, _):
         server = ask(address, KEY, 30.0)
     assert server.answers
     assert server.problem == "it does not answer like a W&B server. Is WANDB_BASE_URL right?"
 
 
-def test_key_is_not_sent_to_where_a_server_points() -> None:
+def test_key_is_not_sent_to_the_target_of_a_redirect() -> None:
     with serving(200, {}, b"{}") as (elsewhere, got), serving(302, {"Location": elsewhere}, b"") as (address, first):
         ask(address, KEY, 30.0)
     assert "Authorization" in first[0]
@@ -375,7 +375,7 @@ def settings(path: Path, **values: str) -> None:
 
 
 @pytest.mark.parametrize("workspace", ["wandb", ".wandb"])
-def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_request(
+def test_server_named_only_by_the_directory_gets_neither_key_nor_request(
     say: Any, tmp_path: Path, workspace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(200, {}, b'{"data": {"viewer": {"username": "evil"}}}') as (address, got):
@@ -404,7 +404,7 @@ def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_reques
     assert "Authorization" in got[0]
 
 
-def test_server_that_the_user_named_gets_the_key_whatever_else_names_it(say: Any, tmp_path: Path) -> None:
+def test_server_named_by_the_user_gets_the_key_despite_other_settings(say: Any, tmp_path: Path) -> None:
     with serving(200, {}, b"{}") as (address, got):
         settings(tmp_path / "wandb" / "settings", base_url="http://127.0.0.1:9")
         say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
@@ -428,7 +428,7 @@ def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: 
         assert (len(got), found.errors) == (1, ())
 
 
-def test_directory_may_not_select_wandbs_own_server_for_users_of_another_one(say: Any, tmp_path: Path) -> None:
+def test_directory_cannot_select_wandbs_own_server_for_users_of_another(say: Any, tmp_path: Path) -> None:
     own, default = "https://wandb.example", str(wandb.Settings.model_fields["base_url"].default)
     settings(tmp_path / "settings", base_url=own)
     settings(tmp_path / "wandb" / "settings", base_url=default)
@@ -441,7 +441,7 @@ def test_directory_may_not_select_wandbs_own_server_for_users_of_another_one(say
 
 
 @pytest.mark.slow
-def test_key_for_one_host_may_be_sent_there_and_a_key_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
+def test_key_for_one_host_is_sent_there_but_a_key_for_any_host_is_not(say: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://team.example:8443")
     place = tmp_path / ".netrc"
     for machine, takes_key in (
@@ -462,7 +462,7 @@ def test_key_for_one_host_may_be_sent_there_and_a_key_for_any_host_may_not(say: 
     assert not current_server.destination().takes_key
 
 
-def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_is_not_sent_over_plain_http_to_other_hosts(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
     say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://joe:pw@wandb.invalid")
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
@@ -472,7 +472,7 @@ def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest
     assert main(["doctor", "--timeout", "0"]) == 0  # 0 disables the request
 
 
-def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) -> None:
+def test_ambiguous_address_is_an_error(say: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://wändb.example")
     say(WANDB_MODE="online", WANDB_API_KEY=KEY)
     found = examine()
@@ -480,7 +480,7 @@ def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) 
     assert "an ambiguous address" in found.errors[0]
 
 
-def test_key_for_this_host_goes_through_no_proxy(say: Any) -> None:
+def test_key_for_this_host_is_not_sent_through_a_proxy(say: Any) -> None:
     with serving(200, {}, b"{}") as (proxy, seen), serving(200, {}, b"{}") as (address, got):
         say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address, http_proxy=proxy, no_proxy="", NO_PROXY="")
         assert examine().errors == ()
@@ -488,7 +488,7 @@ def test_key_for_this_host_goes_through_no_proxy(say: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ["wandb.example", "https://", "ftp://a", "https://a\\@b"])
-def test_trusted_server_that_is_no_address_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trusted_server_must_be_an_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["doctor", "--trust-server", address])
     assert "is not the address of a server" in capsys.readouterr().err
@@ -501,7 +501,7 @@ def test_key_of_a_settings_file_is_shown_with_its_source(say: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "huge", "directory"])
-def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_path: Path, kind: str) -> None:
+def test_settings_file_that_is_not_regular_or_too_large_is_an_error(say: Any, tmp_path: Path, kind: str) -> None:
     place = tmp_path / "wandb" / "settings"
     place.parent.mkdir()
     if kind == "pipe":
@@ -531,7 +531,7 @@ def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
 
-def test_training_warns_that_only_the_directory_decides_who_gets_the_key(
+def test_training_warns_if_only_the_directory_decides_who_gets_the_key(
     say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "wandb" / "settings"
@@ -583,7 +583,7 @@ def test_more_writers_than_wandb_recommends_are_reported(say: Any) -> None:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_printed_as_text(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
     say(**TORCHRUN, **STALE_SLURM)
     assert main(["doctor", "--run-mode", "shared"]) == 0
     out = capsys.readouterr().out
@@ -595,7 +595,7 @@ def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"wandb {wandb.__version__}" in out
 
 
-def test_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
     say(**TORCHRUN, **AGENT)
     assert main(["doctor", "--run-mode", "auto", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -614,7 +614,7 @@ def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]
     assert "is not a number of seconds" in capsys.readouterr().err
 
 
-def test_setup_of_wandb_is_read_without_its_key_in_sight(say: Any) -> None:
+def test_setup_of_wandb_does_not_show_its_key(say: Any) -> None:
     say(WANDB_API_KEY=KEY, WANDB_ENTITY="team")
     setup = current_server.setup()
     assert (setup.mode, setup.entity, setup.key, setup.key_from) == ("offline", "team", KEY, "WANDB_API_KEY")
