@@ -31,9 +31,9 @@ def test_ranks_that_cannot_connect_report_it_and_continue_alone(
     eventually(lambda: len(unit.run.rows) == 3)
     assert unit.last("loss") == dict.fromkeys(range(3), 0.0)
     assert unit.flagged() == dict.fromkeys(range(3), 1)
-    (said,) = messages(caplog, "Rank 0 cannot connect to rank 1 in 3 attempts")
-    assert "nosuch0" in said
-    assert "GLOO_SOCKET_IFNAME" in said
+    (message,) = messages(caplog, "Rank 0 cannot connect to rank 1 in 3 attempts")
+    assert "nosuch0" in message
+    assert "GLOO_SOCKET_IFNAME" in message
     eventually(lambda: messages(caplog, "Rank 1 cannot connect to rank 0"))  # both try, and each reports it
     assert [unit.exchanges[rank].close() for rank in range(2)] == [True, False]
     assert messages(caplog, "what rank 1 logged after the start may be lost")

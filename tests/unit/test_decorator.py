@@ -20,7 +20,7 @@ from dist_wandb.errors import ConfigurationError
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-Says = pytest.MonkeyPatch
+MonkeyPatch = pytest.MonkeyPatch
 
 
 @wandb_init(id="module")
@@ -385,7 +385,7 @@ def options_of_all_integrations(**arguments: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_precedence_is_argument_decorator_environment_default(monkeypatch: Says) -> None:
+def test_precedence_is_argument_decorator_environment_default(monkeypatch: MonkeyPatch) -> None:
     assert options_of_all_integrations() == [("auto", "global")] * 3
     monkeypatch.setenv("DIST_WANDB_RUN_MODE", "shared")
     monkeypatch.setenv("DIST_WANDB_RANK_SCOPE", "worker")
@@ -400,14 +400,14 @@ def test_precedence_is_argument_decorator_environment_default(monkeypatch: Says)
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("variable", ["DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE"])
-def test_error_about_an_unknown_environment_value_names_the_variable(monkeypatch: Says, variable: str) -> None:
+def test_error_about_an_unknown_environment_value_names_the_variable(monkeypatch: MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "share")
     with pytest.raises(ConfigurationError, match=f"variable {variable} is not valid: .*='share' is unknown"):
         dist_wandb.init()
 
 
 def test_project_of_the_decorator_takes_precedence_over_wandbs_variable(
-    fake_wandb: FakeWandb, monkeypatch: Says
+    fake_wandb: FakeWandb, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "of-the-environment")
     wandb_init(project="digits")(lambda: None)()

@@ -108,6 +108,6 @@ def test_every_directory_of_tests_is_in_a_check() -> None:
 
 @pytest.mark.parametrize("niceness", [0, 1])
 def test_a_part_runs_at_its_priority(niceness: int, capfd: pytest.CaptureFixture[str]) -> None:
-    tells = (sys.executable, "-c", "import os; print('niceness', os.nice(0))")
-    run([Part("tells", tells, is_pytest=False, niceness=niceness)])
+    reports = (sys.executable, "-c", "import os; print('niceness', os.nice(0))")
+    run([Part("reports", reports, is_pytest=False, niceness=niceness)])
     assert f"niceness {min(19, os.nice(0) + niceness)}\n" in capfd.readouterr().out

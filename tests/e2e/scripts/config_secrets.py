@@ -1,4 +1,4 @@
-"""Two ranks whose configs hold secrets in many spellings, beside ordinary values that differ. Prints no secret."""
+"""Two ranks whose configs hold secrets in many spellings, and ordinary values that differ. Prints no secret."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
                 run.flush()
                 mark = Path(f"begun-{rank}")
                 mark.write_text(str(os.getpid()))
-                mark.rename(f"half-{rank}")  # so that nobody reads half of it
+                mark.rename(f"half-{rank}")  # so that no partial file is read
                 while waits_for and not Path(waits_for).exists():
                     time.sleep(0.05)
         if inner is not None:

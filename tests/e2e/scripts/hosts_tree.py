@@ -1,6 +1,6 @@
 """One rank of a job on several hosts whose groups have as many members as a host has ranks: they form a tree.
 
-It logs at a pace that all ranks have in common, until the test says which step is the last of its host. The training
+It logs at a pace that all ranks have in common, until the test announces the last step of its host. The training
 uses no collectives. Where it is given an address and a port, it keeps the job's store there, as torchrun's agent does.
 """
 

@@ -12,7 +12,7 @@ from wandb.sdk.lib import run_stopping
 
 import dist_wandb
 
-AT_LEAST = 120.0  # seconds: a trial that nobody stops ends well, which is not what is expected of it
+AT_LEAST = 120.0  # seconds: a trial that is not stopped ends successfully, which is not expected
 
 
 def alone() -> None:

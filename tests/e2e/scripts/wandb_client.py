@@ -1,4 +1,4 @@
-"""One process that uses wandb itself, without dist_wandb, as its only argument says in JSON."""
+"""One process that uses wandb itself, without dist_wandb, as its only argument specifies in JSON."""
 
 import json
 import sys

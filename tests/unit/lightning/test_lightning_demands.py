@@ -474,7 +474,7 @@ def test_a_rank_other_than_the_first_opens_no_run(wandb: Any, tmp_path: Path, mo
 def test_a_child_that_cannot_attach_to_its_parents_run_reopens_it(
     wandb: Any, fake_run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As if somebody had restored the environment since the parent opened its run."""
+    """As if the environment had been restored since the parent opened its run."""
     logger = DistWandbLogger(id="exp")
     logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
     monkeypatch.setattr(wandb, "run", None)

@@ -108,7 +108,7 @@ def test_lines_can_be_added_and_no_lines_are_false() -> None:
     assert Lines(console=1)
 
 
-# --- what nobody's wandb writes ---------------------------------------------------------------------------------------
+# --- what no wandb writes ---------------------------------------------------------------------------------------------
 
 
 NEVER_WRITTEN = {
