@@ -68,7 +68,7 @@ def check_predicted(reports: Reports, when: str, combination: str) -> None:
 
 
 def check_generated(recorded: dict[str, RecordedRun], reports: Reports, when: str, *, agree: bool) -> None:
-    """Check that all ranks generate the same id, or get an error that says what to do."""
+    """Check that all ranks generate the same id, or get an error with a remedy."""
     made = [facts[when]["generated"] for facts in reports]
     if agree:
         assert [session["error"] for session in made] == [None] * len(made)

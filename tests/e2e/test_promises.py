@@ -1,4 +1,4 @@
-"""The exchange's guarantees with real processes: the contents of rows, however the ranks differed."""
+"""The exchange's guarantees with real processes: the contents of rows, despite differences between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank that trains for a while, whatever happens to W&B; it makes files as it gets on, and waits for others."""
+"""One rank that trains for a while despite failures of W&B. It creates files as it progresses, and waits for others."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""One rank of plain PyTorch, however it was started: every mode and scope before there is a process group, and after.
+"""One rank of plain PyTorch under any launcher: every mode and scope, before the process group exists and after.
 
-Into ``DIRECTORY/reports-RANK.json`` goes what `dist-wandb doctor` predicted, and what the sessions then were.
+It writes the predictions of `dist-wandb doctor` and the actual sessions into ``DIRECTORY/reports-RANK.json``.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def doctor(run_mode: str, rank_scope: str) -> Report:
 
 @contextlib.contextmanager
 def stdout_in_a_file() -> Iterator[TextIO]:
-    """Send what this process writes into a file. `sys.stdout` stays: wandb keeps hold of the one it sees first."""
+    """Redirect standard output into a file, without replacing `sys.stdout`: wandb keeps the first one that it sees."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         sys.stdout.flush()
         kept = os.dup(1)
@@ -54,7 +54,7 @@ def stdout_in_a_file() -> Iterator[TextIO]:
 
 
 def meet(place: Path) -> None:
-    """Wait until all ranks have come to a place: who ends a session waits 2 s for others that have yet to open it."""
+    """Wait until all ranks are here: a rank that ends a session waits only 2 s for others that have not opened it."""
     who = Topology.detect()
     place.mkdir(exist_ok=True)
     (place / str(who.global_rank)).touch()
@@ -66,7 +66,7 @@ def meet(place: Path) -> None:
 
 
 def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Report:
-    """What a session of this mode and scope is, once rows are logged to it."""
+    """Open a session of this mode and scope, log rows, and return its topology and plan."""
     meet(Path(directory) / f"meet-{project}")
     about: dict[str, Any] = {"name": "nm", "tags": ["online"], "config": {"lr": 0.1}, "dir": directory}
     about["limits"] = {"heartbeat": PATIENT}
@@ -81,7 +81,7 @@ def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Rep
 
 
 def sessions(when: str, directory: str) -> dict[str, Report]:
-    """A session of every mode and scope with the id of the environment, and one with an id that the ranks make."""
+    """Open a session of every mode and scope with the id of the environment, and one with a generated id."""
     reports = {
         f"{mode}-{scope}": session(f"{when}-{mode}-{scope}", directory, mode, scope) for mode, scope in COMBINATIONS
     }
@@ -119,7 +119,7 @@ def main(directory: str, *when: str) -> None:
     rank = Topology.detect().global_rank
     (Path(directory) / f"reports-{rank}.json").write_text(json.dumps(reports))
     if dist.is_initialized():
-        dist.barrier()  # rank 0 may host the store that others open their last run by
+        dist.barrier()  # rank 0 may host the store that others need for their last run
         dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Two ranks, started as two nodes: decorated functions, ranks that never come or end, and the examples' patterns.
+"""Two ranks, started as two nodes: decorated functions, ranks that never open or end a session, and the examples.
 
 Scenarios run one after the other, each with its own run id.
 """

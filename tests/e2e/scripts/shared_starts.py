@@ -1,4 +1,4 @@
-"""Starts a shared run of four ranks again and again. Everything is imported once; ranks are forks of this process."""
+"""Starts a shared run of four ranks repeatedly. Everything is imported once; ranks are forks of this process."""
 
 import os
 import sys

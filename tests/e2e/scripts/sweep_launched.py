@@ -106,7 +106,7 @@ def with_trainer() -> None:
             time.sleep(0.1)
             return {"loss": self.layer(value).mean()}
 
-    with dist_wandb.init("digits", config={"lr": 7.0}) as run:  # before what needs the trial's values is made
+    with dist_wandb.init("digits", config={"lr": 7.0}) as run:  # before the arguments are created from its config
         arguments = TrainingArguments(
             "out",
             learning_rate=run.config["lr"],
