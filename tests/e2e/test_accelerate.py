@@ -97,7 +97,7 @@ def test_with_megatron_the_last_rank_is_the_primary(idioms: WandbServer) -> None
     assert (of_primary.completions, of_other.completions) == (1, 0)
 
 
-def test_end_training_needs_no_wait_for_everyone(idioms: WandbServer) -> None:
+def test_end_training_does_not_require_wait_for_everyone(idioms: WandbServer) -> None:
     assert series(idioms.run("ended"), "loss") == {0: 0.5}
 
 

@@ -33,7 +33,7 @@ def test_a_page_is_written_and_opened(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "wandb"]
 
 
-def test_without_a_browser_it_prints_a_hint(
+def test_without_a_browser_a_hint_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)

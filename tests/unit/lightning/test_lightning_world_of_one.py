@@ -266,7 +266,7 @@ def test_the_constructor_adds_only_keyword_parameters_to_the_stock_ones() -> Non
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 
 
-def test_it_is_an_instance_of_the_stock_logger() -> None:
+def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
 
 

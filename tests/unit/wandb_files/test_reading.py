@@ -193,7 +193,7 @@ def test_only_some_of_a_thousand_problems_are_reported(write_run: WriteRun) -> N
     assert max(map(len, run.problems)) == 1000
 
 
-def test_a_reader_that_crashes_on_one_file_does_not_affect_others(write_run: WriteRun) -> None:
+def test_a_crash_of_the_reader_on_one_file_does_not_affect_others(write_run: WriteRun) -> None:
     """A Go program that runs out of memory has the same exit code as click's for bad usage."""
     stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
     hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
@@ -335,7 +335,7 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
 # --- the reader's process ---------------------------------------------------------------------------------------------
 
 
-def test_the_reader_is_started_in_an_empty_directory_of_its_own_and_sees_no_settings(
+def test_the_reader_starts_in_its_own_empty_directory_without_settings(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_run(RUN)
