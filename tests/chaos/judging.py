@@ -157,15 +157,15 @@ def _of_growth(evidence: Evidence) -> Iterator[Violation]:
 def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     spec = evidence.spec
     events = 1 + len(spec.faults) + (spec.server not in ("offline", "healthy"))
-    said: Counter[tuple[int, str]] = Counter()
+    warning_counts: Counter[tuple[int, str]] = Counter()
     for entry in evidence.entries:
         if entry["event"] == "warning":
-            said[entry["rank"], kind_of(entry["text"])] += 1
+            warning_counts[entry["rank"], kind_of(entry["text"])] += 1
             if entry["trace"]:
                 yield Violation("traceback", f"rank {entry['rank']}: {entry['text'][:300]}")
             elif not facts.has_reasons and not _QUIET.search(entry["text"]):
                 yield Violation("warning without a reason", f"rank {entry['rank']}: {entry['text'][:300]}")
-    for (rank, kind), number in said.items():
+    for (rank, kind), number in warning_counts.items():
         if number > SAME_EVENT * events * spec.session_count:
             yield Violation("flood", f"rank {rank} said {number} times: {kind[:300]}")
     for trace in _tracebacks(evidence.output):

@@ -44,14 +44,14 @@ def job(**changes: Any) -> Spec:
 def entries_of(spec: Spec, rank: int, until: int = ROWS) -> list[Entry]:
     """Return the entries of a rank that logs its rows and ends; without the end if there are fewer rows."""
     about = {"rank": rank, "pid": 100 + rank}
-    told: list[Entry] = [{"event": "opened", "session": 0}]
+    entries: list[Entry] = [{"event": "opened", "session": 0}]
     for step in range(until):
         cells = {"loss": [step, value_of(rank, step)]}
-        told.append({"event": "log", "number": step, "session": 0, "cells": cells, "weight": None, "step": step})
-        told.append({"event": "done", "number": step})
+        entries.append({"event": "log", "number": step, "session": 0, "cells": cells, "weight": None, "step": step})
+        entries.append({"event": "done", "number": step})
     if until == spec.rows:
-        told.append({"event": "end"})
-    return [{**about, "at": float(number), **entry} for number, entry in enumerate(told)]
+        entries.append({"event": "end"})
+    return [{**about, "at": float(number), **entry} for number, entry in enumerate(entries)]
 
 
 def row(step: int, ranks: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, Any]:
@@ -70,12 +70,16 @@ def killed(row_flag: dict[str, Any] | None = None) -> Evidence:
     """Return the evidence of a job whose rank 1 is killed after its third row; the others report it and mark rows."""
     flag = {"dist_wandb/degraded": 1} if row_flag is None else row_flag
     spec = job(faults=(Fault("kill", 1, 3, 0.0),))
-    entries = [*entries_of(spec, 0), *entries_of(spec, 1, 3), {**say(1, ""), "event": "fault", "kind": "kill"}]
+    entries = [
+        *entries_of(spec, 0),
+        *entries_of(spec, 1, 3),
+        {**warning_entry(1, ""), "event": "fault", "kind": "kill"},
+    ]
     rows = [row(0), row(1), row(2, (0,), **flag), *(row(step, (0,), **flag) for step in range(3, ROWS))]
     return Evidence(spec, entries, [0, -9], files=[RunFile("s0", None, rows, 1)])
 
 
-def say(rank: int, text: str, trace: bool = False) -> Entry:
+def warning_entry(rank: int, text: str, trace: bool = False) -> Entry:
     return {"event": "warning", "rank": rank, "pid": 100 + rank, "at": 99.0, "text": text, "trace": trace}
 
 
@@ -151,15 +155,17 @@ def raise_within(evidence: Evidence) -> None:
 
 
 def log_a_traceback(evidence: Evidence) -> None:
-    evidence.entries.append(say(0, "dist_wandb: rank 0 could not write a row", trace=True))
+    evidence.entries.append(warning_entry(0, "dist_wandb: rank 0 could not write a row", trace=True))
 
 
 def warn(evidence: Evidence) -> None:
-    evidence.entries.append(say(1, "dist_wandb: Lost rank 0 after step 3; continuing without it."))
+    evidence.entries.append(warning_entry(1, "dist_wandb: Lost rank 0 after step 3; continuing without it."))
 
 
 def grow(evidence: Evidence) -> None:
-    held = [{**say(0, ""), "event": "held", "descriptors": 40 + 7 * session, "threads": 3} for session in range(6)]
+    held = [
+        {**warning_entry(0, ""), "event": "held", "descriptors": 40 + 7 * session, "threads": 3} for session in range(6)
+    ]
     evidence.entries.extend(held)
 
 
@@ -213,13 +219,15 @@ def test_a_run_may_end_as_failed_while_a_lost_rank_stalls(warns: bool) -> None:
     evidence = sound(job(faults=(Fault("stop", 1, 3, 9.0),)))
     evidence.files[0] = replace(evidence.files[0], exit_code=1)
     if warns:
-        evidence.entries.append(say(0, "dist_wandb: Lost rank 1 after step 2; continuing without it."))
+        evidence.entries.append(warning_entry(0, "dist_wandb: Lost rank 1 after step 2; continuing without it."))
     assert found(evidence) == (set() if warns else {"exit code"})
 
 
 def test_losses_reported_by_a_living_rank_are_excused() -> None:
     evidence = killed({})
-    evidence.entries.append(say(1, "dist_wandb: what rank 1 logged after step 1 may be lost: nobody can be reached."))
+    evidence.entries.append(
+        warning_entry(1, "dist_wandb: what rank 1 logged after step 1 may be lost: nobody can be reached.")
+    )
     verdict = judge(evidence)
     assert (verdict.violations, verdict.excused["said to be lost"]) == ([], 1)
 
@@ -227,7 +235,7 @@ def test_losses_reported_by_a_living_rank_are_excused() -> None:
 def test_the_same_message_for_each_name_is_a_flood() -> None:
     evidence = killed()
     texts = [f"dist_wandb: rank 1 has not logged 'name_{number}' at step {number}." for number in range(20)]
-    evidence.entries.extend(say(0, text) for text in texts)
+    evidence.entries.extend(warning_entry(0, text) for text in texts)
     assert found(evidence) == {"flood"}
     assert len({kind_of(text) for text in texts}) == 1
 
@@ -268,6 +276,6 @@ def test_rows_of_ranks_under_their_labels_are_compared() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_description_survives_json(seed: int) -> None:
+def test_a_description_survives_a_json_round_trip(seed: int) -> None:
     spec = draw(seed)
     assert from_json(spec.to_json()) == spec == draw(seed)

@@ -88,14 +88,14 @@ def test_one_run_has_the_means_of_all_ranks(played: Played) -> None:
     assert played.run("means").summary["loss"] == 3.0
 
 
-def test_each_case_is_one_run_that_ended_once_and_well(played: Played) -> None:
+def test_each_case_is_one_run_that_ended_once_and_successfully(played: Played) -> None:
     names = {"means", "metrics", "config", "odd-config", "media", "guarded", "silent", "unguarded-run", "beside"}
     assert {run.run_id for run in played.server.runs.values()} == names
     assert {run.project for run in played.server.runs.values()} == {"contract"}
     assert {name: played.run(name).exit_codes for name in names} == {name: [0] for name in names}
 
 
-def test_all_ranks_know_the_run_and_one_has_it(played: Played) -> None:
+def test_all_ranks_know_the_run_and_one_opens_it(played: Played) -> None:
     is_session = played.integration == "as-wandb"  # scripts check whether `wandb.run` is None, which it is on no rank
     assert [(fact["id"], fact["truthy"]) for fact in played.seen("means")] == [("means", True), ("means", is_session)]
 
@@ -116,7 +116,7 @@ def test_config_value_that_cannot_be_written_is_shown_as_text(played: Played) ->
     assert played.series("odd-config", "loss") == [(0, 1.0)]
 
 
-def test_media_are_the_primarys_in_the_row_of_the_numbers(played: Played) -> None:
+def test_media_are_those_of_the_primary_in_the_row_of_the_numbers(played: Played) -> None:
     ((step, picture),) = played.series("media", "picture")
     images = picture["_type"] == "images/separated"  # a list of images; a single one is an image-file
     assert (step, picture["height"]) == (1, 4)
@@ -128,25 +128,25 @@ def test_media_are_the_primarys_in_the_row_of_the_numbers(played: Played) -> Non
     assert played.series("media", "loss") == [(1, 0.5)]
 
 
-def test_what_one_rank_alone_logs_is_written(played: Played) -> None:
+def test_numbers_logged_by_one_rank_are_written(played: Played) -> None:
     assert played.series("guarded", "only_on_0") == [(0, 0.0), (2, 2.0)]
     assert played.series("guarded", "only_on_1") == [(1, 1.0), (3, 3.0)]
     assert played.series("guarded", "late") == [(ROWS, 5.0)]
 
 
-def test_job_that_logs_nothing_is_an_ended_run_without_rows(played: Played) -> None:
+def test_job_without_logs_is_a_finished_run_without_rows(played: Played) -> None:
     own_rows = [{"train/epoch", "train/global_step"}] * (played.integration == "transformers")  # the Trainer's last
     assert [row.keys() - {"_step", "_runtime", "_timestamp"} for row in played.run("silent").rows] == own_rows
     assert played.config("silent") == {"lr": 0.1}
 
 
-def test_run_is_used_on_all_ranks_without_a_guard(played: Played) -> None:
+def test_run_can_be_used_on_all_ranks_without_a_guard(played: Played) -> None:
     run = played.run("unguarded-run")
     assert run.summary["best"] == 0.5
     assert played.config("unguarded-run") == {"lr": 0.1, "by_all": 1}
 
 
-def test_what_reaches_the_run_by_itself_is_brought_together_and_has_its_place(played: Played) -> None:
+def test_logs_through_the_run_or_wandb_are_reduced_and_keep_their_steps(played: Played) -> None:
     assert played.series("beside", "loss") == [(1, 0.5)]
     assert played.series("beside", "by_run") == [(1, 1.0)]
     assert played.series("beside", "by_module") == [(1, 1.0)]
@@ -157,7 +157,7 @@ def test_what_reaches_the_run_by_itself_is_brought_together_and_has_its_place(pl
     assert len(values) == 8
 
 
-def test_no_x_axis_of_the_users_is_overridden_and_none_is_made_up(played: Played) -> None:
+def test_the_users_x_axes_are_respected_and_none_is_invented(played: Played) -> None:
     if played.integration in AXES:  # as with Lightning's own logger and the stock callback: its pattern is for all
         return
     rows = played.run("beside").rows
@@ -166,7 +166,7 @@ def test_no_x_axis_of_the_users_is_overridden_and_none_is_made_up(played: Played
     assert {values[name]["turn"] for name in values} == {5}  # as W&B fills it in if the user's pattern applies
 
 
-def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
+def test_job_prints_one_line_for_each_run_and_no_warning(played: Played) -> None:
     assert len(played.finished.lines("dist_wandb: run_mode=")) == 9
     others = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
     if CANCELS_UPLOADS:  # observed once: the message is true, and therefore shown

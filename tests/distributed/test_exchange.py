@@ -76,7 +76,7 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     assert not unit.flagged()
 
 
-def test_weights_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
+def test_a_row_has_weighted_means_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, reduce={"tokens": "sum", "*_max": "max", "lr": "first"}, spread=["loss"])
     for rank in range(3):
         values = {"loss": float(rank), "tokens": 10 * rank, "norm_max": float(-rank), "lr": rank + 0.5}
@@ -88,7 +88,7 @@ def test_weights_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
     assert row == {"loss": 8 / 6, "tokens": 30, "norm_max": 0.0, "lr": 0.5, "global_step": 7, **spread}
 
 
-def test_ranks_with_nan_have_no_part_in_a_mean_nor_in_its_spread(ranks: Callable[..., Ranks]) -> None:
+def test_nanmean_and_its_spread_ignore_ranks_with_nan(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, reduce={"reward": "nanmean", "*": "mean"}, spread=["reward"])
     for step in range(3):  # at the last step no rank has a number
         for rank in range(3):
@@ -104,7 +104,7 @@ def test_ranks_with_nan_have_no_part_in_a_mean_nor_in_its_spread(ranks: Callable
     assert not unit.flagged()
 
 
-def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone by then, with its host, and the remaining ranks have to continue."""
     unit = ranks(3, spread=["loss"], first=10)
     for rank in range(3):
@@ -124,7 +124,7 @@ def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkey
     assert unit.last("loss/argmax_rank") == {0: 10, 1: 11, 2: 12}
 
 
-def test_numbers_that_are_not_finite_show_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
+def test_nan_and_infinity_are_kept_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2, reduce={"sum": "sum"})
     for rank, nan, inf in ((0, 1.0, math.inf), (1, math.nan, 1.0)):
         unit.log(rank, {"nan": nan, "inf": inf, "same": 2**53, "sum": 2**52}, 0)
@@ -154,7 +154,7 @@ LEARNING = {"ExplainedVariance", "MeanIoU", "MulticlassExactMatch", "R2Score", "
 REMEMBERING = {"MinMaxMetric", "NormalizedRootMeanSquaredError", "RunningMean"}
 
 
-def test_metrics_are_whole_where_the_primary_has_no_data(
+def test_metrics_are_complete_if_the_primary_has_no_data(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(3)
@@ -185,7 +185,7 @@ def test_metrics_are_whole_where_the_primary_has_no_data(
     assert not caplog.messages
 
 
-def test_other_names_and_orders_on_each_rank(ranks: Callable[..., Ranks]) -> None:
+def test_ranks_may_log_different_names_in_different_orders(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3)
     for step in range(5):
         unit.log(0, {"a": 1.0, "b": 2.0}, step)
@@ -198,7 +198,7 @@ def test_other_names_and_orders_on_each_rank(ranks: Callable[..., Ranks]) -> Non
     assert not unit.flagged()
 
 
-def test_what_only_one_rank_logs_is_written_at_the_pace_of_heartbeats(ranks: Callable[..., Ranks]) -> None:
+def test_names_of_one_rank_are_written_without_further_logs(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, kind=CollectiveExchange)
     for step in range(20):
         unit.log(1, {"only": float(step)}, step)
@@ -214,7 +214,7 @@ def test_a_session_without_any_row_ends_at_once(ranks: Callable[..., Ranks]) -> 
     assert unit.run.rows == []
 
 
-def test_a_rank_that_has_nothing_to_say_leaves_before_the_others_come(ranks: Callable[..., Ranks]) -> None:
+def test_a_rank_without_rows_leaves_before_the_others_open(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2, 1)
     start = time.monotonic()
     unit.close(1)
@@ -241,7 +241,7 @@ def test_a_secondary_may_finish_long_before_the_others(ranks: Callable[..., Rank
     assert not unit.flagged(), "a rank that leaves with notice is not missing"
 
 
-def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logged(
+def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mean needs nothing more, but spreads, metric states and tables are requested when all ranks have logged."""
@@ -272,7 +272,7 @@ def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logg
     assert not unit.flagged()
 
 
-def test_a_flush_on_all_ranks_finishes_what_only_some_said(ranks: Callable[..., Ranks]) -> None:
+def test_a_flush_on_all_ranks_writes_names_of_single_ranks(ranks: Callable[..., Ranks]) -> None:
     """With Lightning's ThroughputMonitor, rank 0 alone logs `epoch` a second time at each step."""
     unit = ranks(2)
     for step in range(3):
@@ -287,7 +287,7 @@ def test_a_flush_on_all_ranks_finishes_what_only_some_said(ranks: Callable[..., 
     assert not unit.flagged()
 
 
-def test_a_flush_that_waits_for_a_silent_rank_ends_in_time(ranks: Callable[..., Ranks]) -> None:
+def test_a_flush_that_waits_for_a_silent_rank_times_out(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)
@@ -304,7 +304,7 @@ def test_a_flush_that_waits_for_a_silent_rank_ends_in_time(ranks: Callable[..., 
 # --- failing ranks ----------------------------------------------------------------------------------------------------
 
 
-def test_survivors_go_on_without_a_rank_that_dies(
+def test_survivors_continue_without_a_rank_that_dies(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(3, reduce="sum")
@@ -324,9 +324,7 @@ def test_survivors_go_on_without_a_rank_that_dies(
     assert all("step 4" in message for message in reported)
 
 
-def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3, reduce="sum")
     stall = Stall()
@@ -353,7 +351,9 @@ def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
     assert unit.flagged().keys() == set(range(3, 6)), "rows after its return are complete"
 
 
-def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+def test_late_ranks_join_and_earlier_rows_are_corrected(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
     unit = ranks(3, 0, 1, reduce="sum", limits=replace(QUICK, join_timeout=2.0))  # enough for these two
     for step in range(3):
         for rank in range(2):
@@ -371,7 +371,7 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: 
     assert len(reported) == 2, "each of the others reports it once"
 
 
-def test_a_rank_that_is_the_only_one_writes_its_own_numbers_without_a_flag(
+def test_the_only_rank_writes_its_own_numbers_without_a_flag(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with `init` under `if rank == 0`: the other ranks do not open a session."""
@@ -385,7 +385,7 @@ def test_a_rank_that_is_the_only_one_writes_its_own_numbers_without_a_flag(
     assert "no other rank has opened a session, so the run has rank 0's own numbers" in message
 
 
-def test_a_rank_that_is_the_only_one_ends_soon(
+def test_the_only_rank_ends_immediately(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "_APART", 0.3)
@@ -396,7 +396,7 @@ def test_a_rank_that_is_the_only_one_ends_soon(
     assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
 
 
-def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
+def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "_APART", 0.0)
@@ -420,7 +420,7 @@ def arrived(exchange: CollectiveExchange) -> int:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_and_waits_for_nobody(
+def test_a_rank_that_opens_after_all_others_have_ended_is_warned_and_does_not_wait(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     late = size - 1
@@ -441,9 +441,7 @@ def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_an
     assert unit.last("loss") == {0: 1.0}
 
 
-def test_ranks_that_come_to_one_that_was_alone_are_taken_in(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_ranks_join_a_rank_that_was_alone(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(3, 0, reduce="sum", limits=replace(QUICK, join_timeout=0.3))
     for step in range(3):
         unit.log(0, {"ones": 1}, step)
@@ -466,7 +464,7 @@ def test_ranks_that_come_to_one_that_was_alone_are_taken_in(
     assert unit.last("ones") == dict.fromkeys(range(5), 3)
 
 
-def test_a_rank_that_ended_before_the_others_began_is_said_to_have(
+def test_a_rank_that_failed_before_the_others_began_is_reported(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(3, 1, limits=replace(QUICK, join_timeout=30))
@@ -479,7 +477,7 @@ def test_a_rank_that_ended_before_the_others_began_is_said_to_have(
     assert "Rank 1 failed before rank 0 began; continuing without it" in caplog.text
 
 
-def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
+def test_the_wait_for_a_rank_that_stops_logging_a_name_times_out_and_names_it(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(2)
@@ -501,7 +499,7 @@ def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
     assert "a corrected row follows" not in caplog.text.lower(), "an earlier message announced the correction"
 
 
-def test_a_stall_is_told_once_whatever_the_number_of_names_and_steps(
+def test_a_stall_is_reported_once_for_all_names_and_steps(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(2)
@@ -523,7 +521,7 @@ def test_a_stall_is_told_once_whatever_the_number_of_names_and_steps(
     assert "rank 1 has not logged 50 names ('layer0', 'layer1', 'layer2', …) at step 2" in message
 
 
-def test_names_that_change_with_each_step_are_told_of_once(
+def test_names_that_change_with_each_step_are_reported_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 1 is late with each of them, because they are new."""
@@ -542,7 +540,7 @@ def test_names_that_change_with_each_step_are_told_of_once(
     assert "rank 1 logged 'step0/loss' at step 0 after the other ranks' row was written" in message
 
 
-def test_rows_that_wait_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
     for rank in range(2):
         unit.log(rank, {"loss": 0.0}, 0)
@@ -554,7 +552,7 @@ def test_rows_that_wait_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.
     assert [record.message for record in caplog.records if "more than 50 rows wait" in record.message]
 
 
-def test_nobody_waits_after_a_failure(ranks: Callable[..., Ranks]) -> None:
+def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": float(rank)}, 0)
@@ -566,7 +564,7 @@ def test_nobody_waits_after_a_failure(ranks: Callable[..., Ranks]) -> None:
     assert unit.last("loss") == {0: 0.5, 1: 5.0}, "the present values are written"
 
 
-def test_a_failing_row_does_not_end_the_others(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_fails_does_not_affect_others(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2)
     refused = unit.run.log
 
@@ -599,7 +597,7 @@ class Ragged(torchmetrics.Metric):
         return torch.tensor(0.0)
 
 
-def test_a_metric_that_raises_while_its_states_are_sent_ends_nothing(
+def test_a_metric_that_raises_while_its_states_are_sent_does_not_affect_other_rows(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(2)
@@ -613,7 +611,7 @@ def test_a_metric_that_raises_while_its_states_are_sent_ends_nothing(
     assert "'ragged' on rank 0 has no part in its row" in caplog.text
 
 
-def test_a_metric_whose_states_differ_leaves_the_rest_of_its_row(
+def test_a_metric_with_incompatible_states_does_not_affect_the_rest_of_its_row(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(2)
@@ -630,7 +628,7 @@ def test_a_metric_whose_states_differ_leaves_the_rest_of_its_row(
     assert "State 'confmat' of MulticlassConfusionMatrix is a tensor of shape" in message
 
 
-def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ranks]) -> None:
+def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2, spread=["*"])
     for step in range(3):
         for rank in range(2):
@@ -640,7 +638,7 @@ def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ran
     assert unit.last("perplexity/std") == {0: 0.0, 1: math.inf, 2: 0.0}
 
 
-def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
+def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(participation, "_GRACE", 1.5)
@@ -665,7 +663,7 @@ def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
     assert unit.last("loss") == {0: 1.0, 1: 1.0, **dict.fromkeys(range(2, 6), 1.5)}
 
 
-def test_what_a_rank_said_in_a_round_that_the_others_had_broken_off_is_said_again(
+def test_contributions_to_a_cancelled_round_are_sent_again(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It arrives while the contributions to that round are still under way, and so has the round to itself."""
@@ -687,7 +685,7 @@ def test_what_a_rank_said_in_a_round_that_the_others_had_broken_off_is_said_agai
     assert unit.last("ones") == {0: 2, 1: 2, 2: 1}
 
 
-def test_a_rank_whose_device_computes_long_goes_on_with_the_others(ranks: Callable[..., Ranks]) -> None:
+def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ranks]) -> None:
     """Its rows wait for the device, in their order; its thread does not."""
     unit = ranks(2, limits=replace(QUICK, peer_timeout=1.5))
     for rank in range(2):
@@ -709,7 +707,7 @@ def test_a_rank_whose_device_computes_long_goes_on_with_the_others(ranks: Callab
     assert unit.last("loss") == {0: 0.0, 1: 0.5, 2: 2.0}
 
 
-def test_a_rank_that_writes_nothing_goes_on_without_the_store(
+def test_a_secondary_continues_without_the_store(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(*_: object) -> None:
@@ -728,7 +726,7 @@ def test_a_rank_that_writes_nothing_goes_on_without_the_store(
     assert "may be lost" in caplog.records[-1].getMessage()
 
 
-def test_a_rank_that_comes_back_when_the_others_have_ended_says_that_it_was_away(
+def test_a_rank_that_returns_after_the_others_have_ended_reports_its_stall(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(2)
@@ -745,7 +743,7 @@ def test_a_rank_that_comes_back_when_the_others_have_ended_says_that_it_was_away
     assert "opened its session after" not in caplog.text
 
 
-def test_ranks_that_have_all_closed_miss_nobody_at_the_end(ranks: Callable[..., Ranks]) -> None:
+def test_after_all_ranks_have_closed_none_is_absent(ranks: Callable[..., Ranks]) -> None:
     """Not even if one has yet to read that the others have left: complete rows would be flagged again."""
     unit = ranks(3)
     for rank in range(3):
@@ -755,7 +753,7 @@ def test_ranks_that_have_all_closed_miss_nobody_at_the_end(ranks: Callable[..., 
     assert [exchange.rounds.ledger.members.absent for exchange in unit.exchanges.values()] == [0] * 3
 
 
-def test_an_exchange_that_is_beyond_help_says_so(
+def test_an_exchange_that_cannot_continue_is_reported(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(2)
@@ -779,7 +777,7 @@ class Lingering(Limits):
     linger: ClassVar[float] = 60.0
 
 
-def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_them(
+def test_rows_in_quick_succession_wait_for_the_next_unless_a_flush_waits(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "_QUICK", 60.0)
@@ -798,7 +796,7 @@ def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_th
     assert len(unit.run.rows) == 6
 
 
-def test_whatever_log_is_interrupted_at_a_signal_handler_may_log(ranks: Callable[..., Ranks]) -> None:
+def test_a_signal_handler_may_log_wherever_it_interrupts_log(ranks: Callable[..., Ranks]) -> None:
     """At each bytecode instruction of `put`, with enough waiting rows to end the lingering of the thread."""
     unit = ranks(2, 0)
     for step in range(300):

@@ -52,7 +52,7 @@ class Faults:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_faults_lose_nothing_and_count_nothing_twice(
+def test_random_failures_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     faults = Faults(seed, often=0.03)
@@ -84,7 +84,7 @@ def test_faults_lose_nothing_and_count_nothing_twice(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
+def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""

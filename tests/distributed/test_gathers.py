@@ -65,7 +65,7 @@ def images(color: int, number: int = 1) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("numbers", [(2, 3), (0, 4, 1), (3, 0, 2, 1)])
-def test_one_table_of_all_ranks_in_the_row_of_their_numbers(
+def test_tables_of_all_ranks_become_one_in_the_row_of_their_numbers(
     ranks: Callable[..., Ranks], numbers: tuple[int, ...]
 ) -> None:
     unit = ranks(len(numbers))
@@ -79,7 +79,7 @@ def test_one_table_of_all_ranks_in_the_row_of_their_numbers(
     unit.close()
 
 
-def test_one_panel_of_all_ranks_with_their_captions_and_pixels(
+def test_images_of_all_ranks_become_one_panel_with_their_captions(
     ranks: Callable[..., Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -96,7 +96,7 @@ def test_one_panel_of_all_ranks_with_their_captions_and_pixels(
     assert not list(tmp_path.iterdir()), "temporary files for W&B are removed"
 
 
-def test_images_in_cells_dates_and_numbers_that_are_not_finite_arrive(ranks: Callable[..., Ranks]) -> None:
+def test_cells_may_be_images_dates_infinities_and_mappings(ranks: Callable[..., Ranks]) -> None:
     moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
     unit = ranks(2)
     for rank in range(2):
@@ -119,7 +119,7 @@ def test_columns_that_differ_are_matched_by_name(ranks: Callable[..., Ranks], ca
     assert caplog.text.count("different columns") == 1
 
 
-def test_a_name_may_be_logged_again_at_a_step_and_without_one(ranks: Callable[..., Ranks]) -> None:
+def test_a_name_may_be_logged_twice_at_a_step_and_without_a_step(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
     for rank in range(2):
         for number in (1, 2):
@@ -132,7 +132,7 @@ def test_a_name_may_be_logged_again_at_a_step_and_without_one(ranks: Callable[..
     assert unit.run.rows[-1]["table"].data == whole(3, 3)
 
 
-def test_kinds_of_cells_that_differ_between_ranks_lose_nothing(ranks: Callable[..., Ranks]) -> None:
+def test_columns_may_have_different_types_on_each_rank(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
     unit.log(0, {"table": gathered([[1]], ["a"])}, 0)
     unit.log(1, {"table": gathered([["one"], [None]], ["a"])}, 0)
@@ -143,7 +143,7 @@ def test_kinds_of_cells_that_differ_between_ranks_lose_nothing(ranks: Callable[.
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_limit_holds_for_all_ranks_together_and_is_said(
+def test_the_limit_applies_to_all_ranks_together_and_is_reported(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(3)
@@ -168,7 +168,7 @@ def test_bytes_are_bounded_and_sent_in_pieces(
     assert "'table' has 18 of 30 rows (9 of 15 of each of ranks 0, 1)" in caplog.text
 
 
-def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_rank(
+def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = gloo.GlooGroup.send_to_first
@@ -200,7 +200,7 @@ def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_ra
     assert "broke" not in caplog.text
 
 
-def test_what_waits_for_others_is_bounded(
+def test_pending_tables_are_bounded(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_gathers, "_MOST_HELD", 3000)
@@ -217,7 +217,7 @@ def test_what_waits_for_others_is_bounded(
     assert [len(written(unit)[step]) for step in range(5)] == [2, 1, 1, 2, 2]
 
 
-def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: Callable[..., Ranks]) -> None:
+def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
     for step in range(30):
         for rank in range(2):
@@ -233,7 +233,7 @@ def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: C
 # --- failing ranks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[..., Ranks]) -> None:
+def test_a_table_of_one_rank_is_written_and_does_not_delay_numbers(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, kind=CollectiveExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
@@ -245,7 +245,7 @@ def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[
     unit.close()
 
 
-def test_a_dead_rank_is_missing_in_the_table_and_flagged(ranks: Callable[..., Ranks]) -> None:
+def test_a_table_without_a_dead_rank_is_flagged(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"table": table(rank)}, 0)
@@ -258,7 +258,7 @@ def test_a_dead_rank_is_missing_in_the_table_and_flagged(ranks: Callable[..., Ra
     assert unit.flagged() == {1: 1}
 
 
-def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
+def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(3)
@@ -283,7 +283,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
     assert unit.flagged() == {0: 1}
 
 
-def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
+def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2, kind=CollectiveExchange)
     unit.log(0, {"table": table(0)}, 0)
     eventually(lambda: written(unit) == {0: whole(1)})
@@ -292,7 +292,7 @@ def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
     unit.close()
 
 
-def test_a_table_that_comes_much_too_late_replaces_nothing(
+def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(2, kind=CollectiveExchange)
@@ -307,7 +307,7 @@ def test_a_table_that_comes_much_too_late_replaces_nothing(
     assert caplog.text.count("it came after the parts of the other ranks were dropped") == 1
 
 
-def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back(
+def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
@@ -328,7 +328,7 @@ def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back
     assert written(unit) == {0: whole(1, 1, 1), **dict.fromkeys((1, 2), whole(0, 1, 1))}
 
 
-def test_images_that_were_logged_right_before_a_failure_are_written(
+def test_images_logged_immediately_before_a_failure_are_written(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(2, run=Looking())
@@ -347,7 +347,7 @@ def test_images_that_were_logged_right_before_a_failure_are_written(
     assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}
 
 
-def test_what_cannot_be_encoded_or_read_ends_nothing(
+def test_values_that_cannot_be_encoded_or_decoded_do_not_affect_other_rows(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(2, run=Looking())

@@ -19,7 +19,7 @@ def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
     return [record.message for record in caplog.records if words in record.message]
 
 
-def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
+def test_ranks_that_cannot_connect_report_it_and_continue_alone(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ports between hosts are closed, or gloo was given the wrong interface: it would keep failing forever."""
@@ -31,15 +31,15 @@ def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
     eventually(lambda: len(unit.run.rows) == 3)
     assert unit.last("loss") == dict.fromkeys(range(3), 0.0)
     assert unit.flagged() == dict.fromkeys(range(3), 1)
-    (said,) = messages(caplog, "Rank 0 cannot connect to rank 1 in 3 attempts")
-    assert "nosuch0" in said
-    assert "GLOO_SOCKET_IFNAME" in said
+    (message,) = messages(caplog, "Rank 0 cannot connect to rank 1 in 3 attempts")
+    assert "nosuch0" in message
+    assert "GLOO_SOCKET_IFNAME" in message
     eventually(lambda: messages(caplog, "Rank 1 cannot connect to rank 0"))  # both try, and each reports it
     assert [unit.exchanges[rank].close() for rank in range(2)] == [True, False]
     assert messages(caplog, "what rank 1 logged after the start may be lost")
 
 
-def test_rows_lack_a_rank_that_went_before_it_was_heard(
+def test_rows_lack_a_rank_that_left_before_its_numbers_were_received(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its `finish` timed out: its contributions are lost, so it does not count as a rank that finished."""
@@ -64,7 +64,7 @@ def test_rows_lack_a_rank_that_went_before_it_was_heard(
     assert messages(caplog, "what rank 1 logged after step 0 may be lost: these rows (about ")
 
 
-def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
+def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange waits for a rank that is gone; the remaining ranks have logged meanwhile, without a round."""
@@ -93,7 +93,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     unit.close()
 
 
-def test_who_is_gone_does_not_speak_for_who_has_yet_to(
+def test_a_contribution_of_a_lost_rank_does_not_replace_a_missing_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two of three have contributed, and one of them dies: two remain, but one of those has not contributed yet."""
@@ -120,7 +120,7 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     assert not messages(caplog, "after its row was written")
 
 
-def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
+def test_a_rank_that_leaves_while_the_others_regroup_is_not_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint is there, so the others expect it; its departure is not announced yet."""

@@ -67,7 +67,7 @@ def job_store(store: dist.Store, timeout: float = 0.3) -> JobStore:
 
 
 @pytest.mark.parametrize("limits", [replace(SHORT, peer_timeout=40.0)])
-def test_ranks_that_reach_each_other_go_on_without_the_store(unit: Ranks, wire: Wire) -> None:
+def test_connected_ranks_continue_without_the_store(unit: Ranks, wire: Wire) -> None:
     wire.cut()
     stall = Stall()
     unit.log(1, {"loss": stall.number()}, 1)
@@ -82,7 +82,7 @@ def test_ranks_that_reach_each_other_go_on_without_the_store(unit: Ranks, wire: 
     assert not unit.flagged()
 
 
-def test_a_rank_that_loses_all_writes_what_it_has_within_its_limits(unit: Ranks, wire: Wire) -> None:
+def test_an_isolated_primary_writes_its_own_rows_in_time(unit: Ranks, wire: Wire) -> None:
     wire.cut()
     stall = Stall()
     unit.log(1, {"loss": stall.number()}, 1)
@@ -94,7 +94,7 @@ def test_a_rank_that_loses_all_writes_what_it_has_within_its_limits(unit: Ranks,
     assert (unit.last("loss")[1], unit.flagged()[1]) == (7.0, 1)
 
 
-def test_a_rank_that_cannot_reach_the_one_that_writes_says_what_is_lost(
+def test_a_rank_cut_off_from_the_primary_reports_lost_rows(
     unit: Ranks, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="dist_wandb")
@@ -105,7 +105,7 @@ def test_a_rank_that_cannot_reach_the_one_that_writes_says_what_is_lost(
     eventually(lambda: "what rank 1 logged after step 0 may be lost" in caplog.text)
 
 
-def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gloo, "FORMING_MORE", 0.2)
     store = wire.client()
     wire.cut()
@@ -115,7 +115,7 @@ def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch
     assert time.monotonic() - began < SOON
 
 
-def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_wandb.store.connection._GLANCE", 0.3)
     monkeypatch.setattr("dist_wandb.store.connection._LEAST_PATIENCE", 0.3)
     asking = job_store(wire.client())
@@ -129,7 +129,7 @@ def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monke
     eventually(lambda: asking.try_get_soon("key") == 1)
 
 
-def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
+def test_a_lost_store_raises_for_hints_too_and_is_queried_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with wired_store() as (_, wire):
@@ -142,7 +142,7 @@ def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
     assert sum(f":{wire.port})" in line for line in traces) <= 1, traces  # torch writes a trace each time
 
 
-def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_whose_host_has_ended_is_not_used_again(capfd: pytest.CaptureFixture[str]) -> None:
     """torch would write a stack trace. This is detected if the rank has its own connection, which can be inspected."""
     with wired_store() as (_, wire):
         asking = job_store(wire.client())
@@ -156,7 +156,7 @@ def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.Capt
     assert f":{wire.port})" not in capfd.readouterr().err
 
 
-def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
+def test_no_second_connection_to_a_lost_store_is_attempted() -> None:
     with wired_store() as (_, wire):
         asking = job_store(wire.client(), 30.0)
         asking.publish("key", 1)
@@ -171,13 +171,13 @@ def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
 # --- the addresses by which ranks reach each other --------------------------------------------------------------------
 
 
-def test_a_rank_knows_from_which_address_it_reaches_its_store(wire: Wire) -> None:
+def test_a_rank_knows_its_own_address_towards_the_store(wire: Wire) -> None:
     assert job_store(wire.client()).connection.own_address() == "127.0.0.1"
     assert job_store(dist.HashStore()).connection.own_address() is None
 
 
 @pytest.mark.parametrize(("reported", "wanted"), [("10.0.0.2", "10.0.0.1"), ("10.0.0.1", None)])
-def test_members_tell_each_other_their_addresses_when_they_meet(
+def test_members_publish_their_addresses_when_they_meet(
     monkeypatch: pytest.MonkeyPatch, reported: str, wanted: str | None
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
@@ -191,7 +191,7 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
     assert meeting.address() is None
 
 
-def test_a_group_is_formed_at_the_address_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_formed_at_the_given_address(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     create = dist.ProcessGroupGloo.create_device
 

@@ -34,7 +34,7 @@ def report(counts: Counts, size: int) -> str:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_rank_asks_for_as_many_keys_however_many_ranks_there_are(ranks: Callable[..., Ranks], size: int) -> None:
+def test_store_keys_per_rank_do_not_grow_with_the_number_of_ranks(ranks: Callable[..., Ranks], size: int) -> None:
     unit, counts = counted(ranks, size)
     for step in range(10):
         for rank in range(size):
@@ -48,7 +48,7 @@ def test_a_rank_asks_for_as_many_keys_however_many_ranks_there_are(ranks: Callab
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_when_a_rank_leaves_the_others_agree_by_as_many_keys_however_many_they_are(
+def test_store_keys_for_a_lost_rank_do_not_grow_with_the_number_of_ranks(
     ranks: Callable[..., Ranks], size: int
 ) -> None:
     unit, counts = counted(ranks, size)

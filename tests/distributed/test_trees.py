@@ -63,7 +63,7 @@ def shown(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("size", "per_node"), [(5, None), (9, 3), (8, 2), (4, 1)])
-def test_rows_are_those_of_one_group(
+def test_a_tree_writes_the_same_rows_as_one_group(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, size: int, per_node: int | None
 ) -> None:
     units = []
@@ -109,7 +109,7 @@ class Faults:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_faults_of_members_and_leaders_lose_nothing_and_count_nothing_twice(
+def test_failures_of_members_and_leaders_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, seed: int
 ) -> None:
     """A result on its way down reaches some members and not others; it is then in the checkpoints of the former."""
@@ -144,7 +144,7 @@ def test_faults_of_members_and_leaders_lose_nothing_and_count_nothing_twice(
 
 @pytest.mark.usefixtures("fan_out")
 @pytest.mark.parametrize("lost", [1, 2, 3, 6, 8], ids="rank {}".format)
-def test_survivors_go_on_without_a_rank_that_dies(
+def test_survivors_continue_without_a_rank_that_dies(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, lost: int
 ) -> None:
     """Whether the rank is the first of a node, of a level above, or of no group."""
@@ -169,7 +169,7 @@ def test_survivors_go_on_without_a_rank_that_dies(
 
 
 @pytest.mark.usefixtures("fan_out")
-def test_without_the_rank_that_writes_all_others_say_what_is_lost(
+def test_if_the_primary_dies_all_others_report_lost_rows(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first of all groups, and dies without notice. The others wait for it, because it may return."""
@@ -195,7 +195,7 @@ def test_without_the_rank_that_writes_all_others_say_what_is_lost(
 
 
 @pytest.mark.usefixtures("fan_out")
-def test_a_node_that_dies_is_gone_on_without(ranks: Callable[..., Ranks]) -> None:
+def test_survivors_continue_without_a_node_that_dies(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(9, reduce="sum", per_node=3)
     for rank in range(9):
         unit.log(rank, {"ones": 1}, 0)
@@ -210,7 +210,7 @@ def test_a_node_that_dies_is_gone_on_without(ranks: Callable[..., Ranks]) -> Non
 
 
 @pytest.mark.usefixtures("fan_out")
-def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
+def test_late_ranks_join(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(9, *range(7), reduce="sum", per_node=3, limits=replace(QUICK, join_timeout=1.0))
     for rank in range(7):
         unit.log(rank, {"ones": 1}, 0)
@@ -226,7 +226,7 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
     assert unit.last("ones") == {0: 7, 1: 9}
 
 
-def test_a_slow_network_is_no_dead_rank(
+def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All pieces together take longer than the timeout for one; members of the lowest level wait for those above."""
@@ -260,7 +260,7 @@ def test_a_slow_network_is_no_dead_rank(
     assert "broke" not in caplog.text
 
 
-def test_ranks_that_cannot_connect_in_an_upper_level_go_on_alone(
+def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes ranks whose own groups have formed, after the same number of attempts."""

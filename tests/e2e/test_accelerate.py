@@ -43,21 +43,21 @@ def idioms(tmp_path_factory: pytest.TempPathFactory) -> WandbServer:
     return server
 
 
-def test_every_way_gave_one_run_that_ended_well(idioms: WandbServer) -> None:
+def test_every_idiom_gives_one_successful_run(idioms: WandbServer) -> None:
     codes = {key.rpartition("/")[2]: recorded.exit_codes for key, recorded in idioms.runs.items()}
     once = ("diffusers", "no_trainer", "main_alone", "megatron", "ended")
     assert codes == {**{name: [0] for name in once}, "again": [0, 0]}
     assert [name for name in codes if name != "main_alone" and series(idioms.run(name), DEGRADED)] == []
 
 
-def test_trackers_initialised_on_main_alone_bring_all_ranks_together(idioms: WandbServer) -> None:
+def test_trackers_initialised_on_the_main_process_only_cover_all_ranks(idioms: WandbServer) -> None:
     recorded = idioms.run("diffusers")
     assert series(recorded, "train_loss") == {1: 1.0, 2: 3.0, 3: 5.0, 4: 7.0}  # gathered already: equal on all ranks
     assert series(recorded, "own") == dict.fromkeys(range(2 * STEPS), 0.5)
     assert STEPS <= writes(recorded, "train_loss") <= STEPS + 1  # the first row is written twice if a rank joins late
 
 
-def test_logs_under_a_guard_on_the_name_wandb_are_written(idioms: WandbServer) -> None:
+def test_logs_guarded_by_the_tracker_name_wandb_are_written(idioms: WandbServer) -> None:
     recorded = idioms.run("diffusers")
     shown = series(recorded, "validation")
     assert {step: (value["_type"], value["count"]) for step, value in shown.items()} == dict.fromkeys(
@@ -67,7 +67,7 @@ def test_logs_under_a_guard_on_the_name_wandb_are_written(idioms: WandbServer) -
     assert series(recorded, "by_name") == {step: [step] for step in range(1, STEPS + 1)}
 
 
-def test_by_name_with_what_is_kept_under_wandb(idioms: WandbServer) -> None:
+def test_a_tracker_by_name_uses_the_arguments_for_wandb(idioms: WandbServer) -> None:
     recorded = idioms.run("no_trainer")
     assert (recorded.config, recorded.tags) == ({"lr": 0.1}, ("a",))
     assert series(recorded, "accuracy") == {step: step + 0.5 for step in range(STEPS)}
@@ -80,7 +80,7 @@ def test_a_run_of_the_main_process_only_is_marked_as_degraded(idioms: WandbServe
     assert (series(recorded, "loss"), series(recorded, DEGRADED)) == ({1: 1.0}, {1: 1})
 
 
-def test_trackers_initialised_again_log_nothing_twice_and_go_on_after_finish(idioms: WandbServer) -> None:
+def test_trackers_initialised_again_do_not_duplicate_rows_and_continue_after_finish(idioms: WandbServer) -> None:
     recorded = idioms.run("again")
     assert series(recorded, "loss") == {0: 0.5, 1: 10.5, 2: 20.5}
     assert writes(recorded, "loss") == 3
@@ -97,12 +97,12 @@ def test_with_megatron_the_last_rank_is_the_primary(idioms: WandbServer) -> None
     assert (of_primary.completions, of_other.completions) == (1, 0)
 
 
-def test_end_training_needs_no_wait_for_everyone(idioms: WandbServer) -> None:
+def test_end_training_does_not_require_wait_for_everyone(idioms: WandbServer) -> None:
     assert series(idioms.run("ended"), "loss") == {0: 0.5}
 
 
 @pytest.mark.parametrize(("launcher", "names"), [("launch", ["launch"]), ("functions", ["debug", "notebook"])])
-def test_runs_are_whole_without_end_training_under_accelerates_launchers(
+def test_runs_are_complete_without_end_training_under_accelerates_launchers(
     wandb_server: WandbServer, tmp_path: Path, launcher: str, names: list[str]
 ) -> None:
     script: list[str | Path] = [SCRIPTS / "accelerate_launched.py", tmp_path, launcher]

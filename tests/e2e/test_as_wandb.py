@@ -36,7 +36,7 @@ def column(run: RecordedRun, name: str) -> dict[int, Any]:
     return {row["global_step"]: row[name] for row in run.rows if name in row}
 
 
-def test_before_a_run_nothing_is_there_and_log_is_wandbs_error(outcome: Outcome) -> None:
+def test_before_a_run_log_raises_wandbs_error(outcome: Outcome) -> None:
     finished, _ = outcome
     assert sorted(finished.lines("SAW before")) == [f"SAW before {rank} None" for rank in (0, 1)]
     assert sorted(finished.lines("SAW early")) == [
@@ -46,13 +46,13 @@ def test_before_a_run_nothing_is_there_and_log_is_wandbs_error(outcome: Outcome)
     ]
 
 
-def test_there_is_one_run_for_each_init_and_all_ended_well(outcome: Outcome) -> None:
+def test_each_init_is_one_successful_run(outcome: Outcome) -> None:
     _, runs = outcome
     assert runs.keys() == {"all-of-it", "block", "guarded"}
     assert {name: (run.exit_codes, run.completions) for name, run in runs.items()} == dict.fromkeys(runs, ([0], 1))
 
 
-def test_numbers_cover_all_ranks_or_the_one_that_is_guarded(outcome: Outcome) -> None:
+def test_numbers_cover_all_ranks_or_only_the_guarded_one(outcome: Outcome) -> None:
     run = outcome[1]["all-of-it"]
     assert column(run, "loss") == {0: 0.5, 1: 2.5, 2: 4.5}
     assert column(run, "guarded") == {0: 0, 1: 1, 2: 2}
@@ -62,7 +62,7 @@ def test_numbers_cover_all_ranks_or_the_one_that_is_guarded(outcome: Outcome) ->
     assert not [row for each in outcome[1].values() for row in each.rows if "dist_wandb/degraded" in row]
 
 
-def test_what_is_said_about_the_run_reaches_it_once(outcome: Outcome) -> None:
+def test_config_summary_and_tags_reach_the_run_once(outcome: Outcome) -> None:
     run = outcome[1]["all-of-it"]
     assert run.tags == ("a", "b")
     config = {name: run.config[name] for name in ("lr", "parameters", "depth", "width")}
@@ -107,7 +107,7 @@ def with_the_line_as_it_was(script: Path, directory: Path) -> Path:
     return before
 
 
-def test_a_script_like_nanogpt_gives_the_run_that_it_gave(tmp_path: Path) -> None:
+def test_a_script_like_nanogpt_gives_the_same_run_as_before(tmp_path: Path) -> None:
     stock = with_the_line_as_it_was(EXAMPLES / "train_gpt.py", tmp_path)
     before, facts_before = of_example(stock, tmp_path / "before")
     now, facts = of_example(EXAMPLES / "train_gpt.py", tmp_path / "now")
@@ -119,7 +119,7 @@ def test_a_script_like_nanogpt_gives_the_run_that_it_gave(tmp_path: Path) -> Non
     assert now.values("val/loss")[-1] < 0.7 * now.values("val/loss")[0]
 
 
-def test_a_script_like_timms_gives_a_run_with_the_rows_of_its_summary(tmp_path: Path) -> None:
+def test_a_script_like_timms_gives_a_run_that_matches_its_summary_file(tmp_path: Path) -> None:
     script = EXAMPLES / "train_images.py"
     with_the_line_as_it_was(script, tmp_path)
     now, facts = of_example(script, tmp_path / "now", "--log-wandb", "--wandb-tags", "small", "quick")

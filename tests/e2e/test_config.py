@@ -22,7 +22,7 @@ def run(*commands: list[str | Path], cwd: Path) -> Finished:
     return run_job(*commands, cwd=cwd, environment=environment, timeout=240).check()
 
 
-def test_every_rank_reads_the_config_of_a_sweep_with_what_rank_0_sets_later(tmp_path: Path) -> None:
+def test_every_rank_reads_the_config_of_a_sweep_and_later_changes_by_rank_0(tmp_path: Path) -> None:
     finished = run(*torchrun(SCRIPTS / "config_everywhere.py", tmp_path), cwd=tmp_path)
     config = {"lr": 0.5, "model": REFUSED, "net": {"h": [1]}, "steps": 7}
     for where, runs in (("accelerate", 1), ("auto", 1), ("shared", 2)):

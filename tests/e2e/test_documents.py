@@ -29,7 +29,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 
-def test_the_first_steps_lead_to_numbers_of_both_ranks(tmp_path: Path) -> None:
+def test_the_first_steps_write_numbers_of_both_ranks(tmp_path: Path) -> None:
     run_page(START, tmp_path)
     (run,) = read_runs(tmp_path)
     ranks = run.history("rank")["rank"]

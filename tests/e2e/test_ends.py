@@ -57,7 +57,7 @@ def test_a_run_ends_once_with_the_first_failure(  # a table
         assert [row["rank-1/own-1"] for row in run.rows if "rank-1/own-1" in row] == [1.0]
 
 
-def test_when_a_launcher_ends_the_other_ranks_the_run_has_the_code_of_the_first(
+def test_when_the_launcher_ends_the_other_ranks_the_first_exit_code_applies(
     wandb_server: WandbServer, tmp_path: Path
 ) -> None:
     job = torchrun(SCRIPTS / "ends_online.py", tmp_path, "auto", "sleeps", "raises at last")

@@ -60,7 +60,7 @@ def without_login(home: Path) -> dict[str, str]:
         "torch-shared",
     ],
 )
-def test_example_trains_offline_and_prints_where_its_runs_are(
+def test_example_trains_offline_and_prints_the_directory_of_its_runs(
     tmp_path: Path, commands: Commands, file_count: int, run_count: int
 ) -> None:
     (command,) = commands

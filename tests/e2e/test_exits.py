@@ -59,7 +59,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
 
 @pytest.mark.cold  # a forked child's exit is shorter
 @pytest.mark.parametrize("kind", CODES)
-def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(ends: dict[str, Finished], kind: str) -> None:
+def test_a_script_without_finish_always_keeps_its_own_exit_code(ends: dict[str, Finished], kind: str) -> None:
     codes = Counter(line.split(maxsplit=2)[2] for line in ends[kind].lines("CODES "))
     assert codes == {str(CODES[kind]): TIMES_EARLY if kind == "early_ctrl_c" else TIMES}, ends[kind].output
     check_quiet(ends[kind])
@@ -74,7 +74,7 @@ def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(ends: di
         pytest.param("exception", 1, marks=pytest.mark.cold),
     ],
 )
-def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path, kind: str, code: int) -> None:
+def test_rows_logged_before_an_exit_without_finish_are_written(tmp_path: Path, kind: str, code: int) -> None:
     commands = rank_commands(SCRIPTS / "ends_without_finish.py", tmp_path, kind, world_size=2)
     finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240)
     assert finished.exit_codes == (code, code), finished.output
@@ -92,7 +92,7 @@ def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path,
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_what_workers_of_a_dataloader_log_arrives_and_ends_no_run(tmp_path: Path, context: str) -> None:
+def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path, context: str) -> None:
     job = torchrun(SCRIPTS / "data_workers.py", tmp_path, context)
     finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     check_quiet(finished)

@@ -67,7 +67,7 @@ def test_ddp_with_two_loggers(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*/csv/*/metrics.csv"))
 
 
-def test_ddp_spawn_of_which_a_rank_raises(tmp_path: Path) -> None:
+def test_ddp_spawn_with_a_rank_that_raises(tmp_path: Path) -> None:
     """Its sibling gets SIGTERM, which only dist_wandb handles; the parent raises."""
     finished = run_script(tmp_path, "ddp_spawn", "shared raises", "auto raises")
     assert finished.exit_codes == (1,), finished.output
@@ -77,7 +77,7 @@ def test_ddp_spawn_of_which_a_rank_raises(tmp_path: Path) -> None:
     check_auto(tmp_path / "auto-raises", 1)
 
 
-def test_ddp_fork_in_one_process_after_another(tmp_path: Path) -> None:
+def test_ddp_fork_in_consecutive_processes(tmp_path: Path) -> None:
     finished = run_script(tmp_path, "ddp_fork", "auto raises", "auto", "new").check()
     assert len(finished.lines("AFTER")) == 3
     check_auto(tmp_path / "auto-raises", 1)

@@ -119,7 +119,7 @@ def steps_of(rows: Iterable[dict[str, Any]]) -> Counter[int]:
 ALL = Counter(range(ROWS))
 
 
-def test_a_server_that_is_dead_from_the_start(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_rows_are_on_disk_if_the_server_is_down_from_the_start(wandb_server: WandbServer, tmp_path: Path) -> None:
     wandb_server.stop()
     outcome = train(wandb_server, tmp_path, WANDB_INIT_TIMEOUT="3", INNER="1")
     assert outcome.exit_codes == (0, 0)
@@ -130,7 +130,7 @@ def test_a_server_that_is_dead_from_the_start(wandb_server: WandbServer, tmp_pat
     assert [row["inner"] for row in inner] == [2.0 * step + 0.5 for step in range(ROWS)]
 
 
-def test_a_server_that_fails_temporarily(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_temporary_server_failure_loses_no_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
     seconds = float(os.environ.get("OUTAGE", "4"))
 
     def meanwhile(training: Training) -> None:
@@ -147,7 +147,7 @@ def test_a_server_that_fails_temporarily(wandb_server: WandbServer, tmp_path: Pa
     assert outcome.online == outcome.on_disk == ALL
 
 
-def test_connections_that_drop(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_dropped_connections_lose_no_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
     def meanwhile(training: Training) -> None:
         training.wait_for("half-0")
         wandb_server.fail("file_stream", count=2, drop=True)
@@ -158,7 +158,7 @@ def test_connections_that_drop(wandb_server: WandbServer, tmp_path: Path) -> Non
     assert outcome.online == outcome.on_disk == ALL
 
 
-def test_a_server_that_is_dead_at_the_end(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_rows_are_on_disk_if_the_server_is_down_at_the_end(wandb_server: WandbServer, tmp_path: Path) -> None:
     def meanwhile(training: Training) -> None:
         training.wait_for("half-0")
         wandb_server.stop()
@@ -171,7 +171,7 @@ def test_a_server_that_is_dead_at_the_end(wandb_server: WandbServer, tmp_path: P
     assert outcome.on_disk == ALL
 
 
-def test_an_upload_that_is_refused(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_rows_are_on_disk_if_the_upload_is_refused(wandb_server: WandbServer, tmp_path: Path) -> None:
     wandb_server.fail("file_stream", status=404)
     outcome = train(wandb_server, tmp_path)
     assert outcome.exit_codes == (0, 0)
@@ -180,7 +180,7 @@ def test_an_upload_that_is_refused(wandb_server: WandbServer, tmp_path: Path) ->
     assert outcome.on_disk == ALL
 
 
-def test_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_rows_are_on_disk_if_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
     def meanwhile(training: Training) -> None:
         os.kill(training.core_of(0), signal.SIGKILL)
         training.let_go_on()
@@ -191,7 +191,7 @@ def test_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path)
     assert outcome.on_disk == ALL
 
 
-def test_the_primary_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_rows_are_on_disk_until_the_primary_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
     until_half = Counter(range(ROWS // 2 + 1))
 
     def meanwhile(training: Training) -> None:
@@ -205,7 +205,7 @@ def test_the_primary_is_killed(wandb_server: WandbServer, tmp_path: Path) -> Non
     assert outcome.on_disk == until_half
 
 
-def test_a_directory_that_cannot_be_written(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_rows_arrive_online_if_the_directory_cannot_be_written(wandb_server: WandbServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     outcome = train(wandb_server, tmp_path, directory=str(tmp_path / "file" / "below"))
     assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
@@ -213,7 +213,7 @@ def test_a_directory_that_cannot_be_written(wandb_server: WandbServer, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
-def test_a_disk_that_is_full(wandb_server: WandbServer, tmp_path: Path, mode: str) -> None:
+def test_a_full_disk_does_not_stop_the_training(wandb_server: WandbServer, tmp_path: Path, mode: str) -> None:
     limits = ["prlimit", "--fsize=8192"]  # also applies to compiled modules, which would be truncated
     outcome = train(wandb_server, tmp_path, prefix=limits, WANDB_MODE=mode, PYTHONDONTWRITEBYTECODE="1")
     assert outcome.exit_codes == (0, 0), outcome.output

@@ -31,7 +31,7 @@ print(eval(sys.argv[1]), flush=True)
 
 @pytest.mark.cold  # otherwise the stand-in would stall, not its child
 @pytest.mark.parametrize("ask", ["briefly(answer, 'none', 2.0)", "TimedCaller(2.0).call(answer)"])
-def test_a_process_that_is_held_up_looks_for_the_answer_of_the_store_once_more(tmp_path: Path, ask: str) -> None:
+def test_a_stalled_process_checks_for_the_stores_answer_once_more(tmp_path: Path, ask: str) -> None:
     with started([sys.executable, "-c", ASKS, ask], cwd=tmp_path) as job:
         (process,) = job.processes
         assert process.stdout is not None
@@ -52,7 +52,7 @@ def note_end(run: Any, rank: int, ended: list[int]) -> None:
     run.finish = finish_and_note
 
 
-def test_a_primary_waits_for_its_writers_though_the_store_is_slow_to_name_them(
+def test_a_primary_waits_for_its_writers_even_if_the_store_lists_them_slowly(
     job: Job, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []

@@ -34,7 +34,7 @@ PROCESSOR_SECONDS = 10  # for one tree; wall time, which other tests share, may 
 MEGABYTES = 500  # of any one process
 HANGS = 120  # seconds of wall time, for one command
 RETRIES = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
-ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.says]
+ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.problem_pattern]
 OTHERS = [one for one in TREES.values() if one not in ACCEPTED]
 GROUPS = {"accepted": ACCEPTED, **{f"others-{part}": OTHERS[part::2] for part in range(2)}}
 
@@ -196,9 +196,9 @@ def tree_of(item: dict[str, Any], trees: Sequence[Tree]) -> str:
 def wrongly_planned(trees: Sequence[Tree], planned: Command) -> Iterator[str]:
     for tree in trees:
         problems = planned.problems_of(tree.name)
-        if bool(problems) != bool(tree.says) or not re.search(tree.says, " ".join(problems)):
-            yield f"{tree.name} should be {tree.uploaded} ({tree.says}): {problems}"
-    if planned.code != int(any(tree.says for tree in trees)):
+        if bool(problems) != bool(tree.problem_pattern) or not re.search(tree.problem_pattern, " ".join(problems)):
+            yield f"{tree.name} should be {tree.uploaded} ({tree.problem_pattern}): {problems}"
+    if planned.code != int(any(tree.problem_pattern for tree in trees)):
         yield f"sync --dry-run has the exit code {planned.code}"
 
 
@@ -214,7 +214,7 @@ def wrongly_uploaded(trees: Sequence[Tree], done: Command, server: WandbServer) 
         yield "the sound run is not uploaded as usual"
     if server.artifacts:
         yield f"artifacts: {server.artifacts}"
-    if done.code != int(any(tree.says or tree.name in tried for tree in trees)):
+    if done.code != int(any(tree.problem_pattern or tree.name in tried for tree in trees)):
         yield f"sync has the exit code {done.code}"
 
 
@@ -305,16 +305,18 @@ def test_a_restart_record_of_a_stranger_is_rejected(someone: Victim, resume: Res
     (note,) = (trees_at / "killed").glob("wandb/dist-wandb-resume/latest-*.json")
     base_id = json.loads(note.read_text())["base_id"]
     expected = {"sound": "continues the run"}
-    for name, (says, make) in hostile.NOTES.items():
+    for name, (problem_pattern, make) in hostile.NOTES.items():
         make(place_of_note(trees_at / name, note.name), note.read_bytes(), someone)
-        expected[name] = says
+        expected[name] = problem_pattern
     place_of_note(trees_at / "sound", note.name).write_bytes(note.read_bytes())
     if os.getuid() == 0:
         hostile.note_of_a_stranger(place_of_note(trees_at / "stranger", note.name), note.read_bytes())
         expected["stranger"] = "belongs to user"
     outputs = resume([{"dir": str(trees_at / name), "arguments": {"resume": "auto"}} for name in expected])
-    for (name, says), output in zip(expected.items(), outputs, strict=True):
-        about = [line for line in output.splitlines() if re.match(f"dist_wandb: (?!run_mode=).*{says}", line)]
+    for (name, problem_pattern), output in zip(expected.items(), outputs, strict=True):
+        about = [
+            line for line in output.splitlines() if re.match(f"dist_wandb: (?!run_mode=).*{problem_pattern}", line)
+        ]
         assert 1 <= len(about) <= 2, f"{name}: {output}"  # the second if no restart record can be written there
         assert (rows_of_the_newest(trees_at / name)[0] == base_id) == (name == "sound"), f"{name}: {output}"
 

@@ -37,7 +37,9 @@ def record_kind(made: Hosts, record: Record) -> None:
     record("hosts", "network namespaces" if made.are_real else f"loopback: {made.why_loopback}")
 
 
-def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
+def test_runs_of_all_modes_on_two_hosts_match_the_test_vectors(
+    tmp_path: Path, record_testsuite_property: Record
+) -> None:
     """No variable helps gloo, and the host names do not resolve: the exchange finds addresses automatically."""
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
@@ -72,7 +74,7 @@ def led(rank: int, local_rank: int, node: int) -> Rank:
     return {**alone, "shared": False, "label": None}
 
 
-def test_three_uneven_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
+def test_runs_on_three_uneven_hosts_are_complete(tmp_path: Path, record_testsuite_property: Record) -> None:
     places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 0, 2)]
     only = ("shared-worker", "auto-global")
     with hosts(3) as made:
@@ -107,7 +109,7 @@ def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
 
 
 @pytest.mark.alone  # on a busy machine, its limits are so short that neighbours would count as lost
-def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
+def test_survivors_continue_without_a_host_that_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
     """No connection is closed. No rank waits longer than the limits, and ranks that were cut off report lost rows."""
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
@@ -158,7 +160,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield entered
 
 
-def test_without_namespaces_hosts_are_loopback_with_a_warning(
+def test_without_namespaces_hosts_are_loopback_addresses_with_a_warning(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

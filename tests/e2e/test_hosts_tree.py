@@ -93,7 +93,7 @@ def members(who: float) -> frozenset[int]:
 
 
 @pytest.mark.alone  # on a busy machine, its limits are so short that neighbours would count as lost
-def test_a_host_is_cut_off_and_the_leader_of_another_is_killed(
+def test_others_continue_without_a_host_and_the_leader_of_another(
     tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     everybody = frozenset(range(RANKS))

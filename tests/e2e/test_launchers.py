@@ -22,66 +22,68 @@ from wandb_server import WandbServer
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
 SUPPORT = Path(__file__).parents[1] / "support"
 COLD = ("accelerate launch", "Open MPI: mpirun")  # torchrun with Lightning: see the contract
-Saw = list[dict[str, Any]]
+Reports = list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
     "launcher",
     [pytest.param(job, marks=[pytest.mark.cold] if job.name in COLD else [], id=job.name) for job in JOBS],
 )
-def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp_path: Path) -> None:
+def test_runs_of_every_mode_and_scope_match_the_test_vectors(
+    wandb_server: WandbServer, launcher: Launcher, tmp_path: Path
+) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap", WANDB_RUN_ID="exp")
     commands = launcher.commands(SCRIPT, tmp_path)
     finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240).check()
     (layout,) = launcher.layouts
-    saw: Saw = [json.loads((tmp_path / f"saw-{rank}.json").read_text()) for rank in range(sum(layout))]
+    reports: Reports = [json.loads((tmp_path / f"reports-{rank}.json").read_text()) for rank in range(sum(layout))]
     checked = set()
     for when in launcher.when:
         meet = when == "after" or launcher.meets
         for mode, scope in COMBINATIONS:
             recorded = runs_of(wandb_server, f"{when}-{mode}-{scope}")
             if layout == (3, 5):
-                check_invariants(recorded, saw, when, mode, scope)
+                check_invariants(recorded, reports, when, mode, scope)
             else:
                 check_runs(recorded, vector_of(layout, mode, scope, launcher.local_ranks), meet=meet)
-            check_foretold(saw, when, f"{mode}-{scope}")
+            check_predicted(reports, when, f"{mode}-{scope}")
             checked.add((when, mode, scope))
         made = runs_of(wandb_server, f"{when}-generated")
-        check_generated(made, saw, when, agree=meet or launcher.names_job)
+        check_generated(made, reports, when, agree=meet or launcher.names_job)
     assert checked == launcher.cells(), finished.output
 
 
-def check_foretold(saw: Saw, when: str, combination: str) -> None:
+def check_predicted(reports: Reports, when: str, combination: str) -> None:
     """Check that each rank's session is as predicted by the doctor, as far as a single rank can know."""
-    for rank, facts in enumerate(saw):
-        foretold, session = facts["foretold"][combination], facts[when][combination]
+    for rank, facts in enumerate(reports):
+        predicted, session = facts["predicted"][combination], facts[when][combination]
         assert session["error"] is None
-        assert (foretold["code"], foretold["errors"]) == (0, [])
-        known = {name: value for name, value in foretold["topology"].items() if value is not None}
+        assert (predicted["code"], predicted["errors"]) == (0, [])
+        known = {name: value for name, value in predicted["topology"].items() if value is not None}
         assert known["global_rank"] == rank
         assert known.items() <= session["topology"].items()
-        assert foretold["plan"] in (None, session["plan"])
-        if foretold["plan"] is None:
-            assert len(known) < len(foretold["topology"]), "only an unknown layout leaves the plan open"
+        assert predicted["plan"] in (None, session["plan"])
+        if predicted["plan"] is None:
+            assert len(known) < len(predicted["topology"]), "only an unknown layout leaves the plan open"
 
 
-def check_generated(recorded: dict[str, RecordedRun], saw: Saw, when: str, *, agree: bool) -> None:
-    """Check that all ranks generate the same id, or get an error that says what to do."""
-    made = [facts[when]["generated"] for facts in saw]
+def check_generated(recorded: dict[str, RecordedRun], reports: Reports, when: str, *, agree: bool) -> None:
+    """Check that all ranks generate the same id, or get an error with a remedy."""
+    made = [facts[when]["generated"] for facts in reports]
     if agree:
         assert [session["error"] for session in made] == [None] * len(made)
         (base_id,) = {session["plan"]["base_id"] for session in made}
-        assert recorded.keys() == {f"{base_id}-rank-{rank}" for rank in range(len(saw))}
+        assert recorded.keys() == {f"{base_id}-rank-{rank}" for rank in range(len(reports))}
         return
     assert recorded == {}
     for rank, session in enumerate(made):
-        assert f"Rank {rank} of {len(saw)} (" in session["error"]
+        assert f"Rank {rank} of {len(reports)} (" in session["error"]
         assert "Call init_process_group first, or pass id=" in session["error"]
 
 
-def check_invariants(recorded: dict[str, RecordedRun], saw: Saw, when: str, mode: str, scope: str) -> None:
+def check_invariants(recorded: dict[str, RecordedRun], reports: Reports, when: str, mode: str, scope: str) -> None:
     """Check the properties of a job with three ranks on one node and five on the other, which no test vector covers."""
-    sessions = [facts[when][f"{mode}-{scope}"] for facts in saw]
+    sessions = [facts[when][f"{mode}-{scope}"] for facts in reports]
     nodes: dict[int, list[int]] = defaultdict(list)
     for rank, session in enumerate(sessions):
         nodes[session["topology"]["node_rank"]].append(rank)
@@ -104,7 +106,7 @@ def check_invariants(recorded: dict[str, RecordedRun], saw: Saw, when: str, mode
     assert (len(groups), None in groups) == ((len(units), False) if mode == "new" else (1, True))
 
 
-def check_writers(run: RecordedRun, unit: list[int], sessions: Saw) -> None:
+def check_writers(run: RecordedRun, unit: list[int], sessions: Reports) -> None:
     """Check that each rank writes under its own label, and only the first one under plain names: the mean."""
     writers = {label_of(writer): writer for writer in run.writers.values()}
     assert PLAIN not in run.writers

@@ -117,7 +117,7 @@ def check_said(finished: Finished) -> None:
 MEDIA = {"image", "table", "text"}
 
 
-def test_ddp_shared_beside_new(tmp_path: Path) -> None:
+def test_ddp_with_a_shared_and_a_new_logger(tmp_path: Path) -> None:
     finished = run_script(tmp_path, "ddp", "shared", "new")
     runs = stored(tmp_path, 4)
     assert set(runs) == {("shared", 0), ("shared", 1), ("new-rank-0", 0), ("new-rank-1", 1)}
@@ -150,7 +150,7 @@ def check_runs_of_each_rank(runs: dict[tuple[str, int], Written], validations: i
         assert {(file.group, file.name) for file in own.files} == {("new", f"nm-rank-{rank}")}
 
 
-def test_ddp_spawn_auto_beside_new(tmp_path: Path) -> None:
+def test_ddp_spawn_with_an_auto_and_a_new_logger(tmp_path: Path) -> None:
     """The parent holds the run of `auto` for all stages; for `new`, each stage's processes open their runs again."""
     finished = run_script(tmp_path, "ddp_spawn", "auto", "new")
     runs = stored(tmp_path, 1 + 2 * 2)

@@ -28,7 +28,7 @@ def check_nothing_stale(finished: Finished) -> None:
     assert not [word for word in STALE if word in finished.output]
 
 
-def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_both_ranks_know_the_run_and_its_checkpoint_is_downloaded(wandb_server: WandbServer, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "lightning_parity.py", tmp_path]
     environment = wandb_server.environment(tmp_path)
     finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
@@ -62,7 +62,7 @@ def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: Wan
         assert (tmp_path / way / "model.ckpt").read_bytes() == artifact.files["model.ckpt"]
 
 
-def test_a_lightning_cli_fits_with_the_config_that_it_printed(tmp_path: Path) -> None:
+def test_a_lightning_cli_accepts_the_config_that_it_printed(tmp_path: Path) -> None:
     environment = clean_environment()
     del environment["WANDB_MODE"]  # the logger's own argument makes it offline
     command: list[str | Path] = [sys.executable, "-W", "ignore", SCRIPTS / "lightning_cli.py", tmp_path]

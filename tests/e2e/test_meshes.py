@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "patterns" / "meshes.py"
 
 
-def test_fsdp_over_replicas_of_tensor_parallel_parts(tmp_path: Path) -> None:
+def test_fsdp_with_tensor_parallelism_counts_each_replica_once(tmp_path: Path) -> None:
     """Eight ranks: four replicas in two parts each. Odd ranks hold the second parts, and have the same losses."""
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
     job = torchrun(EXAMPLE, "tensor", processes=8)
@@ -44,7 +44,7 @@ def test_the_last_stage_of_a_pipeline_has_the_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
-def test_the_mesh_of_a_framework_is_found(framework: str, tmp_path: Path) -> None:
+def test_the_mesh_of_a_framework_is_detected(framework: str, tmp_path: Path) -> None:
     """Four ranks, two replicas in two parts: rank r logs 10 ** r, and no unit is passed."""
     job = torchrun(SCRIPTS / "mesh_of_frameworks.py", framework, processes=4)
     run_job(*job, cwd=tmp_path, environment=clean_environment(), timeout=240).check()

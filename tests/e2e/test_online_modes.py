@@ -40,7 +40,7 @@ def test_a_shared_run_is_complete_at_every_start(wandb_server: WandbServer, tmp_
         assert sorted(sorted(row.items()) for row in rows) == expected
 
 
-def test_one_run_has_the_hardware_of_all_nodes_and_no_series_of_ranks(
+def test_one_run_has_the_hardware_metrics_of_all_nodes_and_no_series_of_ranks(
     wandb_server: WandbServer, tmp_path: Path
 ) -> None:
     job = torchrun(SCRIPTS / "hardware.py", tmp_path, processes=2, nodes=2)

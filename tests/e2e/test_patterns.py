@@ -61,14 +61,14 @@ def test_a_decorated_function_has_one_run_with_the_numbers_of_all_ranks(outcome:
 
 
 @pytest.mark.parametrize("name", ["before", "explicit"])
-def test_a_decorated_function_may_make_the_process_group_and_take_other_arguments(outcome: Outcome, name: str) -> None:
+def test_a_decorated_function_may_create_the_process_group_and_override_options(outcome: Outcome, name: str) -> None:
     run = outcome[1].run(name)
     assert column(run, "loss") == MEANS
     assert [column(run, f"worker-{rank}-rank-0/loss") for rank in (0, 1)] == OF_RANKS
     check_ended_well(run, writers=2)
 
 
-def test_nested_functions_join_the_run_and_get_run_gives_it_on_all_ranks(outcome: Outcome) -> None:
+def test_nested_functions_join_the_run_and_get_run_returns_it_on_all_ranks(outcome: Outcome) -> None:
     finished, server = outcome
     run = server.run("nested")
     assert column(run, "loss") == {step: 2.0 * step + 0.5 for step in range(4)}
@@ -86,7 +86,7 @@ def test_an_exception_on_one_rank_is_the_runs_exit_code_and_the_primary_ends_las
     assert column(run, "worker-1-rank-0/last words") == {3: 1.0}
 
 
-def test_the_environment_holds_where_nothing_else_is_said(outcome: Outcome) -> None:
+def test_the_environment_sets_options_that_the_script_does_not(outcome: Outcome) -> None:
     runs = [outcome[1].run(f"environment-rank-{rank}") for rank in (0, 1)]
     assert [column(run, "loss") for run in runs] == OF_RANKS
     for run in runs:
@@ -96,7 +96,7 @@ def test_the_environment_holds_where_nothing_else_is_said(outcome: Outcome) -> N
 # --- the examples -----------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_the_examples_are_who_writes_says(outcome: Outcome) -> None:
+def test_example_who_writes_has_the_described_runs(outcome: Outcome) -> None:
     server = outcome[1]
     own = [column(named(server, f"group-rank-{rank}"), "loss") for rank in (0, 1)]
     mean = {step: statistics.mean(losses[step] for losses in own) for step in range(STEPS)}
@@ -117,7 +117,7 @@ def test_runs_of_the_examples_are_who_writes_says(outcome: Outcome) -> None:
         check_ended_well(named(server, name))
 
 
-def test_the_group_of_the_environment_is_that_of_all_runs(outcome: Outcome) -> None:
+def test_all_runs_have_the_group_of_the_environment(outcome: Outcome) -> None:
     assert {run.group for run in outcome[1].runs.values()} == {"night"}
 
 
@@ -126,7 +126,7 @@ def of_ranks(run: RecordedRun, name: str) -> list[dict[int, float]]:
 
 
 @pytest.mark.parametrize(("way", "rows"), [("fsdp2", STEPS), ("accumulate", 8)])
-def test_other_ways_to_train_in_parallel_log_as_any(outcome: Outcome, way: str, rows: int) -> None:
+def test_other_kinds_of_parallel_training_have_means_of_all_ranks(outcome: Outcome, way: str, rows: int) -> None:
     run = named(outcome[1], way)
     losses, own = column(run, "loss"), of_ranks(run, "loss")
     assert list(losses) == list(range(rows))
@@ -139,7 +139,7 @@ def test_other_ways_to_train_in_parallel_log_as_any(outcome: Outcome, way: str, 
     check_ended_well(run, writers=2)
 
 
-def test_with_uneven_inputs_the_mean_is_over_those_who_have_some(outcome: Outcome) -> None:
+def test_with_uneven_inputs_the_mean_covers_ranks_with_data(outcome: Outcome) -> None:
     run = named(outcome[1], "join")
     losses, own = column(run, "loss"), of_ranks(run, "loss")
     until = STEPS - 5  # rank 1's last batch, of 2 samples where rank 0 has 32
@@ -149,7 +149,7 @@ def test_with_uneven_inputs_the_mean_is_over_those_who_have_some(outcome: Outcom
     check_ended_well(run, writers=2)
 
 
-def test_a_tensor_of_several_ranks_is_logged_if_it_is_whole_and_nobody_waits_for_the_rest(outcome: Outcome) -> None:
+def test_a_dtensor_is_logged_if_complete_and_otherwise_refused_without_waiting(outcome: Outcome) -> None:
     finished, server = outcome
     assert column(server.run("dtensors"), "loss") == {0: 3.0, 2: 3.0}
     (line,) = finished.lines("SAW part")
@@ -159,7 +159,7 @@ def test_a_tensor_of_several_ranks_is_logged_if_it_is_whole_and_nobody_waits_for
 # --- ranks that never come, or never end ------------------------------------------------------------------------------
 
 
-def test_a_rank_that_never_ends_is_not_waited_for_beyond_the_limit(outcome: Outcome) -> None:
+def test_the_wait_for_a_rank_that_never_ends_times_out(outcome: Outcome) -> None:
     finished, server = outcome
     run = server.run("never-ends")
     assert finished.lines("SAW ended") == ["SAW ended True"]
@@ -168,7 +168,7 @@ def test_a_rank_that_never_ends_is_not_waited_for_beyond_the_limit(outcome: Outc
     assert (run.exit_codes, run.completions) == ([0], 1)
 
 
-def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_limit(outcome: Outcome) -> None:
+def test_the_wait_for_a_rank_that_never_opens_times_out(outcome: Outcome) -> None:
     finished, server = outcome
     run = server.run("never-comes")
     assert finished.lines("SAW went on") == ["SAW went on True"]
@@ -180,7 +180,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_limit(outcome: Out
 # --- separate jobs ----------------------------------------------------------------------------------------------------
 
 
-def test_whoever_is_handed_the_run_logs_into_it(tmp_path: Path) -> None:
+def test_child_processes_log_into_the_run_passed_to_them(tmp_path: Path) -> None:
     """Children with each of Python's start methods, and the workers of a pool."""
     command: list[str | Path] = [sys.executable, SCRIPTS / "children.py", tmp_path]
     run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
@@ -190,7 +190,7 @@ def test_whoever_is_handed_the_run_logs_into_it(tmp_path: Path) -> None:
         assert sorted(found.values(f"{method}/pool")) == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_workers_of_the_example_log_into_the_run_of_their_parent(tmp_path: Path) -> None:
+def test_example_workers_log_into_the_run_of_their_parent(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, PATTERNS / "workers.py", "pool", "child"]
     run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
     runs = {run.name: history_of(run) for run in ended_runs(tmp_path, 2)}
@@ -200,7 +200,7 @@ def test_workers_of_the_example_log_into_the_run_of_their_parent(tmp_path: Path)
         assert list(runs["child"].last(name)) == list(range(5))
 
 
-def test_gradients_averaged_by_hand(tmp_path: Path) -> None:
+def test_gradients_averaged_by_hand_give_means_of_all_ranks(tmp_path: Path) -> None:
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
     run_job([sys.executable, PATTERNS / "by_hand.py"], cwd=tmp_path, environment=environment).check()
     found = histories(tmp_path, 2)
@@ -211,7 +211,7 @@ def test_gradients_averaged_by_hand(tmp_path: Path) -> None:
     assert not found[0].is_flagged
 
 
-def test_an_elastic_job_goes_on_in_its_run(tmp_path: Path) -> None:
+def test_an_elastic_job_continues_its_run(tmp_path: Path) -> None:
     (command,) = torchrun(PATTERNS / "elastic.py", "--epochs", 3, "--fail-in", 0)
     command.insert(command.index("--standalone"), "--max-restarts=1")
     environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
@@ -224,7 +224,7 @@ def test_an_elastic_job_goes_on_in_its_run(tmp_path: Path) -> None:
     assert finished.output.count(f"continues the run {first.run_id} of an earlier start") == 1
 
 
-def test_lightning_on_two_nodes_that_only_lightnings_own_variables_tell(tmp_path: Path) -> None:
+def test_lightning_on_two_nodes_known_only_from_lightnings_variables(tmp_path: Path) -> None:
     """As on two machines without a launcher: the same command on both, with a different NODE_RANK."""
     script = EXAMPLES / "lightning" / "train_digits.py"
     flags = ["--strategy", "ddp", "--devices", "1", "--num-nodes", "2", "--rank-scope", "worker", "--epochs", "1"]

@@ -1,4 +1,4 @@
-"""The exchange's guarantees with real processes: the contents of rows, however the ranks differed."""
+"""The exchange's guarantees with real processes: the contents of rows, despite differences between ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
 MEANS = {step: 2.0 * step + 0.5 for step in range(STEPS)}  # of 2 * step + rank
 
 
-def test_logs_guarded_by_rank_between_collectives_of_the_training(plain: tuple[Path, Finished]) -> None:
+def test_logs_guarded_by_rank_do_not_block_collectives_of_the_training(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "guarded")
     assert found.last("guarded") == found.last("guarded_on_1") == {step: float(step) for step in range(STEPS)}
     assert found.last("loss") == MEANS
@@ -52,7 +52,7 @@ def test_logs_guarded_by_rank_between_collectives_of_the_training(plain: tuple[P
     assert not found.is_flagged
 
 
-def test_logs_without_step_pair_by_their_count_whatever_else_a_rank_logs(plain: tuple[Path, Finished]) -> None:
+def test_logs_without_step_are_matched_by_their_count_despite_other_logs(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "guarded_without_step")
     assert found.values("loss") == list(MEANS.values())
     assert found.values("extra") == [0.0, 3.0, 6.0, 9.0]
@@ -62,7 +62,7 @@ def test_logs_without_step_pair_by_their_count_whatever_else_a_rank_logs(plain: 
     assert not found.is_flagged
 
 
-def test_a_name_first_logged_after_many_rows_without_step_lies_after_them(plain: tuple[Path, Finished]) -> None:
+def test_a_name_first_logged_after_many_rows_without_step_follows_them(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "burst_without_step")
     assert found.last("loss") == {step: 2.0 * step + 0.5 for step in range(100)}
     assert found.last("val") == {100: 1.0}
@@ -76,7 +76,7 @@ def test_names_in_another_order_on_each_rank_do_not_mix(plain: tuple[Path, Finis
     assert found.names == {f"name_{index}" for index in range(5)}
 
 
-def test_names_that_differ_between_ranks_are_all_there_and_no_others(plain: tuple[Path, Finished]) -> None:
+def test_all_names_that_differ_between_ranks_are_written_and_no_others(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "names")
     once = {f"once_{rank}_{step}": {step: 1.0} for rank in (0, 1) for step in range(STEPS)}
     assert found.names == {"both", "own_0", "own_1", *once}
@@ -85,14 +85,14 @@ def test_names_that_differ_between_ranks_are_all_there_and_no_others(plain: tupl
     assert found.last("both") == at(range(STEPS), 0.5)
 
 
-def test_what_only_the_rank_with_more_steps_logs_is_its_own(plain: tuple[Path, Finished]) -> None:
+def test_further_steps_of_one_rank_have_its_own_numbers(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "counts")
     alone = {step: 2.0 * step for step in range(STEPS - 4, STEPS)}
     assert found.last("loss") == {**MEANS, **alone}
     assert not found.is_flagged
 
 
-def test_steps_that_go_back_each_epoch_pair_epoch_by_epoch(plain: tuple[Path, Finished]) -> None:
+def test_steps_that_restart_each_epoch_are_matched_within_their_epoch(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "backwards")
     rows = [(row["global_step"], row["val"]) for row in found.rows_with("val")]
     assert len(set(rows)) == len(rows)
@@ -102,7 +102,7 @@ def test_steps_that_go_back_each_epoch_pair_epoch_by_epoch(plain: tuple[Path, Fi
     assert found.values("epoch") == [0, 1, 2]
 
 
-def test_numbers_of_all_kinds_are_brought_together(plain: tuple[Path, Finished]) -> None:
+def test_numbers_of_all_types_are_reduced(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "dtypes")
     exact = ["float", "numpy_float32", "numpy_0d", "fraction", "nested.inner"]
     exact += [f"torch_{kind}" for kind in ("float32", "float64", "float16", "bfloat16", "one_element", "parameter")]
@@ -119,7 +119,7 @@ def test_means_are_weighted(plain: tuple[Path, Finished]) -> None:
     assert {name: found.last(name)[0] for name in found.names} == expected
 
 
-def test_nan_and_infinities_of_one_rank_show(plain: tuple[Path, Finished]) -> None:
+def test_nan_and_infinities_of_one_rank_are_visible(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "not_finite")
     for name in ("x", "x_sum", "x_max"):
         nan, infinity, smallest, after = (found.last(name)[step] for step in (0, 1, 2, 4))
@@ -130,7 +130,7 @@ def test_nan_and_infinities_of_one_rank_show(plain: tuple[Path, Finished]) -> No
     assert math.isnan(found.last("opposite")[3])
 
 
-def test_names_are_reduced_as_their_pattern_says(plain: tuple[Path, Finished]) -> None:
+def test_names_are_reduced_according_to_their_pattern(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "reduce")
     added = {"tokens": None, "grad_max": 3, "grad_min": 0, "own": 0, "loss": 1.5}
     for name, more in added.items():
@@ -138,12 +138,12 @@ def test_names_are_reduced_as_their_pattern_says(plain: tuple[Path, Finished]) -
         assert found.last(name) == expected, name
 
 
-def test_without_reduction_rows_are_the_primarys(plain: tuple[Path, Finished]) -> None:
+def test_without_reduction_rows_are_those_of_the_primary(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "no_reduction")
     assert found.last("loss") == {step: float(step) for step in range(STEPS)}
 
 
-def test_the_spread_over_ranks_is_written_where_it_was_asked_for(plain: tuple[Path, Finished]) -> None:
+def test_the_spread_over_ranks_is_written_for_requested_names(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "spread")
     kinds = ("min", "max", "std", "argmax_rank")
     assert found.names == {"other", *(f"loss_{x}{y}" for x in "ab" for y in ("", *(f"/{kind}" for kind in kinds)))}
@@ -154,7 +154,7 @@ def test_the_spread_over_ranks_is_written_where_it_was_asked_for(plain: tuple[Pa
         assert spread_b == [step - 5.0, step, 2.5, 0]
 
 
-def test_a_shared_run_has_the_reduced_series_and_that_of_each_rank(plain: tuple[Path, Finished]) -> None:
+def test_a_shared_run_has_the_reduced_series_and_one_for_each_rank(plain: tuple[Path, Finished]) -> None:
     found = histories(plain[0] / "shared", 2)
     assert found[0].names == {"loss", "quiet", "rank-0/loss"}
     assert found[1].names == {"rank-1/loss"}
@@ -163,19 +163,19 @@ def test_a_shared_run_has_the_reduced_series_and_that_of_each_rank(plain: tuple[
         assert found[rank].last(f"rank-{rank}/loss") == {step: 2.0 * step + rank for step in range(STEPS)}
 
 
-def test_runs_of_their_own_have_each_ranks_own_numbers(plain: tuple[Path, Finished]) -> None:
+def test_separate_runs_have_the_numbers_of_their_rank(plain: tuple[Path, Finished]) -> None:
     found = histories(plain[0] / "new", 2)
     for rank in (0, 1):
         assert found[rank].names == {"loss", f"own_{rank}"}
         assert found[rank].last("loss") == {step: 2.0 * step + rank for step in range(STEPS - 3 * rank)}
 
 
-def test_bad_input_on_one_rank_costs_only_its_own_row(plain: tuple[Path, Finished]) -> None:
+def test_invalid_input_on_one_rank_affects_only_its_own_row(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "bad_input")
     assert found.last("loss") == {**MEANS, 3: 6.0}
 
 
-def test_values_that_wandb_cannot_write_are_text_and_cost_nothing_else(plain: tuple[Path, Finished]) -> None:
+def test_values_that_wandb_cannot_write_become_text_without_effect_on_others(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "bad_input")
     assert found.last("object") == dict.fromkeys((5, 6), "namespace(a=1)")
     assert found.last("bytes") == dict.fromkeys((5, 6), r"b'\xff'")
@@ -196,12 +196,12 @@ def test_a_rank_that_never_logs_is_not_waited_for(plain: tuple[Path, Finished], 
     assert not found.is_flagged
 
 
-def test_flush_tells_whether_all_is_written(plain: tuple[Path, Finished]) -> None:
+def test_flush_returns_whether_everything_is_written(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "flush")  # the script checks what flush returns, and the run at that time
     assert found.last("loss") == {0: 0.5, 1: 2.5, 2: 4.5, 3: 150.0}
 
 
-def test_a_rank_that_opens_its_session_late_is_taken_in_and_loses_nothing(plain: tuple[Path, Finished]) -> None:
+def test_a_rank_that_opens_its_session_late_joins_and_loses_nothing(plain: tuple[Path, Finished]) -> None:
     directory, finished = plain
     found = history(directory / "opens_late")
     assert found.values("ones")[:5] == [1] * 5
@@ -211,7 +211,7 @@ def test_a_rank_that_opens_its_session_late_is_taken_in_and_loses_nothing(plain:
     assert "rank 1 did not arrive in time" in finished.output
 
 
-def test_rows_beyond_the_bound_are_written_early_and_corrected(plain: tuple[Path, Finished]) -> None:
+def test_rows_beyond_the_limit_are_written_early_and_corrected(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "bounded")
     assert found.last("ones") == at(range(400), 2)
     early = [row for row in found.rows_with("ones") if row["ones"] == 1]
@@ -220,7 +220,7 @@ def test_rows_beyond_the_bound_are_written_early_and_corrected(plain: tuple[Path
     assert plain[1].output.count("more than 50 rows wait for ranks") in (1, 2)  # once on each rank that notices
 
 
-def test_ten_thousand_rows_as_fast_as_the_loop_goes(plain: tuple[Path, Finished]) -> None:
+def test_ten_thousand_rows_in_a_tight_loop_are_complete(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "many")
     assert found.values("loss") == [2.0 * step + 0.5 for step in range(MANY)]
     assert [row["global_step"] for row in found.rows_with("other")] == list(range(MANY))
@@ -234,7 +234,7 @@ def test_two_sessions_of_one_process_do_not_mix(plain: tuple[Path, Finished]) ->
     assert two.last("loss") == at(range(STEPS), 3)
 
 
-def test_sessions_one_after_the_other_leave_nothing_behind(plain: tuple[Path, Finished]) -> None:
+def test_consecutive_sessions_leave_no_resources_behind(plain: tuple[Path, Finished]) -> None:
     """Without Python's cyclic garbage collector; the last sessions' keys still exist."""
     lines = plain[1].lines("HELD")
     assert len(lines) == 2
@@ -245,7 +245,7 @@ def test_sessions_one_after_the_other_leave_nothing_behind(plain: tuple[Path, Fi
         assert keys < 40, line
 
 
-def test_rank_0_that_is_the_only_one_to_open_a_session_waits_for_nobody(plain: tuple[Path, Finished]) -> None:
+def test_rank_0_does_not_wait_if_no_other_rank_opens_a_session(plain: tuple[Path, Finished]) -> None:
     directory, finished = plain
     found = history(directory / "never_opens")
     assert found.last("loss") == {step: float(step) for step in range(STEPS)}
@@ -277,12 +277,12 @@ def check_rows_without_rank_1(found: History, finished: Finished, until: int) ->
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_when_one_of_three_ranks_is_gone_the_others_go_on_and_say_so(tmp_path: Path, how: str) -> None:
+def test_when_one_of_three_ranks_is_lost_the_others_continue_and_report_it(tmp_path: Path, how: str) -> None:
     found, finished = break_a_rank(tmp_path, how)
     check_rows_without_rank_1(found, finished, AFTER_BREAK)
 
 
-def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> None:
+def test_a_stopped_rank_that_continues_is_included_again(tmp_path: Path) -> None:
     found, finished = break_a_rank(tmp_path, "continued")
     assert found.last("ones") == at(range(REJOINED), 3)
     assert found.flags("ones") == at(range(REJOINED), 0)
@@ -293,7 +293,7 @@ def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> Non
     assert finished.output.count("Lost rank 1 after") == 2
 
 
-def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:
+def test_a_rank_that_sleeps_does_not_delay_others_and_its_rows_are_correct(tmp_path: Path) -> None:
     """Rank 1 does not continue before rank 0's loop has ended: if `log` waited for it, neither would end."""
     job = torchrun(SCRIPTS / "promises_sleeper.py", tmp_path, 20)
     run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
@@ -304,7 +304,7 @@ def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: P
     assert not found.is_flagged
 
 
-def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path: Path) -> None:
+def test_in_worker_scope_only_ranks_of_a_node_exchange_numbers(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2)
     run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     shared = histories(tmp_path / "shared", 4)
@@ -325,7 +325,7 @@ def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path:
     assert not any(found.is_flagged for found in (*shared.values(), *auto.values()))
 
 
-def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Path) -> None:
+def test_accelerate_reduces_with_trackers_started_on_the_main_process_only(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_accelerate.py", tmp_path)
     run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     found = history(tmp_path)
@@ -358,11 +358,11 @@ def lightning_history(directory: Path) -> History:
     return history(directory, "trainer/global_step")
 
 
-def test_lightning_does_not_wait_where_ranks_log_other_names(lightning: tuple[Path, Finished]) -> None:
+def test_lightning_does_not_wait_if_ranks_log_different_names(lightning: tuple[Path, Finished]) -> None:
     check_no_long_wait(lightning[1], "guarded", "uneven", "weighted", "constant")
 
 
-def test_lightning_self_log_on_one_rank_only(lightning: tuple[Path, Finished]) -> None:
+def test_lightning_values_logged_on_one_rank_are_written(lightning: tuple[Path, Finished]) -> None:
     found = lightning_history(lightning[0] / "guarded")
     assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
     assert found.last("only_on_0") == found.last("only_on_1") == {step: float(step) for step in range(8)}
@@ -370,7 +370,7 @@ def test_lightning_self_log_on_one_rank_only(lightning: tuple[Path, Finished]) -
     assert not found.is_flagged
 
 
-def test_lightning_uneven_validation_loaders(lightning: tuple[Path, Finished]) -> None:
+def test_lightning_validation_loaders_may_be_uneven(lightning: tuple[Path, Finished]) -> None:
     found = lightning_history(lightning[0] / "uneven")
     of_0, of_1 = [10.0 * batch for batch in range(3)] * 2, [10.0 * batch for batch in range(5)] * 2
     of_both = {step: (a + b) / 2 for step, (a, b) in enumerate(zip(of_0, of_1, strict=False))}
@@ -392,7 +392,7 @@ def test_lightning_epoch_mean_of_a_constant_is_the_constant(lightning: tuple[Pat
     assert found.final("constant") == found.final("loss_epoch") == [1.0]
 
 
-def test_lightning_throughput_monitor_logs_on_one_rank_and_nobody_waits(tmp_path: Path) -> None:
+def test_lightning_throughput_monitor_on_one_rank_does_not_cause_waits(tmp_path: Path) -> None:
     finished = run_lightning(tmp_path, "throughput")
     check_no_long_wait(finished, "throughput")
     found = lightning_history(tmp_path / "throughput")

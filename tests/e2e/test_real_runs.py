@@ -48,7 +48,7 @@ def test_plain_pytorch_on_two_nodes(tmp_path: Path) -> None:
     check_announcements(finished)
 
 
-def test_ranks_meet_before_and_after_their_process_group(tmp_path: Path) -> None:
+def test_ranks_share_a_run_before_and_after_their_process_group(tmp_path: Path) -> None:
     finished = run(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path)
     (run_id,) = {stored.run_id for stored in ended_runs(tmp_path, 2)}
     assert finished.lines("SAW ") == [f"SAW {run_id}"] * 2
@@ -109,7 +109,7 @@ def check_lightning(finished: Finished, directory: Path, run_mode: str, openings
             assert f"{stage} rank {rank['global_rank']} run {rank['opens_run']} id {run_id}" in finished.output
 
 
-def test_lightning_experiment_used_early_is_the_run_of_the_job(tmp_path: Path) -> None:
+def test_lightning_experiment_used_early_opens_the_run_of_the_job(tmp_path: Path) -> None:
     finished = run([sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path), "auto"], cwd=tmp_path)
     (stored,) = ended_runs(tmp_path, 1)
     assert stored.config["lr"] == 0.1

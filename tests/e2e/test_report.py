@@ -95,7 +95,7 @@ def test_charts_are_drawn_with_line_band_and_axis(page: Page, few: Path) -> None
     assert "train/loss/max" not in shown_charts(page)
 
 
-def test_the_slow_rank_is_named_at_first_sight_and_no_other(page: Page, few: Path) -> None:
+def test_the_overview_names_the_slow_rank_and_no_other(page: Page, few: Path) -> None:
     page.open(few)
     rows = {
         row[0]: row[2]
@@ -111,7 +111,7 @@ def test_the_slow_rank_is_named_at_first_sight_and_no_other(page: Page, few: Pat
     assert page.run("document.querySelector('#overview .bad').getBoundingClientRect().bottom < innerHeight")
 
 
-def test_search_by_keyboard_shows_what_matches(page: Page, few: Path) -> None:
+def test_search_by_keyboard_shows_matching_charts(page: Page, few: Path) -> None:
     page.open(few)
     all_of_them = shown_charts(page)
     page.key("/")
@@ -271,7 +271,7 @@ def test_texts_of_files_are_shown_and_never_executed(page: Page, tmp_path: Path)
     assert page.run("[...document.images].length") == 0
 
 
-def test_the_policy_keeps_the_page_from_the_network(browser: Page, few: Path) -> None:
+def test_the_policy_prevents_network_access(browser: Page, few: Path) -> None:
     browser.open(few)
     asked = "fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')"
     assert browser.run(asked) == "refused"

@@ -26,7 +26,7 @@ RANKS, ROWS, KILLED_AT = 2, 100, 50
 
 
 @pytest.mark.parametrize(("run_mode", "group"), [("auto", ""), ("shared", "group")])
-def test_a_restart_of_torchrun_goes_on_in_the_same_run(
+def test_a_restart_by_torchrun_continues_the_same_run(
     wandb_server: WandbServer, tmp_path: Path, run_mode: str, group: str
 ) -> None:
     """Without a process group, by the agent's store; with one, whose store torchrun separates, by the record file.
@@ -54,7 +54,7 @@ def test_a_restart_of_torchrun_goes_on_in_the_same_run(
     assert not (tmp_path / NOTES).exists()
 
 
-def test_a_second_start_offline_goes_on_in_the_runs_of_all_ranks(tmp_path: Path) -> None:
+def test_a_second_offline_start_continues_the_runs_of_all_ranks(tmp_path: Path) -> None:
     environment = clean_environment(PYTHONPATH=str(SUPPORT), WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
     command = torchrun(SCRIPT, tmp_path, "new", "auto", "")[0]
     with started(command, cwd=tmp_path, environment=environment) as job:
@@ -119,7 +119,7 @@ def values(run: RecordedRun, name: str) -> list[float]:
     return [row[name] for row in sorted(run.rows, key=lambda row: row["global_step"]) if name in row]
 
 
-def test_lightning_goes_on_from_its_checkpoint_in_the_same_runs(tmp_path: Path) -> None:
+def test_lightning_continues_the_same_runs_from_its_checkpoint(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, LIGHTNING, str(tmp_path)]
     failed = run_job(command, cwd=tmp_path, environment=clean_environment())
     assert failed.exit_codes == (1,)

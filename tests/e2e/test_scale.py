@@ -40,7 +40,7 @@ def test_all_rows_of_many_ranks_are_reduced(tmp_path: Path) -> None:
     assert 0 < job["private_mb"] < MOST_MEMORY
 
 
-def test_a_job_that_does_not_end_in_time_is_a_failure(tmp_path: Path) -> None:
+def test_a_job_that_times_out_is_a_failure(tmp_path: Path) -> None:
     finished, report = play(tmp_path, 2, 0.01, "--pause", "60")  # no rank ends before it is killed
     (code,) = finished.exit_codes
     assert code == 1

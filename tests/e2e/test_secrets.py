@@ -26,7 +26,7 @@ def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path
             cwd=tmp_path,
             environment=clean_environment(),
         ).check()
-        traffic = wire.heard
+        traffic = wire.traffic
     seen = {tuple(line.split(" ", 3)[1:3]): json.loads(line.split(" ", 3)[3]) for line in finished.lines("SAW ")}
     for (mode, rank), values in seen.items():
         own_run = mode == "new" and rank == "1"

@@ -93,7 +93,7 @@ def damaged(directory: Path, content: bytes) -> Path:
     return path
 
 
-def test_a_finished_run_is_read_whole(good: Path) -> None:
+def test_a_finished_run_is_read_completely(good: Path) -> None:
     run = read_run(good)
     assert (run.run_id, run.name, run.project, run.group, run.job_type, run.tags) == (
         "good",
@@ -121,7 +121,7 @@ def test_the_history_is_read_row_by_row(good: Path) -> None:
     assert math.isnan(rows[1]["odd"])
 
 
-def test_a_run_that_is_killed_reads_as_unfinished_before_and_after(
+def test_a_killed_run_is_unfinished_before_and_after(
     running: tuple[subprocess.Popen[bytes], Path],
 ) -> None:
     process, directory = running
@@ -160,7 +160,7 @@ def test_damage_in_the_middle_is_skipped_and_reported(good: Path, tmp_path: Path
     ],
     ids=["empty", "header", "garbage"],
 )
-def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_file_without_a_run_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
     path = damaged(tmp_path, content)
     with pytest.raises(ReadError, match=f"^{re.escape(str(path))}: .*{reason}"):
         read_run(path)

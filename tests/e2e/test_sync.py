@@ -175,7 +175,7 @@ def without_own(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith("_")}
 
 
-def test_a_shared_run_that_is_not_whole_is_refused(offline: Path, wandb_server: WandbServer) -> None:
+def test_an_incomplete_shared_run_is_refused(offline: Path, wandb_server: WandbServer) -> None:
     shutil.rmtree(offline / "wandb" / "rank-1")
     finished = sync(wandb_server, offline)
     assert (finished.exit_codes, wandb_server.answered) == ((1,), [])

@@ -44,7 +44,7 @@ def contents_below(top: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in top.rglob("*") if path.is_file() and path.name != "debug-core.log"}
 
 
-def test_a_run_with_media_and_artifacts_is_uploaded_whole(tmp_path: Path, wandb_server: WandbServer) -> None:
+def test_a_run_with_media_and_artifacts_is_uploaded_completely(tmp_path: Path, wandb_server: WandbServer) -> None:
     data = {"WANDB_DATA_DIR": wandb_server.environment(tmp_path)["WANDB_DATA_DIR"]}
     job = [sys.executable, "-c", RICH_RUN]
     run_job(job, cwd=tmp_path, environment=clean_environment(**data), timeout=TIMEOUT).check()
@@ -64,7 +64,7 @@ def test_a_run_with_media_and_artifacts_is_uploaded_whole(tmp_path: Path, wandb_
     assert not list((tmp_path / "state").rglob("copy"))
 
 
-def test_files_of_the_users_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:
+def test_other_files_of_the_user_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:
     """With each of these runs, `wandb sync` itself uploads, overwrites or removes the file."""
     home = tmp_path / "home"
     home.mkdir()
@@ -98,7 +98,7 @@ def test_files_of_the_users_are_not_touched(tmp_path: Path, wandb_server: WandbS
     assert wandb_server.artifacts == []
 
 
-def test_a_run_goes_to_an_owner_that_the_user_has_named(tmp_path: Path, wandb_server: WandbServer) -> None:
+def test_a_run_is_uploaded_only_to_an_owner_named_by_the_user(tmp_path: Path, wandb_server: WandbServer) -> None:
     path = make_run(tmp_path / "runs")
     named = new_record()
     named.run.run_id, named.run.entity, named.run.project = "exp", "stranger", "digits"
@@ -111,7 +111,7 @@ def test_a_run_goes_to_an_owner_that_the_user_has_named(tmp_path: Path, wandb_se
     assert list(wandb_server.runs) == ["team/digits/exp"]
 
 
-def test_nothing_is_uploaded_to_the_owner_that_the_current_directory_names(
+def test_nothing_is_uploaded_to_an_owner_named_by_the_current_directory(
     tmp_path: Path, wandb_server: WandbServer
 ) -> None:
     make_run(tmp_path)

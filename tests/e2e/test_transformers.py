@@ -37,7 +37,7 @@ def whole(server: WandbServer, number: int) -> list[RecordedRun]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "name", "adopt"])
-def test_own_numbers_are_means_and_those_of_the_trainer_stay(
+def test_own_numbers_become_means_and_the_trainers_are_unchanged(
     wandb_server: WandbServer, tmp_path: Path, mode: str
 ) -> None:
     train(wandb_server, tmp_path, mode).check()
@@ -47,7 +47,7 @@ def test_own_numbers_are_means_and_those_of_the_trainer_stay(
     assert list(series(run, "eval/loss")) == [2, 3]
 
 
-def test_values_that_are_reduced_already_are_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_values_reduced_by_the_trainer_are_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
     train(wandb_server, tmp_path, "shared", "sum").check()
     (run,) = whole(wandb_server, 1)
     assert series(run, "train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}
@@ -56,6 +56,6 @@ def test_values_that_are_reduced_already_are_not_summed_again(wandb_server: Wand
     assert all(loss < 2 for loss in series(run, "train/loss").values())
 
 
-def test_each_rank_has_a_run_of_its_own(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_each_rank_has_its_own_run(wandb_server: WandbServer, tmp_path: Path) -> None:
     train(wandb_server, tmp_path, "new").check()
     assert sorted(series(run, "train/mine")[3] for run in whole(wandb_server, 2)) == [0.0, 1.0]

@@ -167,7 +167,7 @@ def test_faults_neither_lose_nor_duplicate_rows(
     assert set(recorded.exit_codes) == {0}
 
 
-def test_a_server_that_is_dead_for_a_while_gets_all_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_server_that_is_temporarily_down_receives_all_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
     again = tmp_path / "again"
     command = client(tmp_path, rows=ROWS, more_rows=MORE_ROWS, goes_on_after=str(again))
     with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path)) as job:

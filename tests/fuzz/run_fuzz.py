@@ -24,10 +24,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(target.name for target in TARGETS))
-    told = parser.parse_args()
-    targets = [named(name) for name in told.targets] or list(TARGETS)
+    arguments = parser.parse_args()
+    targets = [named(name) for name in arguments.targets] or list(TARGETS)
     counts, found = dict.fromkeys((target.name for target in targets), 0), 0
-    deadline = time.monotonic() + 60 * told.minutes
+    deadline = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < deadline:
         for target in targets:
             number = secrets.randbits(32)

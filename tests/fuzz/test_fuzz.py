@@ -16,12 +16,12 @@ _FOUND = sorted(FINDINGS.glob("*/*.bin"))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_no_input_does_what_it_must_not(target: Target) -> None:
+def test_inputs_cause_no_findings(target: Target) -> None:
     assert fuzz(target, target.examples) >= target.examples
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_healthy_inputs_are_read(target: Target) -> None:
+def test_valid_inputs_are_read(target: Target) -> None:
     seeds = target.seeds()
     assert seeds
     for data in seeds:
@@ -29,7 +29,7 @@ def test_healthy_inputs_are_read(target: Target) -> None:
 
 
 @pytest.mark.parametrize("path", _FOUND, ids=[f"{path.parent.name}-{path.stem}" for path in _FOUND])
-def test_what_was_found_once_is_mended(path: Path) -> None:
+def test_earlier_findings_stay_fixed(path: Path) -> None:
     with judging(named(path.parent.name)) as judge:
         judge(path.read_bytes())
 
@@ -45,7 +45,7 @@ def planted(name: str) -> Target:
     ("name", "message"),
     [("raises", "RecursionError"), ("crashes", "ended the process with -11"), ("takes-memory", "MiB of memory")],
 )
-def test_what_is_planted_is_found_and_kept(
+def test_planted_faults_are_found_and_stored(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fuzzing, "FINDINGS", tmp_path)
@@ -57,13 +57,13 @@ def test_what_is_planted_is_found_and_kept(
 
 
 @pytest.mark.parametrize(("name", "message"), [("hangs", "was read for over"), ("is-slow", r"took 1\.\d s")])
-def test_what_takes_long_is_a_finding(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_input_is_a_finding(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "_SILENT", 2.0)
     with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
         judge(b"[[")
 
 
-def test_what_takes_long_once_is_none() -> None:
+def test_an_input_that_is_slow_only_once_is_not_a_finding() -> None:
     seconds = [1.5, 0.0]
 
     def read(_: bytes) -> None:
@@ -75,5 +75,5 @@ def test_what_takes_long_once_is_none() -> None:
     assert not seconds
 
 
-def test_names_are_unlike() -> None:
+def test_names_of_targets_are_unique() -> None:
     assert len({target.name for target in TARGETS}) == len(TARGETS)

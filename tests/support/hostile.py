@@ -39,27 +39,27 @@ class Tree:
         build: Makes the tree, given the directory that wandb would have been given, and the victim.
         shown: How `show` treats the run; "passed over" if the tree contains no file with the name of a run file.
         uploaded: How `sync` treats the run; "tried" if W&B's uploader fails at it.
-        says: Pattern of the reported lines if the run is not treated as an ordinary run.
+        problem_pattern: Pattern of the reported lines if the run is not treated as an ordinary run.
     """
 
     name: str
     build: Build
     shown: Shown
     uploaded: Uploaded
-    says: str
+    problem_pattern: str
 
 
 TREES: dict[str, Tree] = {}
 
 
 def tree(
-    name: str, says: str = "", *, shown: Shown = "shown", uploaded: Uploaded = "refused"
+    name: str, problem_pattern: str = "", *, shown: Shown = "shown", uploaded: Uploaded = "refused"
 ) -> Callable[[Build], Build]:
     """Register a function that makes a tree."""
 
     def register(build: Build) -> Build:
         assert name not in TREES
-        TREES[name] = Tree(name, build, shown, uploaded, says)
+        TREES[name] = Tree(name, build, shown, uploaded, problem_pattern)
         return build
 
     return register

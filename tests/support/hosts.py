@@ -195,6 +195,6 @@ def ranks_on(
         host, local_rank = divmod(rank, per_host)
         place = {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": host, "NODE_RANK": host}
         meeting = {"MASTER_ADDR": made.addresses[0], "MASTER_PORT": port}
-        told = [f"{name}={value}" for name, value in {**world, **place, **meeting, **variables}.items()]
-        commands.append(made.on(host, "env", *told, sys.executable, script, *map(str, arguments)))
+        assignments = [f"{name}={value}" for name, value in {**world, **place, **meeting, **variables}.items()]
+        commands.append(made.on(host, "env", *assignments, sys.executable, script, *map(str, arguments)))
     return commands

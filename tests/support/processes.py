@@ -120,7 +120,7 @@ def started(
         commands: The commands.
         cwd: Working directory of the commands.
         environment: Their environment; `None` for `clean_environment`.
-        output: A file for the output of all commands, instead of pipes that somebody must read.
+        output: A file for the output of all commands, instead of pipes that must be read.
     """
     job = Job(uuid.uuid4().hex, [])
     variables = {**(environment if environment is not None else clean_environment()), _MARK: job.mark}

@@ -19,8 +19,8 @@ def rank_commands(script: Path, *arguments: object, world_size: int) -> tuple[li
     commands: list[list[str | Path]] = []
     for rank in range(world_size):
         variables = {"RANK": rank, "LOCAL_RANK": rank, **world, **meeting}
-        told = [f"{name}={value}" for name, value in variables.items()]
-        commands.append(["env", *told, sys.executable, script, *words])
+        assignments = [f"{name}={value}" for name, value in variables.items()]
+        commands.append(["env", *assignments, sys.executable, script, *words])
     return tuple(commands)
 
 

@@ -23,13 +23,13 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = [self._listener]
-        self._heard: list[bytearray] = []  # one for each direction of each connection, so that texts are not split
+        self._traffic: list[bytearray] = []  # one for each direction of each connection, so that texts are not split
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
-    def heard(self) -> bytes:
+    def traffic(self) -> bytes:
         """The recorded traffic, one direction of one connection after the other."""
-        return b"\n".join(map(bytes, self._heard))
+        return b"\n".join(map(bytes, self._traffic))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -38,8 +38,8 @@ class Wire:
                 far = socket.create_connection(("127.0.0.1", self._target))
                 self._ends += [near, far]
                 for source, sink in ((near, far), (far, near)):
-                    self._heard.append(bytearray())
-                    threading.Thread(target=self._forward, args=(source, sink, self._heard[-1]), daemon=True).start()
+                    self._traffic.append(bytearray())
+                    threading.Thread(target=self._forward, args=(source, sink, self._traffic[-1]), daemon=True).start()
 
     @staticmethod
     def _forward(source: socket.socket, sink: socket.socket, record: bytearray) -> None:

@@ -75,7 +75,7 @@ def named_as_a_method() -> set[str]:
 
 
 @pytest.mark.parametrize("source", [replaced_by_a_run, there_before_a_run, named_as_a_method])
-def test_all_of_wandbs_names_that_are_about_the_current_run_act_on_the_session(source: Callable[[], set[str]]) -> None:
+def test_wandbs_functions_for_the_current_run_act_on_the_session(source: Callable[[], set[str]]) -> None:
     found = source()
     assert {"log", "save", "watch"} <= found
     missing = found - {*ACTING, *OF_CURRENT} - NOT_OF_A_RUN
@@ -85,12 +85,12 @@ def test_all_of_wandbs_names_that_are_about_the_current_run_act_on_the_session(s
     )
 
 
-def test_what_acts_on_the_session_is_no_more_than_wandb_has() -> None:
+def test_names_that_act_on_the_session_exist_in_wandb() -> None:
     """Except names that are newer than the oldest supported version."""
     assert {name for name in (*ACTING, *OF_CURRENT) if not hasattr(wandb, name)} <= {"pin_config_keys"}
 
 
-def test_every_public_name_of_wandb_is_listed_and_found() -> None:
+def test_every_public_name_of_wandb_is_listed_and_resolves() -> None:
     names = set(wandb.__all__)
     assert names - set(dir(dist_wandb)) <= NEWER, "list it in dist_wandb._OF_WANDB, or in NEWER here"
     for name in names - OURS - {*ACTING, *OF_CURRENT}:
@@ -98,13 +98,13 @@ def test_every_public_name_of_wandb_is_listed_and_found() -> None:
 
 
 @pytest.mark.parametrize("name", OF_WANDB)
-def test_what_is_wandbs_own_is_handed_on_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandbs_own_names_resolve_to_wandbs_objects(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert getattr(dist_wandb, name) is getattr(wandb, name)
     monkeypatch.setattr(wandb, name, "replaced")
     assert getattr(dist_wandb, name) == "replaced"
 
 
-def test_no_other_name_of_ours_hides_one_of_wandbs() -> None:
+def test_no_other_name_hides_one_of_wandbs() -> None:
     modules = {module.name for module in pkgutil.iter_modules(dist_wandb.__path__)}
     of_wandb = {*dir(wandb), *(module.name for module in pkgutil.iter_modules(wandb.__path__))}
     assert modules & {*of_wandb, *OF_CURRENT, *ACTING} == OF_BOTH
@@ -112,7 +112,7 @@ def test_no_other_name_of_ours_hides_one_of_wandbs() -> None:
     assert public & set(dist_wandb.__all__) == OURS
 
 
-def test_type_checkers_are_told_of_all_that_is_listed() -> None:
+def test_listed_names_are_declared_for_type_checkers() -> None:
     tree = ast.parse(Path(dist_wandb.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imported = {
@@ -127,7 +127,7 @@ def test_type_checkers_are_told_of_all_that_is_listed() -> None:
     assert set(dir(dist_wandb)) - imported - declared == {"__version__"}
 
 
-def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'dist_wandb' has no attribute 'Tabel', and wandb .* has none"):
         _ = dist_wandb.Tabel
 
@@ -138,7 +138,7 @@ def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     "use", ["wandb.run is None", "callable(wandb.log)", "not hasattr(wandb, '_x') and not hasattr(wandb, 'relay')"]
 )
-def test_what_needs_no_wandb_brings_none(use: str) -> None:
+def test_features_without_wandb_do_not_import_it(use: str) -> None:
     code = f"import sys, dist_wandb as wandb; assert {use}; print([name for name in {HEAVY!r} if name in sys.modules])"
     assert run_python(code) == "[]"
 
@@ -154,7 +154,7 @@ def test_what_needs_no_wandb_brings_none(use: str) -> None:
         "import wandb",
     ],
 )
-def test_the_names_are_the_same_whatever_was_imported_before(before: str) -> None:
+def test_names_do_not_depend_on_earlier_imports(before: str) -> None:
     code = f"""
 {before}
 import dist_wandb as wandb
@@ -163,13 +163,13 @@ print(type(wandb.config).__name__, wandb.errors.__name__, wandb.errors.CommError
     assert run_python(code) == "PreInitObject dist_wandb.errors wandb.errors.errors None"
 
 
-def test_modules_of_ours_are_still_imported_by_from() -> None:
+def test_from_imports_own_modules() -> None:
     assert run_python("from dist_wandb import relay, cli; print(relay.__name__, cli.__name__)") == (
         "dist_wandb.relay dist_wandb.cli"
     )
 
 
-def test_wandbs_errors_are_found_beside_ours() -> None:
+def test_the_errors_module_also_has_wandbs_errors() -> None:
     errors: Any = dist_wandb.errors
     assert errors.UsageError is wandb.errors.UsageError is dist_wandb.UsageError
     assert errors.ConfigurationError is ConfigurationError
@@ -189,14 +189,14 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", sorted({*ACTING} - {"finish", "join", "restore"}))
 @pytest.mark.usefixtures("fake_wandb")
-def test_before_a_session_it_is_wandbs_error(name: str) -> None:
+def test_before_a_session_calls_raise_wandbs_error(name: str) -> None:
     with pytest.raises(wandb.Error, match=rf"^You must call wandb\.init\(\) before wandb\.{name}\(\)\. No session of"):
         getattr(dist_wandb, name)({"loss": 1.0})
 
 
 @pytest.mark.parametrize("name", ["config", "summary"])
 @pytest.mark.usefixtures("fake_wandb")
-def test_before_a_session_config_and_summary_cannot_be_used(name: str) -> None:
+def test_before_a_session_config_and_summary_raise_wandbs_error(name: str) -> None:
     with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
         _ = getattr(dist_wandb, name)["lr"]
     with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
@@ -204,7 +204,7 @@ def test_before_a_session_config_and_summary_cannot_be_used(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_that_opened_none_is_told_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_a_session_names_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(wandb.Error, match=r"is open on rank 1 of 2\. Call init on every rank, or call log under"):
@@ -215,7 +215,7 @@ def test_a_rank_that_opened_none_is_told_which_it_is(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_after_a_session_it_is_said_that_it_has_ended() -> None:
+def test_error_after_a_session_reports_that_it_has_ended() -> None:
     dist_wandb.init().finish()
     with pytest.raises(wandb.Error, match=r"before wandb\.log\(\)\. The session of dist_wandb has been finished\."):
         dist_wandb.log({"loss": 1.0})
@@ -228,7 +228,7 @@ def test_before_a_session_there_is_no_run_and_nothing_to_finish() -> None:
     dist_wandb.join(1)
 
 
-def test_a_run_that_was_opened_without_us_is_used_as_wandb_does(fake_wandb: FakeWandb) -> None:
+def test_a_run_opened_by_wandb_itself_is_used(fake_wandb: FakeWandb) -> None:
     fake_wandb.sets_globals = True
     wandb.init()
     found: Any = dist_wandb.run
@@ -245,14 +245,14 @@ def test_a_run_that_was_opened_without_us_is_used_as_wandb_does(fake_wandb: Fake
 
 
 @pytest.mark.parametrize("name", sorted({*ACTING} - {"finish", "join", "log"}))
-def test_it_acts_on_the_run_of_the_session(name: str, fake_wandb: FakeWandb) -> None:
+def test_functions_act_on_the_run_of_the_session(name: str, fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     vars(fake_wandb.runs[0])[name] = lambda *args, **kwargs: (args[0], kwargs)
     assert getattr(dist_wandb, name)("first", policy="live") == ("first", {"policy": "live"})
     assert dist_wandb.run is session
 
 
-def test_a_file_of_another_run_is_fetched_by_wandb(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_from_another_run_uses_wandb(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb, "restore", lambda *args, **kwargs: (args, kwargs))
     dist_wandb.init()
     restored: Any = dist_wandb.restore("model.pt", "team/digits/a", replace=True)
@@ -260,7 +260,7 @@ def test_a_file_of_another_run_is_fetched_by_wandb(fake_wandb: FakeWandb, monkey
     assert len(fake_wandb.runs) == 1
 
 
-def test_init_elsewhere_opens_a_second_run_which_is_the_current_one(fake_wandb: FakeWandb) -> None:
+def test_a_second_init_opens_another_run_which_becomes_current(fake_wandb: FakeWandb) -> None:
     first = dist_wandb.init()
     second = dist_wandb.init()
     dist_wandb.log({"loss": 1.0})
@@ -270,7 +270,7 @@ def test_init_elsewhere_opens_a_second_run_which_is_the_current_one(fake_wandb: 
     assert [run.rows for run in fake_wandb.runs] == [[], [{"loss": 1.0, "global_step": 0}]]
 
 
-def test_log_takes_wandbs_arguments_by_place(fake_wandb: FakeWandb) -> None:
+def test_log_accepts_wandbs_positional_arguments(fake_wandb: FakeWandb) -> None:
     dist_wandb.init()
     dist_wandb.log({"loss": 1.0}, 3, False)
     dist_wandb.log(data={"accuracy": 0.5}, commit=True)
@@ -278,7 +278,7 @@ def test_log_takes_wandbs_arguments_by_place(fake_wandb: FakeWandb) -> None:
     assert rows == [({"loss": 1.0, "global_step": 3}, False), ({"accuracy": 0.5, "global_step": 3}, True)]
 
 
-def test_the_weight_reaches_the_mean(job: Job) -> None:
+def test_log_passes_the_weight_on_to_the_mean(job: Job) -> None:
     first, second = job(TWO_RANKS)
     for session, loss, weight in ((second, 2.0, 1), (first, 1.0, 3)):
         registry._sessions.append(session)  # the current one
@@ -288,7 +288,7 @@ def test_the_weight_reaches_the_mean(job: Job) -> None:
     assert [row["loss"] for row in run.rows] == [1.25]
 
 
-def test_config_and_summary_are_the_runs(fake_wandb: FakeWandb) -> None:
+def test_config_and_summary_are_those_of_the_run(fake_wandb: FakeWandb) -> None:
     dist_wandb.init(config={"lr": 0.1})
     assert (dist_wandb.config.lr, dist_wandb.config["lr"], dict(dist_wandb.config)) == (0.1, 0.1, {"lr": 0.1})
     dist_wandb.config.update({"lr": 0.2}, allow_val_change=True)
@@ -298,7 +298,7 @@ def test_config_and_summary_are_the_runs(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].summary == {"best": 0.9}
 
 
-def test_a_name_that_is_imported_before_the_session_acts_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:
+def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:
     from dist_wandb import finish, init, log
 
     init()
@@ -310,7 +310,7 @@ def test_a_name_that_is_imported_before_the_session_acts_on_it_and_can_be_pickle
     assert all(pickle.loads(pickle.dumps(getattr(dist_wandb, name))) is getattr(as_wandb, name) for name in ACTING)  # noqa: S301
 
 
-def test_what_is_set_of_a_run_reaches_it(fake_wandb: FakeWandb) -> None:
+def test_attributes_set_on_the_session_reach_the_run(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init(name="early")
     vars(fake_wandb.runs[0])["tags"] = ("a",)
     session.name = "late"
@@ -321,7 +321,7 @@ def test_what_is_set_of_a_run_reaches_it(fake_wandb: FakeWandb) -> None:
     assert not hasattr(fake_wandb.runs[0], "anything")
 
 
-def test_a_rank_without_a_run_can_use_all_of_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_run_can_use_every_function(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = job(TWO_RANKS, lambda _: {"config": {"lr": 0.1}, "name": "digits"})
     assert isinstance(second.run, NullRun)
     monkeypatch.setattr(registry, "_sessions", [second])

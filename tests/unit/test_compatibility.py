@@ -30,5 +30,5 @@ PUBLIC = {name for name in dir(WandbLogger) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS | PUBLIC))
-def test_everything_of_the_stock_logger_is_in_the_table(name: str) -> None:
+def test_every_name_of_the_stock_logger_is_in_the_table(name: str) -> None:
     assert name in named_in(section("WandbLogger"))

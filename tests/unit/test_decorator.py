@@ -20,7 +20,7 @@ from dist_wandb.errors import ConfigurationError
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-Says = pytest.MonkeyPatch
+MonkeyPatch = pytest.MonkeyPatch
 
 
 @wandb_init(id="module")
@@ -52,7 +52,7 @@ def test_each_call_of_a_function_is_a_run(fake_wandb: FakeWandb) -> None:
     assert not get_run()
 
 
-def test_works_without_parentheses_and_with_empty_ones(fake_wandb: FakeWandb) -> None:
+def test_parentheses_are_optional(fake_wandb: FakeWandb) -> None:
     @wandb_init
     def bare() -> object:
         return get_run()
@@ -67,14 +67,14 @@ def test_works_without_parentheses_and_with_empty_ones(fake_wandb: FakeWandb) ->
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_function_stays_what_it_was() -> None:
+def test_function_keeps_its_name_docstring_and_pickle() -> None:
     assert at_module_level.__name__ == "at_module_level"
     assert at_module_level.__doc__ == "Say it again."
     assert at_module_level("a", times=3) == "aaa"
     assert pickle.loads(pickle.dumps(at_module_level)) is at_module_level  # noqa: S301  # our own
 
 
-def test_methods_of_all_kinds(fake_wandb: FakeWandb) -> None:
+def test_methods_of_all_kinds_can_be_decorated(fake_wandb: FakeWandb) -> None:
     class Trial:
         lr = 0.1
 
@@ -98,14 +98,14 @@ def test_methods_of_all_kinds(fake_wandb: FakeWandb) -> None:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("wrong", [type("Class", (), {}), staticmethod(len), classmethod(type), 3, "digits"])
-def test_what_is_no_function_is_refused(wrong: Any) -> None:
+def test_other_objects_than_functions_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"which is not a function|decorates functions and methods"):
         wandb_init(wrong)
     with pytest.raises(ConfigurationError, match="decorates functions and methods"):
         wandb_init(project="digits")(wrong)
 
 
-def test_coroutines_that_run_at_the_same_time_have_a_run_each(fake_wandb: FakeWandb) -> None:
+def test_concurrent_coroutines_have_a_run_each(fake_wandb: FakeWandb) -> None:
     both_run = asyncio.Barrier(2) if hasattr(asyncio, "Barrier") else None
 
     @wandb_init
@@ -168,7 +168,7 @@ def test_generator_is_one_run_from_its_first_item_to_its_end(fake_wandb: FakeWan
     assert run.exit_codes == [None]
 
 
-def test_generator_that_is_left_early_ends_well_and_one_that_raises_does_not(fake_wandb: FakeWandb) -> None:
+def test_closing_a_generator_early_is_a_success_and_an_exception_a_failure(fake_wandb: FakeWandb) -> None:
     closed = []
 
     @wandb_init
@@ -189,7 +189,7 @@ def test_generator_that_is_left_early_ends_well_and_one_that_raises_does_not(fak
     assert closed == [True, True]
 
 
-def test_what_generators_log_as_they_are_closed_goes_into_their_own_runs(fake_wandb: FakeWandb) -> None:
+def test_rows_logged_while_a_generator_is_closed_go_into_its_own_run(fake_wandb: FakeWandb) -> None:
     @wandb_init(id="generator")
     def numbers() -> Generator[int, None, None]:
         try:
@@ -247,7 +247,7 @@ def test_asynchronous_generator_is_one_run(fake_wandb: FakeWandb) -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(ValueError("bad"), 1), (SystemExit(3), 3), (SystemExit(0), 0), (KeyboardInterrupt(), 255)]
 )
-def test_exception_is_the_exit_code_and_goes_on(fake_wandb: FakeWandb, error: BaseException, code: int) -> None:
+def test_exception_sets_the_exit_code_and_propagates(fake_wandb: FakeWandb, error: BaseException, code: int) -> None:
     @wandb_init
     def train() -> None:
         raise error
@@ -280,7 +280,7 @@ def test_nested_function_joins_the_outer_run(fake_wandb: FakeWandb) -> None:
     assert run.exit_codes == [None]
 
 
-def test_failure_that_the_outer_function_handles_is_none(fake_wandb: FakeWandb) -> None:
+def test_failure_handled_by_the_outer_function_is_a_success(fake_wandb: FakeWandb) -> None:
     @wandb_init
     def inner() -> None:
         raise ValueError("handled")
@@ -294,7 +294,7 @@ def test_failure_that_the_outer_function_handles_is_none(fake_wandb: FakeWandb) 
     assert fake_wandb.runs[0].exit_codes == [None]
 
 
-def test_arguments_of_a_nested_function_that_are_not_used_are_told(fake_wandb: FakeWandb) -> None:
+def test_ignored_arguments_of_a_nested_function_are_reported(fake_wandb: FakeWandb) -> None:
     @wandb_init(run_mode="new", project="digits", name="inner")
     def inner() -> None:
         pass
@@ -309,7 +309,7 @@ def test_arguments_of_a_nested_function_that_are_not_used_are_told(fake_wandb: F
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_what_holds_around_also_holds_inside_of_functions_that_say_nothing() -> None:
+def test_nested_functions_and_init_inherit_the_outer_options() -> None:
     @wandb_init(project="digits", run_mode="new")
     def innermost() -> None:
         with dist_wandb.init() as session:
@@ -330,7 +330,7 @@ def test_what_holds_around_also_holds_inside_of_functions_that_say_nothing() -> 
         outer()
 
 
-def test_session_that_was_ended_inside_is_not_replaced_by_another(fake_wandb: FakeWandb) -> None:
+def test_session_finished_inside_is_not_replaced_by_another(fake_wandb: FakeWandb) -> None:
     @wandb_init
     def train() -> None:
         get_run().finish()
@@ -344,14 +344,14 @@ def test_session_that_was_ended_inside_is_not_replaced_by_another(fake_wandb: Fa
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_arguments_that_do_not_compare_are_no_obstacle_to_nesting() -> None:
+def test_nested_functions_may_have_arguments_that_cannot_be_compared() -> None:
     inner = wandb_init(config={"w": np.ones(3)})(lambda: 1)
     outer = wandb_init(config={"w": np.zeros(3)})(inner)
     with pytest.warns(UserWarning, match="so config of its own"):
         assert outer() == 1
 
 
-def test_explicit_init_inside_is_a_further_run_and_takes_what_is_not_said(fake_wandb: FakeWandb) -> None:
+def test_init_inside_opens_another_run_and_inherits_project_and_tags(fake_wandb: FakeWandb) -> None:
     @wandb_init(run_mode="new", project="digits", id="exp", name="outer", config={"lr": 1}, tags=["t"])
     def train() -> None:
         outer = get_run()
@@ -385,7 +385,7 @@ def options_of_all_integrations(**arguments: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_argument_then_decorator_then_environment_then_default(monkeypatch: Says) -> None:
+def test_precedence_is_argument_decorator_environment_default(monkeypatch: MonkeyPatch) -> None:
     assert options_of_all_integrations() == [("auto", "global")] * 3
     monkeypatch.setenv("DIST_WANDB_RUN_MODE", "shared")
     monkeypatch.setenv("DIST_WANDB_RANK_SCOPE", "worker")
@@ -400,13 +400,15 @@ def test_argument_then_decorator_then_environment_then_default(monkeypatch: Says
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("variable", ["DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE"])
-def test_unknown_value_in_the_environment_is_an_error_that_names_the_variable(monkeypatch: Says, variable: str) -> None:
+def test_error_about_an_unknown_environment_value_names_the_variable(monkeypatch: MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "share")
     with pytest.raises(ConfigurationError, match=f"variable {variable} is not valid: .*='share' is unknown"):
         dist_wandb.init()
 
 
-def test_project_of_the_decorator_holds_before_wandbs_variable(fake_wandb: FakeWandb, monkeypatch: Says) -> None:
+def test_project_of_the_decorator_takes_precedence_over_wandbs_variable(
+    fake_wandb: FakeWandb, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "of-the-environment")
     wandb_init(project="digits")(lambda: None)()
     wandb_init(lambda: None)()
@@ -423,7 +425,7 @@ def test_project_of_the_decorator_holds_before_wandbs_variable(fake_wandb: FakeW
         ({"projekt": "digits"}, "projekt.*project"),
     ],
 )
-def test_bad_arguments_are_refused_where_the_function_is_defined(
+def test_invalid_arguments_are_refused_where_the_function_is_defined(
     fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -431,7 +433,7 @@ def test_bad_arguments_are_refused_where_the_function_is_defined(
     assert fake_wandb.runs == []
 
 
-def test_run_of_wandb_is_the_sessions(fake_wandb: FakeWandb) -> None:
+def test_run_of_the_session_is_wandbs(fake_wandb: FakeWandb) -> None:
     @wandb_init
     def train() -> object:
         return get_run().run

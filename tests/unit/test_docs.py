@@ -62,7 +62,7 @@ def test_the_reference_has_every_public_name(name: str) -> None:
     assert name in described or hasattr(dist_wandb.errors, name)
 
 
-def test_pictures_of_run_modes_are_those_of_the_plan() -> None:
+def test_pictures_of_run_modes_match_the_plan() -> None:
     drawn = diagrams.drawn()
     assert {name: (diagrams.IMAGES / name).read_text(encoding="utf-8") for name in drawn} == drawn
     shown = (ROOT / "docs" / "run-modes.md").read_text(encoding="utf-8")
@@ -70,13 +70,13 @@ def test_pictures_of_run_modes_are_those_of_the_plan() -> None:
 
 
 @pytest.mark.parametrize("path", documents(ROOT), ids=lambda path: path.stem)
-def test_blocks_say_what_language_they_are(path: Path) -> None:
+def test_code_blocks_name_their_language(path: Path) -> None:
     """Otherwise, a Python block might not be run without anyone noticing."""
     languages = {block.language for block in blocks(path.read_text(encoding="utf-8"))}
     assert languages <= {"python", "console", "text", "yaml"}
 
 
-def test_a_page_is_a_script_with_the_lines_of_the_page() -> None:
+def test_the_script_of_a_page_keeps_its_line_numbers() -> None:
     page = "# A\n\n<!-- before the code:\nx = 1\n-->\n\n    ```python\n    y = x\n    if y:\n        y = 2\n    ```\n"
     left_out = "\n<!-- not run: needs a GPU -->\n```python\nz\n```\n```console\n$ ls\n```\n```python\ny\n```\n"
     assert script(page) == "\n\n\nx = 1\n\n\n\ny = x\nif y:\n    y = 2"
@@ -93,12 +93,12 @@ def test_every_page_is_in_the_navigation_of_the_site(page: str) -> None:
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_commands_are_understood(command: str) -> None:
+def test_commands_in_the_documents_are_valid(command: str) -> None:
     words = shlex.split(command, comments=True)
     assert commands._parser().parse_args(words[: words.index(">")] if ">" in words else words)
 
 
-def test_the_plan_that_is_shown_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_in_the_documents_is_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "run-modes.md").read_text(encoding="utf-8")
     (shown,) = [block.text for block in blocks(page) if block.text.startswith("$ dist-wandb plan")]
     command, _, output = shown.partition("\n")

@@ -39,18 +39,18 @@ def test_every_error_is_caught_by_the_base_and_keeps_its_message(kind: type[Dist
         raise kind("what to do")
 
 
-def test_no_kind_of_error_is_missing_from_these_tests_and_all_are_public() -> None:
+def test_every_kind_of_error_is_tested_and_public() -> None:
     defined = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DistWandbError)}
     assert defined == {DistWandbError, *KINDS}
     assert {kind.__name__ for kind in defined} <= set(dist_wandb.__all__)
 
 
 @pytest.mark.parametrize(("kind", "builtin"), [(ConfigurationError, ValueError), (MissingExtraError, ImportError)])
-def test_errors_with_a_builtin_kin_are_caught_by_it(kind: type[Exception], builtin: type[Exception]) -> None:
+def test_errors_derived_from_builtins_are_caught_as_such(kind: type[Exception], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
 
 
-def test_the_allowed_values_are_listed_in_order_with_the_nearest() -> None:
+def test_allowed_values_are_listed_in_order_with_the_nearest_match() -> None:
     assert suggest("share", ("auto", "shared", "new")) == ("Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?")
 
 
@@ -59,11 +59,11 @@ def test_case_does_not_hide_the_nearest_match() -> None:
 
 
 @pytest.mark.parametrize("value", ["everything", None, 7, ["auto"]])
-def test_nothing_is_suggested_where_nothing_is_near(value: object) -> None:
+def test_nothing_is_suggested_without_a_similar_value(value: object) -> None:
     assert suggest(value, ("shared", "new")) == "Allowed: 'shared', 'new'."
 
 
-def test_an_errors_text_spells_out_what_a_terminal_would_obey() -> None:
+def test_error_texts_escape_control_characters() -> None:
     text = "a\x1b]0;title\x07b\x9b2J\u202ec\nd \ud800 é"
     for kind in (DistWandbError, ReadError, MissingExtraError):
         assert str(kind(text)) == "a\\x1b]0;title\\x07b\\x9b2J\\u202ec\\nd \\ud800 é"
@@ -71,12 +71,12 @@ def test_an_errors_text_spells_out_what_a_terminal_would_obey() -> None:
     assert in_words(ValueError("x"), Path("p")) == "p: ValueError: x"
 
 
-def test_of_an_endless_text_the_rest_is_counted() -> None:
+def test_a_very_long_text_is_shortened_and_the_rest_counted() -> None:
     assert visible("\x1b" * 1_000_000) == r"\x1b" * 20_000 + "... (980000 more characters)"
     assert visible("x" * 20_000) == "x" * 20_000
 
 
-def test_an_error_has_the_path_of_its_file_once(tmp_path: Path) -> None:
+def test_an_error_names_the_path_of_its_file_once(tmp_path: Path) -> None:
     path = tmp_path / "run-a.wandb"
     assert in_words(ReadError(f"{path} is a directory"), path) == f"{path} is a directory"
     assert in_words(ReadError("is empty"), path) == f"{path}: is empty"

@@ -38,18 +38,18 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_import_brings_neither_torch_nor_wandb_nor_a_framework() -> None:
+def test_the_import_loads_neither_torch_nor_wandb_nor_a_framework() -> None:
     loaded = run_python(f"import sys, dist_wandb; print([name for name in {HEAVY!r} if name in sys.modules])")
     assert loaded == "[]"
 
 
 @pytest.mark.parametrize("name", ["init", "plan_run", "read_runs", "Topology", "NullRun", "TopologyError"])
-def test_names_that_need_no_framework_bring_none(name: str) -> None:
+def test_names_without_a_framework_do_not_load_one(name: str) -> None:
     code = f"import sys; from dist_wandb import {name}; print([name for name in {HEAVY!r} if name in sys.modules])"
     assert run_python(code) == "[]"
 
 
-def test_the_import_brings_little_and_nothing_but_the_standard_library() -> None:
+def test_the_import_loads_few_modules_all_from_the_standard_library() -> None:
     """benchmarks/startup.py measures the time, which is not meaningful on a busy machine."""
     code = "import sys; before = set(sys.modules); import dist_wandb; print(*(set(sys.modules) - before))"
     loaded = run_python(code).split()
@@ -58,7 +58,7 @@ def test_the_import_brings_little_and_nothing_but_the_standard_library() -> None
     assert len(loaded) <= 50  # 31 when this was written
 
 
-def test_the_package_lists_its_public_names_alone() -> None:
+def test_the_package_lists_only_its_public_names() -> None:
     """test_as_wandb.py compares the names that concern the current run, and wandb's own, with wandb."""
     of_wandb = {*dist_wandb._ACTING, *dist_wandb._OF_CURRENT, *dist_wandb._OF_WANDB}
     assert set(dir(dist_wandb)) - of_wandb == {*dist_wandb.__all__, *(name for name, *_ in INTEGRATIONS)}
@@ -66,7 +66,7 @@ def test_the_package_lists_its_public_names_alone() -> None:
 
 
 @pytest.mark.parametrize(("integration", "extra", "framework"), INTEGRATIONS)
-def test_an_integration_whose_framework_is_missing_gives_the_pip_line(
+def test_an_integration_without_its_framework_suggests_the_pip_command(
     integration: str, extra: str, framework: str
 ) -> None:
     code = f"""

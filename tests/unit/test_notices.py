@@ -7,7 +7,7 @@ import pytest
 from dist_wandb.notices import Notices
 
 
-def test_of_each_kind_the_first_warning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_first_warning_of_each_kind_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     notices = Notices()
     for kind, message in (("a", "one"), ("b", "two"), ("a", "three")):
         notices.warn(kind, message)

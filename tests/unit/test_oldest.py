@@ -15,7 +15,7 @@ def versions(name: str) -> dict[str, str]:
     return dict(line.partition("#")[0].strip().split("==") for line in lines if "==" in line)
 
 
-def test_the_packages_of_which_there_are_older_versions_are_known() -> None:
+def test_packages_with_older_supported_versions_are_listed() -> None:
     newest, oldest = versions("constraints.txt"), versions("constraints-oldest.txt")
     assert {name for name in oldest if newest.get(name) not in (None, oldest[name])} == DIFFERENT
 
@@ -32,6 +32,6 @@ def test_the_packages_of_which_there_are_older_versions_are_known() -> None:
         ("runs/test_destination.py", False),  # of another package
     ],
 )
-def test_what_reaches_none_of_them_is_left_out(file: str, left_out: bool) -> None:
+def test_tests_that_import_none_of_these_packages_are_left_out(file: str, left_out: bool) -> None:
     assert (UNIT / file).exists()
     assert shows_nothing_new(UNIT / file) is left_out

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.usefixtures("bare_environment")
-def test_wandb_tells_whether_a_run_is_finished(tmp_path: Path) -> None:
+def test_wandb_exposes_whether_a_run_is_finished(tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
     assert not is_finished(run)
     run.finish()
     assert is_finished(run)
 
 
-def test_wandb_has_a_config_that_can_be_asked_what_it_takes() -> None:
+def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:
     assert can_hold(Path("a"))
     assert not can_hold(object())
 
@@ -65,7 +65,7 @@ run.finish()
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare_environment")
-def test_a_forked_process_that_exits_leaves_its_parents_run_alone(tmp_path: Path) -> None:
+def test_exit_of_a_forked_process_does_not_affect_the_parents_run(tmp_path: Path) -> None:
     """Uses guarded private names of wandb. Without them, a fork's end removes the parent's media files."""
     environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     command = [sys.executable, "-c", _FORKS]
@@ -93,7 +93,7 @@ def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> N
     assert [len(found) for found in files] == [1, 1]
 
 
-def test_wandbs_images_tell_what_they_have() -> None:
+def test_wandbs_images_expose_caption_overlays_and_file() -> None:
     """Uses guarded private names of wandb. Without them, captions are lost and images are encoded twice."""
     image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
     assert pictures.caption(image) == "x"
@@ -103,7 +103,7 @@ def test_wandbs_images_tell_what_they_have() -> None:
     assert path.is_file()
 
 
-def test_torchs_gloo_groups_can_be_told_an_address() -> None:
+def test_torchs_gloo_groups_accept_an_address() -> None:
     """Uses guarded private names. Without them, ranks on several hosts need resolvable names, or GLOO_SOCKET_IFNAME."""
     limit = timedelta(seconds=3)
     options = gloo._options(limit, "127.0.0.1")
@@ -114,7 +114,7 @@ def test_torchs_gloo_groups_can_be_told_an_address() -> None:
 
 @pytest.mark.slow
 @pytest.mark.newest
-def test_wandbs_binary_prints_what_its_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandbs_binary_and_command_print_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed version's binary is the one that is started directly, and accepts the same arguments."""
     with wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)) as run:
         run.log({"loss": 0.5})

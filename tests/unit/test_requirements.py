@@ -24,7 +24,7 @@ def constrained(name: str) -> dict[str, str]:
     return {name.lower(): version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
-def test_the_list_for_the_newest_versions_is_what_the_constraints_say() -> None:
+def test_the_list_for_the_newest_versions_matches_the_constraints() -> None:
     found, wanted = listed("requirements.txt"), constrained("constraints.txt")
     assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
         name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
@@ -32,7 +32,7 @@ def test_the_list_for_the_newest_versions_is_what_the_constraints_say() -> None:
     assert not BY_VERSION_ALONE & found.keys()
 
 
-def test_the_list_for_the_oldest_versions_is_what_the_constraints_say() -> None:
+def test_the_list_for_the_oldest_versions_matches_the_constraints() -> None:
     found = {**listed("requirements.txt"), **listed("requirements-oldest.txt")}
     wanted = constrained("constraints-oldest.txt")
     assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
@@ -41,5 +41,5 @@ def test_the_list_for_the_oldest_versions_is_what_the_constraints_say() -> None:
 
 
 @pytest.mark.parametrize("package", ["hatchling", "editables"])
-def test_what_an_editable_installation_is_made_with_is_listed(package: str) -> None:
+def test_build_requirements_of_an_editable_installation_are_listed(package: str) -> None:
     assert package in listed("requirements.txt")

@@ -30,7 +30,7 @@ def of_pytest(directory: Path, tests: str) -> Part:
     return Part("tests", (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)))
 
 
-def test_all_parts_run_whatever_the_first_one_says(tmp_path: Path) -> None:
+def test_all_parts_run_after_a_failure(tmp_path: Path) -> None:
     tests = "import pytest\ndef test_1(): pass\ndef test_2(): assert False\ndef test_3(): pytest.skip()\n"
     outcomes = run([exiting(3), of_pytest(tmp_path, tests), exiting(0)])
     assert [(outcome.passed, outcome.failed) for outcome in outcomes] == [(0, 1), (1, 2), (1, 0)]
@@ -40,12 +40,14 @@ def test_all_parts_run_whatever_the_first_one_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tests", ["", "import os\nos._exit(0)", "def test_1(): pass\nimport no_such_module"])
-def test_a_part_that_shows_nothing_has_failed(tmp_path: Path, tests: str) -> None:
+def test_a_part_without_results_has_failed(tmp_path: Path, tests: str) -> None:
     (outcome,) = run([of_pytest(tmp_path, tests)])
     assert (outcome.passed, outcome.failed) == (0, 1)
 
 
-def test_a_part_beside_others_is_shown_after_the_next_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_concurrent_part_follows_that_of_the_next_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'came')!r}).exists(): time.sleep(0.01)\n"
     beside = Part("beside", (sys.executable, "-c", f"{waits}print('is here')"), is_pytest=False, is_beside=True)
     comes = f"import pathlib\npathlib.Path({str(tmp_path / 'came')!r}).touch()\nprint('comes')"
@@ -59,7 +61,7 @@ def test_a_part_beside_others_is_shown_after_the_next_one(tmp_path: Path, capfd:
     assert shown == ["--- next", "--- beside", "is here", "--- exits"]
 
 
-def test_a_part_beside_others_ends_with_a_check_that_is_broken_off(tmp_path: Path) -> None:
+def test_a_concurrent_part_ends_with_an_interrupted_check(tmp_path: Path) -> None:
     begun, ended = tmp_path / "begun", tmp_path / "ended"
     sleeps = f"""
 import pathlib, signal, time
@@ -88,7 +90,7 @@ def test_a_part_whose_environment_is_missing_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_the_exit_code_tells_whether_any_failed(
+def test_the_exit_code_is_1_if_any_part_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
 ) -> None:
     monkeypatch.setattr(run_all, "checks", lambda _: {"lint": (exiting(failing), exiting(0))})
@@ -106,6 +108,6 @@ def test_every_directory_of_tests_is_in_a_check() -> None:
 
 @pytest.mark.parametrize("niceness", [0, 1])
 def test_a_part_runs_at_its_priority(niceness: int, capfd: pytest.CaptureFixture[str]) -> None:
-    tells = (sys.executable, "-c", "import os; print('niceness', os.nice(0))")
-    run([Part("tells", tells, is_pytest=False, niceness=niceness)])
+    reports = (sys.executable, "-c", "import os; print('niceness', os.nice(0))")
+    run([Part("reports", reports, is_pytest=False, niceness=niceness)])
     assert f"niceness {min(19, os.nice(0) + niceness)}\n" in capfd.readouterr().out

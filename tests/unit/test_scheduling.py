@@ -46,7 +46,7 @@ def test_tests_that_share_a_job_are_one_group(tmp_path: Path, test: str, group: 
     assert scheduling.group_of(f"test_it.py::{test}", tmp_path) == group
 
 
-def test_the_jobs_that_tests_share_are_found_in_the_test_files() -> None:
+def test_shared_jobs_are_found_in_the_test_files() -> None:
     root = Path(__file__).parents[2]
     shared = {
         f"{path.stem}: {fixture}"
@@ -56,6 +56,6 @@ def test_the_jobs_that_tests_share_are_found_in_the_test_files() -> None:
     assert {"test_contract: played", "test_promises: plain", "test_patterns: outcome"} <= shared
 
 
-def test_a_name_that_differs_between_workers_is_found() -> None:
+def test_names_that_differ_between_workers_are_found() -> None:
     names = [f"test_it.py::test_it[{value!r}]" for value in (object(), 7, "at 0x", {"a": 1})]
     assert scheduling.names_of_one_process(names) == names[:1]

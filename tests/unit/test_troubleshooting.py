@@ -61,7 +61,7 @@ def test_messages_are_found_in_the_source() -> None:
 
 @pytest.mark.slow
 @pytest.mark.source
-def test_no_part_is_in_too_many_messages() -> None:
+def test_no_fragment_matches_too_many_messages() -> None:
     """Such a fragment would match all of them, and hide a missing entry."""
     found = messages()
     assert [part for part in parts() if sum(has(part, one) for one in found) > MOST] == []

@@ -35,7 +35,7 @@ def called_from(*modules: str) -> Line | None:
         (["train", "lightning_of_mine", "wandb.sdk"], "lightning_of_mine.py"),
     ],
 )
-def test_it_is_the_users_innermost(modules: list[str], file: str) -> None:
+def test_the_line_is_the_innermost_of_the_user(modules: list[str], file: str) -> None:
     line = called_from(*modules)
     assert line is not None
     assert (line.file, line.number) == (file, 2)
@@ -52,18 +52,18 @@ def called_on_a_thread_of(module: str) -> Line | None:
     return found[0]
 
 
-def test_in_a_process_that_a_framework_has_started_it_is_the_frameworks() -> None:
+def test_in_a_process_started_by_a_framework_it_is_the_frameworks_line() -> None:
     line = called_on_a_thread_of("lightning.launcher")
     assert line is not None
     assert line.file == "lightning.launcher.py"
 
 
-def test_on_a_thread_of_ours_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_thread_has_no_line_of_the_user(caplog: pytest.LogCaptureFixture) -> None:
     warn("of our thread", called_on_a_thread_of("dist_wandb.exchange.collective"))
     assert caplog.messages == ["dist_wandb: of our thread"]
 
 
-def test_a_warning_is_shown_with_that_line_and_by_the_users_filters(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_the_line_and_respects_the_users_filters(caplog: pytest.LogCaptureFixture) -> None:
     line = Line("train.py", 7, "train", {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

@@ -267,7 +267,7 @@ def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Ca
     callback.session.finish()
 
 
-def say(name: str, part: Part, **facts: Any) -> None:
+def report(name: str, part: Part, **facts: Any) -> None:
     """Report what this rank observed to the test."""
     sys.stdout.write(f"\nSAW {json.dumps({'case': name, 'rank': part.rank, **facts})}\n")
     sys.stdout.flush()
@@ -277,7 +277,7 @@ def means(part: Part) -> None:
     """Rank 1 has one row less, at a different pace."""
     for step in range(ROWS - part.rank):
         part.log({"loss": 10.0 * part.rank + step, "epoch": 3, "tensor": torch.tensor(2.0 * part.rank)}, step)
-    say("means", part, id=part.run.id, truthy=bool(part.run))
+    report("means", part, id=part.run.id, truthy=bool(part.run))
 
 
 def metrics(part: Part) -> None:
@@ -297,12 +297,12 @@ def config(part: Part) -> None:
     while part.run.config.get("later") is None and time.monotonic() < deadline:
         time.sleep(0.05)
     part.log({"loss": 1.0}, 0)
-    say("config", part, lr=given, later=part.run.config["later"])
+    report("config", part, lr=given, later=part.run.config["later"])
 
 
 def odd_config(part: Part) -> None:
     part.log({"loss": 1.0}, 0)
-    say("odd_config", part, lr=part.run.config["lr"])
+    report("odd_config", part, lr=part.run.config["lr"])
 
 
 def media(part: Part) -> None:

@@ -1,4 +1,4 @@
-"""How published scripts use Accelerate's trackers: one way after the other, in one job, most of it without a guard."""
+"""How published scripts use Accelerate's trackers: one idiom after another in one job, mostly without a rank check."""
 
 import sys
 from typing import Any
@@ -21,7 +21,7 @@ def accelerator_for(name: str, directory: str, finish_timeout: float | None = No
 
 
 def diffusers(directory: str) -> None:
-    """As diffusers' scripts do: trackers initialised on main alone, accumulation, validation for trackers by name."""
+    """As diffusers' scripts do: trackers initialised on the main process only, validation by tracker name."""
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=ACCUMULATED,
@@ -75,7 +75,7 @@ def no_trainer(directory: str) -> None:
 
 
 def main_alone(directory: str) -> None:
-    """Everything under a guard: the other rank takes no part in this one, and its next one is the next one."""
+    """Everything under a rank check: the other rank skips this run and continues with the next one."""
     limit: dict[str, Any] = {"finish_timeout": 60} if "finish_timeout" in wandb.Settings.model_fields else {}
     upload = wandb.Settings(**limit)  # which would have as short a limit as the ranks, where W&B knows one
     accelerator = accelerator_for("main_alone", directory, finish_timeout=0.5, settings=upload)
@@ -87,7 +87,7 @@ def main_alone(directory: str) -> None:
 
 
 def started_again(directory: str) -> None:
-    """`init_trackers` twice: the run goes on, and nothing is there twice; after `finish` there is another run."""
+    """`init_trackers` twice: the run continues without duplicate rows; after `finish`, another run is opened."""
     accelerator = accelerator_for("again", directory, resume="allow")
     for start in range(3):
         accelerator.init_trackers("tests", config={"start": start})
@@ -114,7 +114,7 @@ def megatron(directory: str) -> None:
 
 
 def ended(directory: str) -> None:
-    """`end_training` at once, without waiting for anybody."""
+    """`end_training` immediately, without waiting for other ranks."""
     accelerator = accelerator_for("ended", directory)
     accelerator.init_trackers("tests")
     accelerator.log({"loss": float(accelerator.process_index)}, step=0)
@@ -124,7 +124,7 @@ def ended(directory: str) -> None:
 
 
 def finish(accelerator: Accelerator) -> None:
-    """End the trackers as `end_training` does, but for the process group."""
+    """End the trackers as `end_training` does, except for the process group."""
     accelerator.get_tracker("dist_wandb").finish()
 
 

@@ -1,4 +1,4 @@
-"""A process that starts children in every way that Python has; each logs into the run that was passed to it."""
+"""A process that starts children with every start method of Python; each logs into the run that was passed to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks whose configs hold secrets in many spellings, beside ordinary values that differ. Prints no secret."""
+"""Two ranks whose configs hold secrets in many spellings, and ordinary values that differ. Prints no secret."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Account:
 
 
 def config_of(rank: int) -> dict[str, Any]:
-    """What a rank is given: names that differ are to be named in a warning, or an error, with their ordinary values."""
+    """Return the config of a rank: a warning or an error should name different values, and show ordinary ones."""
     own = f"{SECRET}-{rank}"
     return {
         "lr": 0.5 + rank,
@@ -57,7 +57,7 @@ def config_of(rank: int) -> dict[str, Any]:
 
 
 def read(run: Any, rank: int) -> dict[str, Any]:
-    """What a rank reads, as truths about secrets."""
+    """Return what a rank reads, with secrets as booleans."""
     mine, config = config_of(rank), run.config
     deadline = time.monotonic() + 60
     while "steps" not in config and time.monotonic() < deadline:  # at once, unless the machine is very busy
@@ -74,7 +74,7 @@ def read(run: Any, rank: int) -> dict[str, Any]:
 
 
 def say_why(look: Callable[[], object]) -> None:
-    """Print why a look fails."""
+    """Print why a lookup fails."""
     try:
         look()
     except (KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""One rank that ends as its arguments say, without a barrier before: only dist_wandb waits for other ranks."""
+"""One rank that ends as its arguments specify, without a barrier before: only dist_wandb waits for other ranks."""
 
 import contextlib
 import os

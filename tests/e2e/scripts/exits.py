@@ -65,24 +65,24 @@ def fork_repetition(kind: str, number: int, directory: Path) -> tuple[list[int],
     # A file store does not detect a lost rank: the other waits for it in native code, for ten seconds.
     over_tcp = number % 2 == 0 or kind == "early_ctrl_c"
     meeting = f"tcp://127.0.0.1:{free_port()}" if over_tcp else f"file://{directory / f'{kind}-{number}'}"
-    hear, say = os.pipe()
+    read_end, write_end = os.pipe()
     children = []
     for rank in range(2):
         child = os.fork()
         if child == 0:
-            end(kind, rank, rank_logs(kind, rank, meeting), say)
+            end(kind, rank, rank_logs(kind, rank, meeting), write_end)
             return None
         children.append(child)
-    os.close(say)
-    return children, hear
+    os.close(write_end)
+    return children, read_end
 
 
-def interrupt_when_ready(children: list[int], hear: int) -> None:
-    said = b""
-    while len(said) < len(children):
-        heard = os.read(hear, 2)
-        assert heard, "a rank ended before it was interrupted"
-        said += heard
+def interrupt_when_ready(children: list[int], read_end: int) -> None:
+    received = b""
+    while len(received) < len(children):
+        data = os.read(read_end, 2)
+        assert data, "a rank ended before it was interrupted"
+        received += data
     time.sleep(random.random() * 0.1)  # at any point of their loop
     for child in children:
         os.kill(child, signal.SIGINT)
@@ -97,11 +97,11 @@ def forked(kind: str, directory: Path, times: int) -> bool:
             if repetition is None:
                 return False
             under_way.append(repetition)
-        for children, hear in under_way:
+        for children, read_end in under_way:
             if kind == "ctrl_c":
-                interrupt_when_ready(children, hear)
+                interrupt_when_ready(children, read_end)
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-            os.close(hear)
+            os.close(read_end)
             sys.stdout.write(f"\nCODES {kind} {codes}\n")
     return True
 

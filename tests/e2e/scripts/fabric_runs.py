@@ -1,4 +1,4 @@
-"""Fabric on two ranks: it only ever calls `log_metrics` of its loggers, so nobody says that a run is at its end."""
+"""Fabric on two ranks: it only ever calls `log_metrics` of its loggers, so the end of a run is never signalled."""
 
 import contextlib
 import sys
@@ -29,12 +29,12 @@ def work(fabric: Fabric, how: str) -> None:
         if isinstance(logger, DistWandbLogger):
             logger.log_hyperparams({"lr": 0.1, "seen_by": fabric.global_rank})
             logger.log_image("image", [np.full((2, 2, 3), fabric.global_rank, dtype=np.uint8)], step=STEPS)
-            logger._holder.session.flush()  # type: ignore[union-attr]  # a rank that fails waits for nobody
+            logger._holder.session.flush()  # type: ignore[union-attr]  # a rank that fails does not wait for others
     fabric.barrier()
     if how == "raises" and fabric.global_rank == 1:
         raise RuntimeError("training failed")
     if how == "raises":
-        time.sleep(60)  # asks nobody, so that only a signal ends this rank
+        time.sleep(60)  # no communication, so that only a signal ends this rank
 
 
 def main(directory: str, strategy: str, *scenarios: str) -> None:

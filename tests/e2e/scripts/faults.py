@@ -1,4 +1,4 @@
-"""One rank that trains for a while, whatever happens to W&B; it makes files as it gets on, and waits for others."""
+"""One rank that trains for a while despite failures of W&B. It creates files as it progresses, and waits for others."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
                 run.flush()
                 mark = Path(f"begun-{rank}")
                 mark.write_text(str(os.getpid()))
-                mark.rename(f"half-{rank}")  # so that nobody reads half of it
+                mark.rename(f"half-{rank}")  # so that no partial file is read
                 while waits_for and not Path(waits_for).exists():
                     time.sleep(0.05)
         if inner is not None:

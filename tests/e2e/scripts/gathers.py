@@ -1,4 +1,4 @@
-"""Tables and images of all ranks through every integration, one after the other, in one job of two processes."""
+"""Tables and images of all ranks through each integration in turn, in one job of two processes."""
 
 import sys
 from pathlib import Path

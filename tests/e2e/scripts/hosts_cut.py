@@ -1,4 +1,4 @@
-"""One rank whose host, or another, is cut off from the network: it logs on, into the job's run and its host's.
+"""One rank whose host, or another, is cut off from the network: it continues to log into the runs of job and host.
 
 The training uses no collectives: nothing but the logging depends on the other hosts.
 """

@@ -1,7 +1,7 @@
 """One rank of a job on several hosts whose groups have as many members as a host has ranks: they form a tree.
 
-It logs at a pace that all ranks have in common, until the test says which step is the last of its host. The training
-uses no collectives. Where it is given an address and a port, it keeps the job's store there, as torchrun's agent does.
+It logs at the same pace as all other ranks, until the test announces the last step of its host. The training
+uses no collectives. With an address and a port, it hosts the job's store there, like torchrun's agent.
 """
 
 import json
@@ -51,7 +51,7 @@ def keep_store(directory: Path, address: str, port: int) -> None:
 
 
 def awaited(path: Path) -> str:
-    """What the test writes into a file, once it has."""
+    """Wait until the test has written a file, and return its content."""
     while not path.exists():
         time.sleep(0.05)
     return path.read_text()

@@ -1,6 +1,6 @@
-"""One rank of plain PyTorch, however it was started: every mode and scope before there is a process group, and after.
+"""One rank of plain PyTorch under any launcher: every mode and scope, before the process group exists and after.
 
-Into ``DIRECTORY/saw-RANK.json`` goes what `dist-wandb doctor` foretold, and what the sessions then were.
+It writes the predictions of `dist-wandb doctor` and the actual sessions into ``DIRECTORY/reports-RANK.json``.
 """
 
 import contextlib
@@ -24,29 +24,29 @@ from dist_wandb.cli.commands import main as dist_wandb_command
 from dist_wandb.errors import RendezvousError
 from dist_wandb.topology.model import Topology
 
-Said = dict[str, Any]
+Report = dict[str, Any]
 LONGEST = 120.0  # seconds
 
 
-def doctor(run_mode: str, rank_scope: str) -> Said:
-    """What `dist-wandb doctor --json` says of this process."""
-    with said_to_a_file() as said:
+def doctor(run_mode: str, rank_scope: str) -> Report:
+    """The report of `dist-wandb doctor --json` about this process."""
+    with stdout_in_a_file() as output:
         code = dist_wandb_command(["doctor", "--json", "--run-mode", run_mode, "--rank-scope", rank_scope])
         sys.stdout.flush()
-        said.seek(0)
-        found = json.loads(said.read())
+        output.seek(0)
+        found = json.loads(output.read())
     return {"code": code, **{name: found.get(name) for name in ("topology", "plan", "errors", "warnings", "server")}}
 
 
 @contextlib.contextmanager
-def said_to_a_file() -> Iterator[TextIO]:
-    """Send what this process writes into a file. `sys.stdout` stays: wandb keeps hold of the one it sees first."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+def stdout_in_a_file() -> Iterator[TextIO]:
+    """Redirect standard output into a file, without replacing `sys.stdout`: wandb keeps the first one that it sees."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         sys.stdout.flush()
         kept = os.dup(1)
-        os.dup2(said.fileno(), 1)
+        os.dup2(output.fileno(), 1)
         try:
-            yield said
+            yield output
         finally:
             sys.stdout.flush()
             os.dup2(kept, 1)
@@ -54,7 +54,7 @@ def said_to_a_file() -> Iterator[TextIO]:
 
 
 def meet(place: Path) -> None:
-    """Wait until all ranks have come to a place: who ends a session waits 2 s for others that have yet to open it."""
+    """Wait until all ranks are here: a rank that ends a session waits only 2 s for others that have not opened it."""
     who = Topology.detect()
     place.mkdir(exist_ok=True)
     (place / str(who.global_rank)).touch()
@@ -65,8 +65,8 @@ def meet(place: Path) -> None:
         time.sleep(0.01)
 
 
-def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Said:
-    """What a session of this mode and scope is, once rows are logged to it."""
+def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Report:
+    """Open a session of this mode and scope, log rows, and return its topology and plan."""
     meet(Path(directory) / f"meet-{project}")
     about: dict[str, Any] = {"name": "nm", "tags": ["online"], "config": {"lr": 0.1}, "dir": directory}
     about["limits"] = {"heartbeat": PATIENT}
@@ -80,18 +80,18 @@ def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Sai
         return {"topology": None, "plan": None, "error": str(error)}
 
 
-def sessions(when: str, directory: str) -> dict[str, Said]:
-    """A session of every mode and scope with the id of the environment, and one with an id that the ranks make."""
-    said = {
+def sessions(when: str, directory: str) -> dict[str, Report]:
+    """Open a session of every mode and scope with the id of the environment, and one with a generated id."""
+    reports = {
         f"{mode}-{scope}": session(f"{when}-{mode}-{scope}", directory, mode, scope) for mode, scope in COMBINATIONS
     }
     run_id = os.environ.pop("WANDB_RUN_ID")
-    said["generated"] = session(f"{when}-generated", directory, "new", "global")
+    reports["generated"] = session(f"{when}-generated", directory, "new", "global")
     os.environ["WANDB_RUN_ID"] = run_id
-    return said
+    return reports
 
 
-def foretell() -> dict[str, Said]:
+def predictions() -> dict[str, Report]:
     return {f"{mode}-{scope}": doctor(mode, scope) for mode, scope in COMBINATIONS}
 
 
@@ -109,17 +109,17 @@ def spawned(rank: int, directory: str, store: str) -> None:
 
 
 def main(directory: str, *when: str) -> None:
-    saw: dict[str, Any] = {"foretold": foretell()}
+    reports: dict[str, Any] = {"predicted": predictions()}
     if "before" in when:
-        saw["before"] = sessions("before", directory)
+        reports["before"] = sessions("before", directory)
     if "after" in when:
         if not dist.is_initialized():
             open_process_group()
-        saw["after"] = sessions("after", directory)
+        reports["after"] = sessions("after", directory)
     rank = Topology.detect().global_rank
-    (Path(directory) / f"saw-{rank}.json").write_text(json.dumps(saw))
+    (Path(directory) / f"reports-{rank}.json").write_text(json.dumps(reports))
     if dist.is_initialized():
-        dist.barrier()  # rank 0 may host the store that others open their last run by
+        dist.barrier()  # rank 0 may host the store that others need for their last run
         dist.destroy_process_group()
 
 

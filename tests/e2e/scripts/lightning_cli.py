@@ -1,4 +1,4 @@
-"""LightningCLI, offline: print the config that the options make, and fit with what was printed."""
+"""LightningCLI, offline: print the config of the options, and fit with the printed one."""
 
 import contextlib
 import io

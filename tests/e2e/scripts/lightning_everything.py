@@ -1,4 +1,4 @@
-"""Lightning: fit, validate and test with the callbacks that log, and several loggers, the first of them ours."""
+"""Lightning: fit, validate and test with callbacks that log, and several loggers, `DistWandbLogger` first."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 3  # of an epoch, on each of two ranks
-EPOCHS = 2  # until EarlyStopping says so: the monitored value is constant
+EPOCHS = 2  # until EarlyStopping ends it: the monitored value is constant
 
 
 class Model(LightningModule):

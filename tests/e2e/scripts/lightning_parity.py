@@ -1,4 +1,4 @@
-"""Lightning's ddp: what the stock logger offers, and what each of two ranks is told of the one run. Says it in JSON."""
+"""Lightning's ddp: what the stock logger offers, and what each of two ranks knows of the one run, printed as JSON."""
 
 import json
 import os
@@ -20,7 +20,7 @@ STATE = ("dir", "start_time", "offline", "disabled", "resumed", "sweep_id")
 BEFORE = dict(os.environ)
 
 
-def say(rank: int, what: str, value: object) -> None:
+def report(rank: int, what: str, value: object) -> None:
     sys.stdout.write(f"\nSAW {json.dumps([what, rank, value])}\n")
 
 
@@ -47,10 +47,10 @@ class Model(LightningModule):
     def setup(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it
         assert isinstance(self.logger, DistWandbLogger)
         experiment = self.logger.experiment
-        say(self.global_rank, "facts", {name: getattr(experiment, name) for name in FACTS + STATE})
-        say(self.global_rank, "config", experiment.config["lr"])
-        say(self.global_rank, "logger", places(self.logger))
-        say(self.global_rank, "log_dir", self.trainer.log_dir)
+        report(self.global_rank, "facts", {name: getattr(experiment, name) for name in FACTS + STATE})
+        report(self.global_rank, "config", experiment.config["lr"])
+        report(self.global_rank, "logger", places(self.logger))
+        report(self.global_rank, "log_dir", self.trainer.log_dir)
         if self.global_rank:
             use_at_any_depth(experiment)
         else:
@@ -58,7 +58,7 @@ class Model(LightningModule):
         deadline = time.monotonic() + 20
         while experiment.name != "renamed" and time.monotonic() < deadline:
             time.sleep(0.1)
-        say(self.global_rank, "name later", experiment.name)
+        report(self.global_rank, "name later", experiment.name)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:  # noqa: ARG002
         loss: torch.Tensor = self.layer(batch[0]).mean()
@@ -73,14 +73,14 @@ def use_artifacts(directory: Path, rank: int) -> None:
     """Find the checkpoint of the first run from a second one, on all ranks, and download it."""
     logger = DistWandbLogger(project="tests", id="second", save_dir=directory)
     used = logger.use_artifact("model-exp:latest", "model")
-    say(rank, "used", bool(used) and [used.version, sorted(used.aliases), used.metadata["original_filename"]])
+    report(rank, "used", bool(used) and [used.version, sorted(used.aliases), used.metadata["original_filename"]])
     shutil.rmtree(os.environ["WANDB_CACHE_DIR"], ignore_errors=True)  # what is downloaded comes from the server
     used.download(root=str(directory / "by-use"))
     path = logger.download_artifact("model-exp:v0", directory / "by-name", "model", use_artifact=True)
-    say(rank, "downloaded", path and DistWandbLogger.id_in(Path(path) / "model.ckpt"))
+    report(rank, "downloaded", path and DistWandbLogger.id_in(Path(path) / "model.ckpt"))
     logger.experiment.finish()
     path = DistWandbLogger.download_artifact("tests/model-exp:best", directory / "by-api", "model")
-    say(rank, "downloaded without a run", path and sorted(file.name for file in Path(path).iterdir()))
+    report(rank, "downloaded without a run", path and sorted(file.name for file in Path(path).iterdir()))
 
 
 def main(directory: Path) -> None:
@@ -97,7 +97,7 @@ def main(directory: Path) -> None:
         config={"lr": 0.1},
         limits=Limits(heartbeat=0.2),
     )
-    say(int(os.environ.get("LOCAL_RANK", "0")), "version before", logger.version)
+    report(int(os.environ.get("LOCAL_RANK", "0")), "version before", logger.version)
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -109,12 +109,12 @@ def main(directory: Path) -> None:
         enable_model_summary=False,
     )
     trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(4, 2))))
-    say(trainer.global_rank, "checkpoints", getattr(trainer.checkpoint_callback, "dirpath", None))
-    say(trainer.global_rank, "log_dir later", trainer.log_dir)
+    report(trainer.global_rank, "checkpoints", getattr(trainer.checkpoint_callback, "dirpath", None))
+    report(trainer.global_rank, "log_dir later", trainer.log_dir)
     logger.experiment.finish()
     use_artifacts(directory, trainer.global_rank)
     changed = {name for name in os.environ.keys() | BEFORE.keys() if os.environ.get(name) != BEFORE.get(name)}
-    say(trainer.global_rank, "changed", sorted(name for name in changed if "WANDB" in name))
+    report(trainer.global_rank, "changed", sorted(name for name in changed if "WANDB" in name))
 
 
 if __name__ == "__main__":

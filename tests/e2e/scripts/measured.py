@@ -1,4 +1,4 @@
-"""Runs commands of dist-wandb one after the other, each in a fork with limits, and writes down what each of them took.
+"""Runs commands of dist-wandb in turn, each in a fork with limits, and records the time and memory of each.
 
 The only argument is a JSON list of commands. Python starts once, so that many small commands take little time.
 """
@@ -27,7 +27,7 @@ _CAPABILITIES_3 = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 
 
 def obey_modes() -> None:
-    """Make root an ordinary owner, to whom modes of files apply; so are the programs that it starts."""
+    """Make root and the programs that it starts obey the modes of files."""
     libc = ctypes.CDLL(None, use_errno=True)
     taken = (1 << _CAP_DAC_OVERRIDE) | (1 << _CAP_DAC_READ_SEARCH)
     for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
@@ -40,7 +40,7 @@ def obey_modes() -> None:
 
 
 def forked(act: Callable[[], int], limit: float) -> dict[str, Any]:
-    """Run something in a fork: its exit code, seconds, seconds of processor time, and most memory of any process."""
+    """Run a function in a fork. Return exit code, seconds, CPU seconds, and the largest memory of any process."""
     began = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -75,7 +75,7 @@ def forked(act: Callable[[], int], limit: float) -> dict[str, Any]:
 
 
 def memory_of(process: int) -> int:
-    """Bytes that a process has in memory."""
+    """Return the memory of a process in bytes."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError):  # it is ending

@@ -1,4 +1,4 @@
-"""One rank of plain PyTorch, online: every mode and scope in turn, each in a project of its own."""
+"""One rank of plain PyTorch, online: every mode and scope in turn, each in its own project."""
 
 import sys
 
@@ -25,7 +25,7 @@ def main(directory: str) -> None:
             for row in range(ROWS):
                 run.log({"loss": 10.0 * run.topology.global_rank + row})
             sys.stdout.write(f"hello from {run.topology.global_rank}\n")
-    dist.barrier()  # rank 0 may host the store that others open their last run by
+    dist.barrier()  # rank 0 may host the store that others need for their last run
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Two ranks, started as two nodes: decorated functions, ranks that never come or end, and the examples' patterns.
+"""Two ranks, started as two nodes: decorated functions, ranks that never open or end a session, and the examples.
 
 Scenarios run one after the other, each with its own run id.
 """
@@ -26,7 +26,7 @@ RANK = int(os.environ["RANK"])
 PROJECT = "tests"
 
 
-def say(*words: object) -> None:
+def report(*words: object) -> None:
     sys.stdout.write("\n" + " ".join(map(str, ("SAW", *words))) + "\n")
 
 
@@ -50,7 +50,7 @@ def inner() -> None:
 @wandb_init(project=PROJECT, id="nested")
 def outer() -> None:
     run = get_run()
-    say("nested", RANK, bool(run), bool(run.run), run.id)
+    report("nested", RANK, bool(run), bool(run.run), run.id)
     log_rows(0, 1)
     inner()
     assert get_run() is run
@@ -98,7 +98,7 @@ def decorated() -> None:
     try:
         raising()
     except ValueError:
-        say("raised", RANK)
+        report("raised", RANK)
     dist.barrier()
     asyncio.run(coroutine())
     assert list(generator()) == [0, 1, 2]
@@ -106,7 +106,7 @@ def decorated() -> None:
     as_the_environment_says()
     as_the_decorator_says()
     del os.environ["DIST_WANDB_RUN_MODE"]
-    say("outside", RANK, bool(get_run()))
+    report("outside", RANK, bool(get_run()))
 
 
 def tensors_of_several_ranks() -> None:
@@ -119,7 +119,7 @@ def tensors_of_several_ranks() -> None:
             try:
                 run.log({"loss": part}, step=1)
             except DistWandbError as error:
-                say("part", error)
+                report("part", error)
         run.log({"loss": part.full_tensor()}, step=2)
 
 
@@ -134,7 +134,7 @@ def never_ends(directory: Path) -> None:
     if RANK == 0:
         begin = time.monotonic()
         run.finish()
-        say("ended", time.monotonic() - begin < 20)
+        report("ended", time.monotonic() - begin < 20)
         over.touch()
     else:
         wait_for(over)
@@ -147,7 +147,7 @@ def never_comes() -> None:
         begin = time.monotonic()
         with dist_wandb.init(PROJECT, id="never-comes", run_mode="shared", limits=dist_wandb.Limits(join_timeout=2)):
             log_rows()
-        say("went on", time.monotonic() - begin < 20)
+        report("went on", time.monotonic() - begin < 20)
 
 
 def wait_for(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One rank of plain PyTorch: every mode and scope in turn, or some, each into a directory of its own."""
+"""One rank of plain PyTorch: every mode and scope in turn, or some of them, each in its own directory."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def main(directory: str, when: str, *only: str) -> None:
         seen = {"rank": run.topology.global_rank, "base_id": run.plan.base_id, "knows": run.topology.knows_layout}
         sys.stdout.write(f"\nSAW {json.dumps(seen)}\n")
     if when == "after":
-        dist.barrier()  # rank 0 may host the store that others open their last run by
+        dist.barrier()  # rank 0 may host the store that others need for their last run
         dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""One of three ranks breaks off in the middle of training: it is killed, or stopped, or stopped and continued later."""
+"""One of three ranks fails in the middle of training: it is killed, stopped, or stopped and continued later."""
 
 import os
 import signal

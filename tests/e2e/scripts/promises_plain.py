@@ -320,7 +320,7 @@ def two_sessions(directory: Path, rank: int) -> None:
 
 
 def again_and_again(rank: int) -> None:
-    """Open one session after the other; report what this process and the job's store hold after some and after more."""
+    """Open sessions in turn; report the resources of this process and the job's store after some and after more."""
     gc.disable()  # so that only objects freed by reference counting are released
     store = dist.distributed_c10d._get_default_store()
     held = []

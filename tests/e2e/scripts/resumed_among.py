@@ -1,4 +1,4 @@
-"""Starts small offline jobs one after the other, each in a fork, that each resume a run; as `measured.py` otherwise."""
+"""Starts small offline jobs in turn, each in a fork, that each resume a run; otherwise like `measured.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank that logs into a shared run, online or as the environment says."""
+"""One rank that logs into a shared run, online or as the environment specifies."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Starts a shared run of four ranks again and again. Everything is imported once; ranks are forks of this process."""
+"""Starts a shared run of four ranks repeatedly. Everything is imported once; ranks are forks of this process."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def start(directory: str, number: int) -> None:
         if child == 0:
             try:
                 log(directory, number, rank, meeting)
-            except BaseException:  # noqa: BLE001  # told, and made an exit code
+            except BaseException:  # noqa: BLE001  # reported, and made an exit code
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)

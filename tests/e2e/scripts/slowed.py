@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 ROWS = 26  # a rank is named after 20 at the earliest
 SLOW = 0  # ddp copies its buffers: a rank that waits for that is not busy
-SECONDS = {True: 0.15, False: 0.03}  # for a batch: so far apart that a busy machine does not hide it
+SECONDS = {True: 0.15, False: 0.03}  # for a batch: a difference that a busy machine does not hide
 
 
 class Read(Dataset[Tensor]):

@@ -1,4 +1,4 @@
-"""``wandb agent`` for a sweep that it makes of parameters and a command, where ``PYTHON`` stands for this Python."""
+"""``wandb agent`` for a sweep of the given parameters and command, in which ``PYTHON`` means this Python."""
 
 import json
 import sys

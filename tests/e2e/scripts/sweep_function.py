@@ -12,11 +12,11 @@ from wandb.sdk.lib import run_stopping
 
 import dist_wandb
 
-AT_LEAST = 120.0  # seconds: a trial that nobody stops ends well, which is not what is expected of it
+AT_LEAST = 120.0  # seconds: a trial that is not stopped ends successfully, which is not expected
 
 
 def alone() -> None:
-    """One process, of which a trial ends well, or is never finished, or fails, or is stopped."""
+    """One process, whose trials succeed, are never finished, fail, or are stopped."""
     run = dist_wandb.init("digits", config={"lr": 7.0})
     end = run.config["end"]
     sys.stdout.write(f"\nSAW {run.id} {end} lr={run.config['lr']}\n")
@@ -32,7 +32,7 @@ def alone() -> None:
 
 
 def spawned() -> None:
-    """Processes of this one are the ranks."""
+    """Spawned processes are the ranks."""
     port = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     spawn: Any = mp.spawn
     spawn(rank_of, (port.port,), nprocs=2)
@@ -40,7 +40,7 @@ def spawned() -> None:
 
 def rank_of(rank: int, port: int) -> None:
     checker: Any = run_stopping.RunStopChecker.__init__
-    checker.__kwdefaults__["poll_interval"] = 0.5  # seconds, of 15: how often a run asks whether it is to stop
+    checker.__kwdefaults__["poll_interval"] = 0.5  # seconds, of 15: how often a run checks whether it should stop
     store = dist.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     with dist_wandb.init("digits", run_mode="shared", config={"lr": 7.0}) as run:

@@ -1,4 +1,4 @@
-"""A trial of a sweep that trains until it is stopped: it starts its own launcher, as the trial says."""
+"""A trial of a sweep that trains until it is stopped: it starts its own launcher, as the trial specifies."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ LAUNCHERS = {
     "trainer": ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
     "accelerate": ("accelerate.commands.launch", *ACCELERATE, "--main_process_port=0"),
 }
-AT_LEAST = 120.0  # seconds: a trial that nobody stops ends well, which is not what is expected of it
+AT_LEAST = 120.0  # seconds: a trial that is not stopped ends successfully, which is not expected
 
 
 def saw(rank: int, run: Any) -> None:
@@ -106,7 +106,7 @@ def with_trainer() -> None:
             time.sleep(0.1)
             return {"loss": self.layer(value).mean()}
 
-    with dist_wandb.init("digits", config={"lr": 7.0}) as run:  # before what needs the trial's values is made
+    with dist_wandb.init("digits", config={"lr": 7.0}) as run:  # before the arguments are created from its config
         arguments = TrainingArguments(
             "out",
             learning_rate=run.config["lr"],

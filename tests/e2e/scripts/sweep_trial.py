@@ -1,4 +1,4 @@
-"""A trial of a sweep on one rank: what it sees of the trial's values, and rows that show them."""
+"""A trial of a sweep on one rank: it prints the trial's values that it sees, and logs rows that depend on them."""
 
 import json
 import sys

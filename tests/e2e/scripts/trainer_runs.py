@@ -1,4 +1,4 @@
-"""A Trainer whose ranks also log a number of their own: MODE OUT [REDUCE]."""
+"""A Trainer whose ranks also log their own number: MODE OUT [REDUCE]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process that uses wandb itself, without dist_wandb, as its only argument says in JSON."""
+"""One process that uses wandb itself, without dist_wandb, as its only argument specifies in JSON."""
 
 import json
 import sys
@@ -28,9 +28,9 @@ def log(run: wandb.Run, rows: list[dict[str, Any]]) -> None:
 
 
 def main(order: dict[str, Any]) -> None:
-    """Open, log, log more, finish.
+    """Open a run, log, log more, finish.
 
-    `opens_after` and `goes_on_after` name files to wait for, `opened` and `logged` files to make.
+    `opens_after` and `goes_on_after` name files to wait for; `opened` and `logged` name files to create.
     """
     wait_for(order.get("opens_after"))
     run = wandb.init(project="tests", settings=wandb.Settings(**order.get("settings", {})), **order["init"])

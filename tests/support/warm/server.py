@@ -75,7 +75,7 @@ def _preload() -> Known:
     gc.collect()
     gc.freeze()
     made = {name: value for name, value in os.environ.items() if environment.get(name) != value}
-    modules = {name.partition(".")[0] for name in sys.modules} - {"__main__"}  # nobody imports a package's script by it
+    modules = {name.partition(".")[0] for name in sys.modules} - {"__main__"}  # not imported by this name
     modules |= {"sitecustomize", "usercustomize"}
     own = os.getpid()
     return Known(environment, frozenset(read), made, frozenset(modules), rights_of(own), namespaces_of(own))

@@ -74,7 +74,7 @@ class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
 # --- interface of the stock tracker -----------------------------------------------------------------------------------
 
 
-def test_every_public_name_and_parameter_of_the_stock_tracker_is_there(fake_wandb: FakeWandb) -> None:
+def test_every_public_name_and_parameter_of_the_stock_tracker_is_available(fake_wandb: FakeWandb) -> None:
     PartialState(cpu=True)
     stock, ours = WandBTracker("digits", tags=["a"]), DistWandbTracker("digits", tags=["a"])
     if hasattr(stock, "start"):
@@ -92,7 +92,7 @@ def test_every_public_name_and_parameter_of_the_stock_tracker_is_there(fake_wand
     assert ours.run is ours.tracker is runs[-1]
 
 
-def test_run_name_is_what_the_stock_tracker_calls_the_project(fake_wandb: FakeWandb) -> None:
+def test_run_name_sets_the_project_as_in_the_stock_tracker(fake_wandb: FakeWandb) -> None:
     tracker = DistWandbTracker(run_name="digits")
     tracker.start()
     assert fake_wandb.arguments == [{"project": "digits"}]
@@ -101,7 +101,7 @@ def test_run_name_is_what_the_stock_tracker_calls_the_project(fake_wandb: FakeWa
         DistWandbTracker("a", run_name="b")
 
 
-def test_the_constructor_does_not_begin_accelerates_state() -> None:
+def test_the_constructor_does_not_initialise_accelerates_state() -> None:
     PartialState._reset_state()
     tracker = DistWandbTracker("digits")
     assert PartialState._shared_state == {}
@@ -147,7 +147,7 @@ def in_place_of(log_with: Any) -> GeneralTracker:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("make", [DistWandbTracker, lambda: "dist_wandb", lambda: [Other(), "dist_wandb"]])
-def test_in_place_of_the_stock_tracker_it_is_found_by_that_ones_name(make: Callable[[], Any]) -> None:
+def test_as_a_replacement_it_is_found_by_the_stock_trackers_name(make: Callable[[], Any]) -> None:
     name = in_place_of(make()).name
     assert name == "wandb"
     assert name == "dist_wandb"
@@ -158,12 +158,12 @@ def test_in_place_of_the_stock_tracker_it_is_found_by_that_ones_name(make: Calla
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_an_attached_tracker_is_found_by_that_name_too() -> None:
+def test_an_attached_tracker_is_found_by_the_stock_trackers_name() -> None:
     assert DistWandbTracker.attach(accelerator_with(None)).name == "wandb"
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_beside_the_stock_tracker_each_has_its_own_name() -> None:
+def test_together_with_the_stock_tracker_each_has_its_own_name() -> None:
     accelerator = accelerator_with([DistWandbTracker(), "wandb"])
     accelerator.init_trackers("digits")
     assert [str(tracker.name) for tracker in accelerator.trackers if tracker.name == "wandb"] == ["wandb"]
@@ -171,7 +171,7 @@ def test_beside_the_stock_tracker_each_has_its_own_name() -> None:
     assert isinstance(accelerator.get_tracker("dist_wandb"), DistWandbTracker)
 
 
-def test_a_stand_ins_name_is_no_other() -> None:
+def test_a_stand_in_name_equals_only_its_two_names() -> None:
     assert StandInName("dist_wandb") != "tensorboard"
     assert StandInName("dist_wandb") == StandInName("dist_wandb")
     assert StandInName("dist_wandb") != 1
@@ -185,7 +185,7 @@ def kinds(log_with: Any) -> list[Any]:
     return [held if isinstance(held, GeneralTracker) else str(held) for held in accelerator_with(log_with).log_with]
 
 
-def test_all_means_ours_in_place_of_accelerates_own_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_selects_this_tracker_instead_of_accelerates_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for requested in ("all", LoggerType.ALL, ["all"], ["all", "wandb"]):
         found = kinds(requested)
         assert ("dist_wandb" in found, "wandb" in found, len(found)) == (True, False, len(set(found)))
@@ -193,7 +193,7 @@ def test_all_means_ours_in_place_of_accelerates_own_for_wandb(monkeypatch: pytes
     assert "wandb" in kinds("all")  # without ours in the list
 
 
-def test_all_with_an_instance_is_that_instance() -> None:
+def test_all_with_an_instance_selects_that_instance() -> None:
     tracker, other = DistWandbTracker(), Other()
     found = kinds(["all", tracker, other])
     assert [held for held in found if held in (tracker, other)] == [tracker, other]
@@ -201,7 +201,7 @@ def test_all_with_an_instance_is_that_instance() -> None:
 
 
 @pytest.mark.parametrize("requested", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
-def test_values_that_do_not_name_ours_are_resolved_as_before(requested: Any) -> None:
+def test_values_without_this_tracker_are_resolved_as_before(requested: Any) -> None:
     assert accelerators.filter_trackers(requested) == accelerators.filter_trackers.__wrapped__(requested)
 
 
@@ -211,7 +211,7 @@ def test_an_unknown_name_is_refused_as_before(requested: Any) -> None:
         accelerator_with(requested)
 
 
-def test_a_version_that_finds_trackers_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerate_with_another_signature_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(log_with: Any, something_new: Any) -> list[Any]:
         return [log_with, something_new]
 
@@ -222,7 +222,7 @@ def test_a_version_that_finds_trackers_otherwise_is_left_as_it_is(monkeypatch: p
     assert accelerators.filter_trackers is other
 
 
-def test_in_a_list_all_get_every_row_once(fake_wandb: FakeWandb) -> None:
+def test_all_trackers_of_a_list_get_every_row_once(fake_wandb: FakeWandb) -> None:
     before, after = Other("before"), Other("after")
     accelerator = accelerator_with([before, DistWandbTracker(), after])
     accelerator.init_trackers("digits", init_kwargs=None)
@@ -238,7 +238,7 @@ def test_in_a_list_all_get_every_row_once(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_initialised_again_the_run_continues_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
+def test_after_a_second_init_trackers_the_run_continues_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
     other = Other()
     accelerator = accelerator_with([other, "dist_wandb" if by_name else DistWandbTracker()])
     for lr in (0.1, 0.2):
@@ -327,7 +327,7 @@ def test_a_rank_skips_sessions_that_ended_without_it(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_that_logged_nothing_takes_part_in_the_end(
+def test_a_rank_without_logs_takes_part_in_the_end(
     on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_like(monkeypatch, rank=1)
@@ -355,14 +355,14 @@ def after_its_job(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_job_has_ended_can_log_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = after_its_job(monkeypatch)
     with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
         accelerator.end_training()
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_warnings_that_are_errors_do_not_keep_a_training_from_ending(
+def test_warnings_as_errors_do_not_prevent_a_training_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     accelerator = after_its_job(monkeypatch)
@@ -373,7 +373,7 @@ def test_warnings_that_are_errors_do_not_keep_a_training_from_ending(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
+def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_like(monkeypatch, rank=1)
@@ -395,7 +395,7 @@ def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
 
 @pytest.mark.parametrize("kind", list(DistributedType))
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_rank_that_leads_is_the_one_that_accelerate_calls_main(
+def test_the_coordinator_is_accelerates_main_process(
     monkeypatch: pytest.MonkeyPatch, kind: DistributedType, rank: int
 ) -> None:
     look_like(monkeypatch, rank, kind)

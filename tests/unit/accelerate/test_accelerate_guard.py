@@ -90,7 +90,7 @@ class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no typ
 
 
 @pytest.mark.usefixtures("unwrapped")
-def test_the_installed_accelerate_has_the_methods_we_wrap_with_the_parameters_we_know() -> None:
+def test_the_installed_accelerate_has_the_wrapped_methods_with_known_parameters() -> None:
     found = {name: wrapping._parameters(getattr(Accelerator, name)) for name in WRAPPED}
     assert found == {
         "init_trackers": ("self", "project_name", "config", "init_kwargs"),
@@ -113,7 +113,7 @@ def test_the_first_tracker_wraps_and_further_ones_do_not() -> None:
 
 
 @pytest.mark.usefixtures("unwrapped")
-def test_a_tracker_that_is_not_to_wrap_does_not() -> None:
+def test_a_tracker_with_wrap_false_does_not_wrap() -> None:
     before = [getattr(Accelerator, name) for name in WRAPPED]
     DistWandbTracker(wrap=False)
     assert [getattr(Accelerator, name) for name in WRAPPED] == before
@@ -121,9 +121,7 @@ def test_a_tracker_that_is_not_to_wrap_does_not() -> None:
 
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.usefixtures("unwrapped")
-def test_a_changed_signature_is_refused_with_the_version_and_the_way_around(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_signature_is_refused_with_version_and_workaround(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Accelerator, name, lambda self, something_new: None)  # noqa: ARG005  # a signature
     with pytest.raises(UnsupportedVersionError) as refused:
         DistWandbTracker()
@@ -133,7 +131,7 @@ def test_a_changed_signature_is_refused_with_the_version_and_the_way_around(
 
 
 @pytest.mark.usefixtures("unwrapped")
-def test_a_method_that_is_gone_is_refused_and_nothing_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_method_is_refused_and_nothing_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Accelerator, "end_training")
     log = Accelerator.log
     with pytest.raises(UnsupportedVersionError, match=re.escape("Accelerator.end_training of accelerate")):
@@ -142,7 +140,7 @@ def test_a_method_that_is_gone_is_refused_and_nothing_is_wrapped(monkeypatch: py
 
 
 @pytest.mark.usefixtures("unwrapped")
-def test_an_accelerate_that_cannot_be_wrapped_still_takes_a_tracker_that_is_attached(
+def test_an_accelerate_that_cannot_be_wrapped_accepts_an_attached_tracker(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Accelerator, "log", lambda self, something_new: None)  # noqa: ARG005  # a signature
@@ -167,7 +165,7 @@ def use_all_wrapped(accelerator: Accelerator) -> list[object]:
     return seen
 
 
-def test_a_tracker_that_is_not_ours_is_called_as_before(fake_wandb: FakeWandb) -> None:
+def test_another_tracker_is_called_as_before(fake_wandb: FakeWandb) -> None:
     recorder = Recorder()
     tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
     assert tracker is recorder
@@ -185,7 +183,7 @@ def test_a_tracker_that_is_not_ours_is_called_as_before(fake_wandb: FakeWandb) -
 
 
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_a_tracker_that_is_not_ours_is_still_not_called(fake_wandb: FakeWandb) -> None:
+def test_off_the_main_process_another_tracker_is_still_not_called(fake_wandb: FakeWandb) -> None:
     recorder = Recorder()
     tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
     assert recorder.calls == []
@@ -194,7 +192,7 @@ def test_off_the_main_process_a_tracker_that_is_not_ours_is_still_not_called(fak
     assert fake_wandb.arguments == []
 
 
-def test_an_accelerator_without_trackers_is_as_before(fake_wandb: FakeWandb) -> None:
+def test_an_accelerator_without_trackers_works_as_before(fake_wandb: FakeWandb) -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.init_trackers("digits")
     accelerator.log({"loss": 0.5}, step=1)
@@ -212,7 +210,7 @@ def test_an_unknown_tracker_is_refused_as_before(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.arguments == []
 
 
-def test_accelerate_can_read_what_kind_of_tracker_it_is() -> None:
+def test_the_tracker_has_the_class_attributes_that_accelerate_reads() -> None:
     tracker = DistWandbTracker()
     assert (tracker.name, tracker.requires_logging_directory, tracker.main_process_only) == ("dist_wandb", False, False)
 
@@ -256,7 +254,7 @@ def test_arguments_of_the_constructor_take_precedence_over_init_trackers(fake_wa
     assert fake_wandb.arguments == [{"project": "mine", "tags": ["mine"], "notes": "theirs"}]
 
 
-def test_the_name_takes_the_project_and_all_arguments_from_init_trackers(fake_wandb: FakeWandb) -> None:
+def test_a_tracker_by_name_gets_project_and_arguments_from_init_trackers(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with("dist_wandb")
     arguments = {"run_mode": "new", "rank_scope": "worker", "tags": ["a"]}
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": arguments})
@@ -275,7 +273,7 @@ def test_an_unknown_argument_in_init_trackers_is_refused(fake_wandb: FakeWandb, 
     assert fake_wandb.arguments == []
 
 
-def test_beside_the_stock_tracker_its_arguments_are_not_ours(fake_wandb: FakeWandb) -> None:
+def test_together_with_the_stock_tracker_arguments_for_wandb_go_only_to_that_one(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with([DistWandbTracker(), "wandb"])
     accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}})
     assert fake_wandb.arguments == [{"project": "digits"}, {"project": "digits", "tags": ["a"]}]
@@ -289,7 +287,7 @@ def both_ways() -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])
-def test_arguments_that_scripts_pass_under_the_name_wandb_reach_ours_if_it_replaces_wandbs(
+def test_as_a_replacement_the_tracker_gets_arguments_for_wandb(
     fake_wandb: FakeWandb, log_with: Callable[[], Any]
 ) -> None:
     accelerator = accelerator_with(log_with())
@@ -301,7 +299,9 @@ def test_arguments_that_scripts_pass_under_the_name_wandb_reach_ours_if_it_repla
 
 
 @pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])
-def test_from_init_trackers_to_end_training(fake_wandb: FakeWandb, log_with: Callable[[], Any]) -> None:
+def test_the_tracker_works_from_init_trackers_to_end_training(
+    fake_wandb: FakeWandb, log_with: Callable[[], Any]
+) -> None:
     accelerator = accelerator_with(log_with())
     accelerator.init_trackers("digits")
     accelerator.log({"loss": 0.5}, step=3)
@@ -365,14 +365,14 @@ def test_a_tracker_that_is_not_started_raises_an_error(use: Callable[[DistWandbT
 
 
 @pytest.mark.parametrize("something", [None, "accelerator", Accelerator, PartialState])
-def test_attach_to_something_that_is_no_accelerator_is_refused(something: Any) -> None:
+def test_attach_to_something_other_than_an_accelerator_is_refused(something: Any) -> None:
     message = f"attach was given {type(something).__name__}, not an accelerate.Accelerator. Pass the accelerator"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         DistWandbTracker.attach(something)
 
 
 @pytest.mark.usefixtures("unwrapped")
-def test_attach_starts_a_tracker_that_accelerate_calls_and_wraps_nothing(fake_wandb: FakeWandb) -> None:
+def test_attach_starts_a_tracker_without_wrapping_accelerate(fake_wandb: FakeWandb) -> None:
     methods = [getattr(Accelerator, name) for name in WRAPPED]
     accelerator = accelerator_with(None)
     tracker = DistWandbTracker.attach(accelerator, "digits", config={"lr": 0.1}, tags=["a"], run_mode="shared")
@@ -405,7 +405,7 @@ def test_attaching_twice_gives_one_tracker_and_one_run(fake_wandb: FakeWandb) ->
     ("arguments", "named"),
     [({"project": "digits"}, "project"), ({"run_mode": "new", "tags": ["a"]}, "run_mode, tags")],
 )
-def test_attach_refuses_arguments_for_a_tracker_that_has_its_own(arguments: dict[str, Any], named: str) -> None:
+def test_attach_refuses_arguments_if_a_tracker_exists(arguments: dict[str, Any], named: str) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     with pytest.raises(ConfigurationError, match=f"attach was given {named}, but the accelerator already has a"):
         DistWandbTracker.attach(accelerator, **arguments)
@@ -426,7 +426,7 @@ def launched_with(monkeypatch: pytest.MonkeyPatch, **variables: str) -> DistWand
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_processes_that_accelerate_runs_as_separate_worlds_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_worlds_of_accelerate_under_a_launcher_cause_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = launched_with(monkeypatch, RANK="1", WORLD_SIZE="2")
     with pytest.warns(UserWarning, match=r"The launcher started 2 processes \(WORLD_SIZE .*Accelerator\(cpu=True\)"):
         tracker.start()
@@ -434,7 +434,7 @@ def test_processes_that_accelerate_runs_as_separate_worlds_are_warned_of(monkeyp
 
 @pytest.mark.parametrize("variables", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3"}], ids=["none", "1", "stale"])
 @pytest.mark.usefixtures("fake_wandb")
-def test_one_process_is_not_warned(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def test_one_process_causes_no_warning(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     tracker = launched_with(monkeypatch, **variables)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -446,7 +446,7 @@ def test_one_process_is_not_warned(monkeypatch: pytest.MonkeyPatch, variables: d
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, by_name: bool) -> None:
+def test_off_the_main_process_accelerate_calls_the_tracker_too(fake_wandb: FakeWandb, by_name: bool) -> None:
     limits = Limits(join_timeout=0.1, finish_timeout=0.5)  # there are no other ranks
     accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker(limits=limits))
     init_kwargs = {"dist_wandb": {"limits": limits}} if by_name else {}
@@ -462,7 +462,7 @@ def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, 
 
 
 @pytest.mark.usefixtures("off_main")
-def test_rows_logged_before_the_main_process_started_are_missed_aloud(fake_wandb: FakeWandb) -> None:
+def test_rows_lost_because_the_main_process_never_started_are_reported(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.log({"loss": 0.5})
     accelerator.log({"loss": 0.4})
@@ -472,7 +472,7 @@ def test_rows_logged_before_the_main_process_started_are_missed_aloud(fake_wandb
 
 
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_a_tracker_that_does_not_wrap_is_not_reached(fake_wandb: FakeWandb) -> None:
+def test_off_the_main_process_a_tracker_with_wrap_false_is_not_called(fake_wandb: FakeWandb) -> None:
     tracker = DistWandbTracker(wrap=False)
     accelerator = accelerator_with(tracker)
     accelerator.init_trackers("digits")
@@ -485,7 +485,7 @@ def test_off_the_main_process_a_tracker_that_does_not_wrap_is_not_reached(fake_w
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by instance"])
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_init_trackers_reaches_the_tracker(
+def test_off_the_main_process_init_trackers_starts_the_tracker(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_name: bool
 ) -> None:
     log_with = "dist_wandb" if by_name else DistWandbTracker(run_mode="new")
@@ -520,7 +520,7 @@ def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
 
 
 @pytest.mark.usefixtures("off_main")
-def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
+def test_rows_logged_before_the_main_process_started_are_written_later(
     fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
     accelerator = accelerator_with(DistWandbTracker())
@@ -540,7 +540,7 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_store_does_not_block_log(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(30)  # until threads of earlier tests have ended
     answers, threads = threading.Event(), []
 
@@ -562,7 +562,7 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("off_main")
-def test_log_alone_finds_out_that_the_main_process_has_begun(
+def test_log_detects_that_the_main_process_has_started(
     fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
     accelerator = accelerator_with(DistWandbTracker())
@@ -581,7 +581,7 @@ def test_log_alone_finds_out_that_the_main_process_has_begun(
 
 
 @pytest.mark.usefixtures("off_main")
-def test_more_early_rows_than_are_kept_are_missed_aloud(
+def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
     fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
     tracker = DistWandbTracker()
@@ -604,7 +604,7 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 @pytest.mark.parametrize("way", ["init_trackers", "attach"])
-def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_given(
+def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
     main_process_at: Callable[..., Session], way: str
 ) -> None:
     main_process_at(Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1})
@@ -622,7 +622,7 @@ def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_giv
 
 
 @pytest.mark.usefixtures("off_main")
-def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
+def test_with_separate_runs_ranks_keep_their_own_config(
     fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
     main_process_at(Options("new", limits=Limits(join_timeout=30.0)), {"lr": 0.1, "more": 1})
@@ -632,7 +632,7 @@ def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_config_waits_until_the_main_process_has_begun(
+def test_config_waits_until_the_main_process_has_started(
     main_process_at: Callable[..., Session],
 ) -> None:
     config = (
@@ -649,7 +649,7 @@ def test_config_waits_until_the_main_process_has_begun(
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb", "main_process_at")
-def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
+def test_if_the_main_process_never_starts_the_config_is_empty() -> None:
     config = (
         accelerator_with(DistWandbTracker(reduce=None, limits=Limits(join_timeout=0.1)))
         .get_tracker("dist_wandb", unwrap=True)
@@ -660,7 +660,7 @@ def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_session_waits_until_the_main_process_has_begun(
+def test_session_waits_until_the_main_process_has_started(
     main_process_at: Callable[..., Session],
 ) -> None:
     tracker = DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0))
@@ -675,6 +675,6 @@ def test_session_waits_until_the_main_process_has_begun(
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb", "main_process_at")
-def test_if_the_main_process_never_begins_there_is_no_session() -> None:
+def test_if_the_main_process_never_starts_there_is_no_session() -> None:
     with pytest.raises(ConfigurationError, match="rank 1 is not started"):
         _ = DistWandbTracker(reduce=None, limits=Limits(join_timeout=0.1)).session

@@ -62,7 +62,7 @@ class Script:
             self.accelerator.log({"loss": loss.item()}, step=step)
 
 
-def test_a_step_is_in_one_part_after_the_other(parts: list[str | None], fake_wandb: FakeWandb) -> None:
+def test_a_step_passes_through_its_parts_in_order(parts: list[str | None], fake_wandb: FakeWandb) -> None:
     script = Script().start()
     script.train()
     # Accelerate reads one batch ahead
@@ -73,7 +73,7 @@ def test_a_step_is_in_one_part_after_the_other(parts: list[str | None], fake_wan
     assert all(row[f"time/{part}"] > 0 for row in rows for part in ("data", "forward", "backward", "optimizer"))
 
 
-def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: FakeWandb) -> None:
+def test_without_timings_nothing_is_measured(parts: list[str | None], fake_wandb: FakeWandb) -> None:
     Script(DistWandbTracker(timings=True))  # another accelerator
     script = Script(DistWandbTracker()).start()
     script.train()
@@ -83,7 +83,7 @@ def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: Fak
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_objects_that_are_prepared_again_are_measured_once(parts: list[str | None]) -> None:
+def test_objects_prepared_twice_are_measured_once(parts: list[str | None]) -> None:
     script = Script()
     script.accelerator.prepare(script.model, script.optimizer)
     script.start().train()
@@ -91,7 +91,7 @@ def test_objects_that_are_prepared_again_are_measured_once(parts: list[str | Non
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_an_evaluation_is_left_out(parts: list[str | None]) -> None:
+def test_an_evaluation_is_not_measured(parts: list[str | None]) -> None:
     script = Script().start()
     held_out = script.accelerator.prepare(DataLoader(torch.ones(3, 2)))  # type: ignore[arg-type]  # as above
     script.train()
@@ -107,14 +107,14 @@ def test_an_evaluation_is_left_out(parts: list[str | None]) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_backward_pass_that_fails_has_ended(parts: list[str | None]) -> None:
+def test_a_failed_backward_pass_ends_its_part(parts: list[str | None]) -> None:
     script = Script().start()
     with pytest.raises(RuntimeError, match="grad"):
         script.accelerator.backward(torch.ones(1))
     assert parts == ["backward", None]
 
 
-def test_the_run_that_follows_has_timings_too(parts: list[str | None], fake_wandb: FakeWandb) -> None:
+def test_a_second_run_has_timings_too(parts: list[str | None], fake_wandb: FakeWandb) -> None:
     script = Script()
     for _ in range(2):
         script.start().train()
@@ -132,7 +132,7 @@ def test_loading_on_rank_0_for_all_ranks_is_not_measured(parts: list[str | None]
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_model_that_is_compiled_is_measured_around_and_may_wait(parts: list[str | None]) -> None:
+def test_a_compiled_model_is_measured_from_outside_and_may_wait(parts: list[str | None]) -> None:
     script = Script(dynamo_backend="eager").start()
     script.train()
     assert parts.count("forward") == 2
@@ -142,7 +142,7 @@ def test_a_model_that_is_compiled_is_measured_around_and_may_wait(parts: list[st
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MULTI_CPU])
-def test_sharded_parameters_are_waited_for(kind: DistributedType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_parameters_count_as_waiting(kind: DistributedType, monkeypatch: pytest.MonkeyPatch) -> None:
     Accelerator(cpu=True)
     monkeypatch.setitem(PartialState._shared_state, "distributed_type", kind)  # both states keep it there
     waiting = PreparedTimings(lambda: None).timings._waiting
@@ -150,7 +150,9 @@ def test_sharded_parameters_are_waited_for(kind: DistributedType, monkeypatch: p
 
 
 @pytest.mark.parametrize(("names", "is_sharded"), [(("dp_replicate",), False), (("dp_replicate", "tp"), True)])
-def test_dimensions_of_a_mesh_shard(names: tuple[str, ...], is_sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mesh_with_sharded_dimensions_counts_as_waiting(
+    names: tuple[str, ...], is_sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Mesh:
         mesh_dim_names = names
 

@@ -110,7 +110,7 @@ def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [["--all"], ["--json"]])
-def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
+def test_a_closed_pipe_causes_no_traceback(extra: list[str]) -> None:
     command = [sys.executable, "-c", COMMAND, "plan", "--layout", "3000", *extra]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -144,7 +144,7 @@ def test_output_that_cannot_be_written_is_reported_in_one_line(
     assert done.stderr == "dist-wandb: the output could not be written: No space left on device.\n"
 
 
-def test_without_an_output_a_command_does_its_work() -> None:
+def test_a_command_works_without_standard_output() -> None:
     closing = f"import os; os.close(1); os.execv({PYTHON!r}, [{PYTHON!r}, '-c', {COMMAND!r}, 'plan'])"
     done = subprocess.run([PYTHON, "-c", closing], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -154,7 +154,7 @@ def test_without_an_output_a_command_does_its_work() -> None:
 
 
 @pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
-def test_the_plan_is_that_of_the_mode_table(case: dict[str, Any], capsys: Capture) -> None:
+def test_the_plan_matches_the_mode_table(case: dict[str, Any], capsys: Capture) -> None:
     layout = ",".join(map(str, case["ranks_per_node"]))
     argv = ["plan", "--layout", layout, "--run-mode", case["run_mode"], "--rank-scope", case["rank_scope"], "--json"]
     assert main(argv) == 0
@@ -171,7 +171,7 @@ def test_the_plan_is_that_of_the_mode_table(case: dict[str, Any], capsys: Captur
     assert plan["writers"] == len(writers)
 
 
-def test_the_plan_as_a_table(capsys: Capture) -> None:
+def test_the_plan_is_printed_as_a_table(capsys: Capture) -> None:
     argv = ["plan", "--nodes", "2", "--procs-per-node", "2", "--run-mode", "shared", "--rank-scope", "worker"]
     assert main(argv) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -220,7 +220,7 @@ def test_a_rank_without_a_run_writes_nothing(capsys: Capture) -> None:
     assert "2 ranks on 1 node: 1 run, no groups, 1 writer" in out
 
 
-def test_id_group_and_name_are_those_given(capsys: Capture) -> None:
+def test_id_group_and_name_can_be_given(capsys: Capture) -> None:
     argv = ["plan", "--layout", "1,2", "--run-mode", "new", "--id", "e7", "--group", "sweep", "--name", "night"]
     assert main([*argv, "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)["ranks"]
@@ -235,13 +235,13 @@ def test_a_rank_without_a_run_has_no_name(capsys: Capture) -> None:
     assert [rank["name"] for rank in json.loads(capsys.readouterr().out)["ranks"]] == ["night", None]
 
 
-def test_the_table_is_neither_cut_nor_folded_in_a_pipe(capsys: Capture) -> None:
+def test_the_table_is_neither_cut_nor_wrapped_in_a_pipe(capsys: Capture) -> None:
     base_id = "x" * 128
     assert main(["plan", "--layout", "2", "--run-mode", "new", "--id", base_id]) == 0
     assert f"{base_id}-rank-1" in capsys.readouterr().out
 
 
-def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> None:
+def test_the_plan_of_a_mesh_counts_the_replicas_of_the_primary(capsys: Capture) -> None:
     argv = ["plan", "--mesh", "pp=2,dp=2,tp=2", "--nodes", "2", "--run-mode", "shared", "--primary-rank", "-1"]
     assert main([*argv, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -290,7 +290,7 @@ def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], mess
         (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0"),
     ],
 )
-def test_the_plan_of_a_trial_has_the_id_that_the_agent_gave(
+def test_the_plan_of_a_trial_has_the_id_from_the_agent(
     arguments: list[str], ids: list[str | None], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     assert main(["plan", *arguments, "--sweep", "--id", "t7", "--json"]) == 0
@@ -397,7 +397,7 @@ def test_the_exit_code_is_1_if_no_file_can_be_read(write_run: WriteRun, tmp_path
 
 
 @pytest.mark.slow
-def test_of_thousands_of_metrics_the_first_are_shown_and_the_others_counted(
+def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(
     write_run: WriteRun, tmp_path: Path, capsys: Capture
 ) -> None:
     write_run("a", {f"m{number}": number for number in range(1234)})
@@ -471,7 +471,7 @@ def test_an_old_wandb_is_reported_once_for_all_files(write_run: WriteRun, tmp_pa
     assert captured.err.count("pip install 'wandb>=0.31'") == 1
 
 
-def test_a_stream_that_cannot_show_a_sparkline_is_no_reason_to_fail(write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("a", {"loss": 1})
     code = f"{code_with_reader(sys.executable)}; {COMMAND}"
     done = subprocess.run(
@@ -496,7 +496,7 @@ def test_metrics_are_chosen_by_pattern(write_run: WriteRun, tmp_path: Path, caps
     assert out.count("no metric matches") == 1
 
 
-def test_show_as_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_show_prints_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     config = {"type": "config", "config": {"update": {"lr": 0.1}}}
     path = write_run("a", *({"loss": value} for value in range(64)), {"loss": "NaN"}, exit_code=1, tags=["x"])
     path.write_text(path.read_text() + json.dumps(config) + "\n")
@@ -527,7 +527,7 @@ def test_names_cannot_write_markup_or_escape_sequences(write_run: WriteRun, tmp_
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
-def test_a_terminal_of_any_width_loses_no_part_of_names_and_numbers(
+def test_names_and_numbers_are_complete_at_any_terminal_width(
     width: int, write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")

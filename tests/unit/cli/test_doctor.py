@@ -41,7 +41,7 @@ STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
 
 
 @pytest.fixture
-def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # must run first
+def set_variables(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # must run first
     """Return a function that sets variables in an environment without launcher, key and server."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
@@ -49,20 +49,20 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.chdir(tmp_path)
 
-    def set_variables(**variables: str) -> None:
+    def set_all(**variables: str) -> None:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         wandb.teardown()  # wandb reads its settings once per process
 
-    yield set_variables
+    yield set_all
     wandb.teardown()
 
 
 # --- rank and run -----------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) -> None:
-    say(**{**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, WANDB_SWEEP_ID="s1", WANDB_RUN_ID="t7")
+def test_a_trial_has_the_id_of_its_agent_and_further_runs_cause_a_warning(set_variables: Any) -> None:
+    set_variables(**{**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, WANDB_SWEEP_ID="s1", WANDB_RUN_ID="t7")
     found = examine("new")
     assert found.plan is not None
     assert (found.plan.run_id, found.plan.is_trial) == ("t7", True)
@@ -70,7 +70,7 @@ def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) 
     assert not any("a trial" in warning for warning in examine("auto").warnings)
 
 
-@pytest.mark.usefixtures("say")
+@pytest.mark.usefixtures("set_variables")
 def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
     found = examine()
     assert found.topology is not None
@@ -82,8 +82,8 @@ def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
     assert found.versions["wandb"] == wandb.__version__
 
 
-def test_rank_its_sources_and_its_run_are_shown(say: Any) -> None:
-    say(**TORCHRUN, **AGENT)
+def test_rank_its_sources_and_its_run_are_shown(set_variables: Any) -> None:
+    set_variables(**TORCHRUN, **AGENT)
     found = examine("new", "worker")
     assert found.topology is not None
     assert (found.topology.global_rank, found.topology.node_rank, found.topology.num_nodes) == (1, 0, 2)
@@ -94,21 +94,21 @@ def test_rank_its_sources_and_its_run_are_shown(say: Any) -> None:
     assert found.errors == found.warnings == ()
 
 
-def test_environment_sets_mode_id_and_group(say: Any) -> None:
-    say(**TORCHRUN, DIST_WANDB_RUN_MODE="shared", WANDB_RUN_ID="exp", WANDB_RUN_GROUP="night")
+def test_environment_sets_mode_id_and_group(set_variables: Any) -> None:
+    set_variables(**TORCHRUN, DIST_WANDB_RUN_MODE="shared", WANDB_RUN_ID="exp", WANDB_RUN_GROUP="night")
     plan = examine().plan
     assert plan is not None
     assert (plan.run_mode, plan.run_id, plan.group, plan.label) == ("shared", "exp", "night", "worker-0-rank-1")
 
 
-def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> None:
-    say(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+def test_layout_known_only_to_all_ranks_together_is_not_an_error(set_variables: Any) -> None:
+    set_variables(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
     found = examine("shared")
     assert found.plan is None
     assert found.errors == ()
     assert "Open MPI does not provide the node rank of this process" in found.warnings[0]
     assert "open the run after init_process_group" in found.warnings[0]
-    say(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="4", **AGENT)
+    set_variables(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="4", **AGENT)
     assert "the ranks exchange it when the run is opened" in examine("shared").warnings[0]
 
 
@@ -126,9 +126,9 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
     ],
 )
 def test_errors_that_init_would_raise_are_reported(
-    say: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
+    set_variables: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    say(**variables)
+    set_variables(**variables)
     (message,) = examine().errors
     assert error in message
     assert main(["doctor", "--timeout", "0"]) == 1
@@ -142,7 +142,7 @@ def statuses(environ: dict[str, str]) -> dict[str, str]:
     return {launcher.name: launcher.status for launcher in detected_launchers(environ)}
 
 
-def test_status_of_each_launcher() -> None:
+def test_each_launcher_has_a_status() -> None:
     assert statuses({}) == {}
     assert statuses(TORCHRUN) == {"torchrun": "used"}
     assert statuses({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
@@ -159,15 +159,15 @@ def test_status_of_each_launcher() -> None:
     }
 
 
-def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
-    say(**TORCHRUN, **AGENT, **STALE_SLURM)
+def test_stale_variables_are_named_with_a_remedy(set_variables: Any) -> None:
+    set_variables(**TORCHRUN, **AGENT, **STALE_SLURM)
     (warning,) = examine("new").warnings
     assert "SLURM has left variables that are ignored: it set rank 0 of 8, but rank 1 of 4 is used" in warning
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
 
 
-def test_complete_rank_in_an_image_is_to_be_unset_under_a_launcher(say: Any) -> None:
-    say(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+def test_variables_of_an_image_should_be_unset_under_a_launcher(set_variables: Any) -> None:
+    set_variables(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
     (warning,) = examine().warnings
     assert warning.startswith(
         "RANK and WORLD_SIZE makes this process a job of its own (RANK=0, WORLD_SIZE=1), but Open MPI"
@@ -175,8 +175,8 @@ def test_complete_rank_in_an_image_is_to_be_unset_under_a_launcher(say: Any) -> 
     assert "If it is one of several ranks, unset the former" in warning
 
 
-def test_rank_that_differs_from_sruns_is_reported_without_naming_the_stale_one(say: Any) -> None:
-    say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
+def test_rank_different_from_srun_is_reported_with_both_sets_of_variables(set_variables: Any) -> None:
+    set_variables(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
     warning = examine().warnings[0]
     assert warning.startswith(
         "RANK and WORLD_SIZE and SLURM give this process different ranks: it set rank 3 of 4, but"
@@ -185,8 +185,8 @@ def test_rank_that_differs_from_sruns_is_reported_without_naming_the_stale_one(s
     assert warning.endswith("or SLURM_PROCID=3, SLURM_NTASKS=4")
 
 
-def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
-    say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
+def test_srun_that_started_torchrun_is_not_considered_stale(set_variables: Any) -> None:
+    set_variables(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
     found = examine("new")
     assert found.warnings == ()
     assert found.launchers[1].reason == (
@@ -209,29 +209,29 @@ NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
     ],
 )
 def test_ranks_that_cannot_meet_yet_are_reported(
-    say: Any, variables: dict[str, str], run_mode: RunMode, needs_id: bool
+    set_variables: Any, variables: dict[str, str], run_mode: RunMode, needs_id: bool
 ) -> None:
-    say(**MPICH, **variables)
+    set_variables(**MPICH, **variables)
     (warning,) = examine(run_mode).warnings
     assert warning.startswith(NO_STORE)
     assert (NO_ID in warning) is needs_id
 
 
-def test_batch_shell_is_distinguished_from_a_task(say: Any) -> None:
-    say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4")
+def test_batch_shell_is_distinguished_from_a_task(set_variables: Any) -> None:
+    set_variables(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4")
     found = examine()
     assert found.topology is not None
     assert found.topology.world_size == 1
     assert "srun has not started this process" in found.warnings[0]
 
 
-def test_processes_started_by_a_batch_shell_ignore_it(say: Any) -> None:
-    say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
+def test_processes_started_by_a_batch_shell_ignore_it(set_variables: Any) -> None:
+    set_variables(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
     assert examine().warnings == ()
 
 
-def test_incomplete_rank_is_reported(say: Any) -> None:
-    say(PALS_RANKID="3")
+def test_incomplete_rank_is_reported(set_variables: Any) -> None:
+    set_variables(PALS_RANKID="3")
     (warning,) = examine().warnings
     assert warning.startswith("This process is treated as a job of its own, but PALS's PALS_RANKID=3 shows that")
 
@@ -239,8 +239,8 @@ def test_incomplete_rank_is_reported(say: Any) -> None:
 # --- wandb ------------------------------------------------------------------------------------------------------------
 
 
-def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
-    say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY, WANDB_PROJECT="digits")
+def test_server_that_accepts_the_key_is_reported(set_variables: Any, wandb_server: WandbServer) -> None:
+    set_variables(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY, WANDB_PROJECT="digits")
     found = examine()
     assert found.server is not None
     assert (found.server.answers, found.server.user, found.server.problem) == (True, "tester", "")
@@ -260,9 +260,9 @@ def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
     ],
 )
 def test_server_that_refuses_is_reported(
-    say: Any, wandb_server: WandbServer, fault: dict[str, Any], problem: str
+    set_variables: Any, wandb_server: WandbServer, fault: dict[str, Any], problem: str
 ) -> None:
-    say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
+    set_variables(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
     wandb_server.fail("graphql", **fault)
     found = examine(timeout=0.5 if "delay" in fault else 30.0)
     assert found.server is not None
@@ -280,14 +280,16 @@ def test_dead_server_is_reported_without_waiting() -> None:
     assert "refused" in server.problem
 
 
-def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: WandbServer) -> None:
+def test_server_that_requires_a_login_is_fine_without_a_key(wandb_server: WandbServer) -> None:
     wandb_server.fail("graphql", status=401)
     assert ask(wandb_server.url, None, 5.0).problem == ""
     assert ask(wandb_server.url, KEY, 30.0).problem == "authentication failed: run `wandb login` or set WANDB_API_KEY"
 
 
-def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    say(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
+def test_key_in_netrc_is_found_and_never_shown(
+    set_variables: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_variables(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
     assert examine(timeout=None).setup.key is None
     assert "There is no API key for http://127.0.0.1:9" in examine(timeout=None).warnings[0]
     place = tmp_path / ".netrc"
@@ -302,10 +304,12 @@ def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys:
     assert KEY not in capsys.readouterr().out + repr(found)
 
 
-def test_password_in_the_address_of_the_server_is_neither_shown_nor_in_the_way(
-    say: Any, wandb_server: WandbServer, capsys: pytest.CaptureFixture[str]
+def test_password_in_the_address_of_the_server_works_and_is_not_shown(
+    set_variables: Any, wandb_server: WandbServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url.replace("//", "//joe:secret@"))
+    set_variables(
+        WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url.replace("//", "//joe:secret@")
+    )
     found = examine()
     assert found.server is not None
     assert found.server.user == "tester"
@@ -351,14 +355,14 @@ def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
-def test_server_that_is_not_wandbs_is_reported(body: bytes) -> None:
+def test_server_other_than_wandb_is_reported(body: bytes) -> None:
     with serving(200, {}, body) as (address, _):
         server = ask(address, KEY, 30.0)
     assert server.answers
     assert server.problem == "it does not answer like a W&B server. Is WANDB_BASE_URL right?"
 
 
-def test_key_is_not_sent_to_where_a_server_points() -> None:
+def test_key_is_not_sent_to_the_target_of_a_redirect() -> None:
     with serving(200, {}, b"{}") as (elsewhere, got), serving(302, {"Location": elsewhere}, b"") as (address, first):
         ask(address, KEY, 30.0)
     assert "Authorization" in first[0]
@@ -375,12 +379,12 @@ def settings(path: Path, **values: str) -> None:
 
 
 @pytest.mark.parametrize("workspace", ["wandb", ".wandb"])
-def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_request(
-    say: Any, tmp_path: Path, workspace: str, capsys: pytest.CaptureFixture[str]
+def test_server_named_only_by_the_directory_gets_neither_key_nor_request(
+    set_variables: Any, tmp_path: Path, workspace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(200, {}, b'{"data": {"viewer": {"username": "evil"}}}') as (address, got):
         settings(tmp_path / workspace / "settings", base_url=address)
-        say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+        set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
         assert main(["doctor"]) == 1
         out = capsys.readouterr().out
         assert got == []
@@ -404,44 +408,44 @@ def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_reques
     assert "Authorization" in got[0]
 
 
-def test_server_that_the_user_named_gets_the_key_whatever_else_names_it(say: Any, tmp_path: Path) -> None:
+def test_server_named_by_the_user_gets_the_key_despite_other_settings(set_variables: Any, tmp_path: Path) -> None:
     with serving(200, {}, b"{}") as (address, got):
         settings(tmp_path / "wandb" / "settings", base_url="http://127.0.0.1:9")
-        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
+        set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
         found = examine()
         assert found.setup.server is not None
         assert (found.setup.server.origin, found.setup.server.source) == ("environment", "WANDB_BASE_URL")
         assert (len(got), found.errors) == (1, ())
 
 
-def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: Path) -> None:
+def test_server_of_the_users_own_settings_file_gets_the_key(set_variables: Any, tmp_path: Path) -> None:
     with serving(200, {}, b"{}") as (address, got):
         settings(tmp_path / "dotfiles" / "wandb", base_url=f"{address}/")
         own = tmp_path / ".config" / "wandb" / "settings"
         own.parent.mkdir(parents=True)
         own.symlink_to(tmp_path / "dotfiles" / "wandb")
         settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same server
-        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
+        set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
         found = examine()
         assert found.setup.server is not None
         assert (found.setup.server.origin, found.setup.server.source) == ("user settings", str(own))
         assert (len(got), found.errors) == (1, ())
 
 
-def test_directory_may_not_select_wandbs_own_server_for_users_of_another_one(say: Any, tmp_path: Path) -> None:
+def test_directory_cannot_select_wandbs_own_server_for_users_of_another(set_variables: Any, tmp_path: Path) -> None:
     own, default = "https://wandb.example", str(wandb.Settings.model_fields["base_url"].default)
     settings(tmp_path / "settings", base_url=own)
     settings(tmp_path / "wandb" / "settings", base_url=default)
-    say(WANDB_API_KEY=KEY)
+    set_variables(WANDB_API_KEY=KEY)
     assert current_server.destination().origin == "workspace settings"
     assert not current_server.destination().takes_key
     (tmp_path / "settings").unlink()
-    say()
+    set_variables()
     assert (current_server.destination().origin, current_server.destination().takes_key) == ("default", True)
 
 
 @pytest.mark.slow
-def test_key_for_one_host_may_be_sent_there_and_a_key_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
+def test_key_for_one_host_is_sent_there_but_a_key_for_any_host_is_not(set_variables: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://team.example:8443")
     place = tmp_path / ".netrc"
     for machine, takes_key in (
@@ -452,18 +456,18 @@ def test_key_for_one_host_may_be_sent_there_and_a_key_for_any_host_may_not(say: 
     ):
         place.write_text(f"{machine}\n  login user\n  password {KEY}\n")
         place.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        say()
+        set_variables()
         assert (current_server.destination().origin, current_server.destination().takes_key) == (
             "workspace settings",
             takes_key,
         )
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
-    say(WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
+    set_variables(WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
     assert not current_server.destination().takes_key
 
 
-def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://joe:pw@wandb.invalid")
+def test_key_is_not_sent_over_plain_http_to_other_hosts(set_variables: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://joe:pw@wandb.invalid")
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "The API key is not sent to http://wandb.invalid (from WANDB_BASE_URL): over plain http" in out
@@ -472,36 +476,40 @@ def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest
     assert main(["doctor", "--timeout", "0"]) == 0  # 0 disables the request
 
 
-def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) -> None:
+def test_ambiguous_address_is_an_error(set_variables: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://wändb.example")
-    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
     found = examine()
     assert found.server is None
     assert "an ambiguous address" in found.errors[0]
 
 
-def test_key_for_this_host_goes_through_no_proxy(say: Any) -> None:
+def test_key_for_this_host_is_not_sent_through_a_proxy(set_variables: Any) -> None:
     with serving(200, {}, b"{}") as (proxy, seen), serving(200, {}, b"{}") as (address, got):
-        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address, http_proxy=proxy, no_proxy="", NO_PROXY="")
+        set_variables(
+            WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address, http_proxy=proxy, no_proxy="", NO_PROXY=""
+        )
         assert examine().errors == ()
         assert (len(seen), len(got)) == (0, 1)
 
 
 @pytest.mark.parametrize("address", ["wandb.example", "https://", "ftp://a", "https://a\\@b"])
-def test_trusted_server_that_is_no_address_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trusted_server_must_be_an_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["doctor", "--trust-server", address])
     assert "is not the address of a server" in capsys.readouterr().err
 
 
-def test_key_of_a_settings_file_is_shown_with_its_source(say: Any, tmp_path: Path) -> None:
+def test_key_of_a_settings_file_is_shown_with_its_source(set_variables: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", api_key=KEY)
-    say()
+    set_variables()
     assert (current_server.setup().key, current_server.setup().key_from) == (KEY, "a settings file of W&B's")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "huge", "directory"])
-def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_path: Path, kind: str) -> None:
+def test_settings_file_that_is_not_regular_or_too_large_is_an_error(
+    set_variables: Any, tmp_path: Path, kind: str
+) -> None:
     place = tmp_path / "wandb" / "settings"
     place.parent.mkdir()
     if kind == "pipe":
@@ -512,7 +520,7 @@ def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_
         place.write_text("[default]\n" + "#" * 70_000)
     else:
         place.mkdir()
-    say()
+    set_variables()
     (error,) = examine().errors
     assert error.startswith(
         f"{place}, which W&B reads its settings from, is not a regular file of at most 65536 bytes."
@@ -531,12 +539,12 @@ def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
 
-def test_training_warns_that_only_the_directory_decides_who_gets_the_key(
-    say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_training_warns_if_only_the_directory_decides_who_gets_the_key(
+    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "wandb" / "settings"
     settings(place, base_url="https://joe:pw@evil.example", insecure_disable_ssl="true", project="digits")
-    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
     message = warned_of_workspace(caplog, monkeypatch)
     assert message.startswith(
         f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides"
@@ -544,37 +552,37 @@ def test_training_warns_that_only_the_directory_decides_who_gets_the_key(
     assert "pw" not in message
     assert message.count("dist_wandb:") == 1
     assert warned_of_workspace(caplog, monkeypatch, mode="offline") == ""
-    say(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
+    set_variables(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
     assert warned_of_workspace(caplog, monkeypatch) == ""
-    say(WANDB_BASE_URL="https://evil.example")
+    set_variables(WANDB_BASE_URL="https://evil.example")
     settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own settings
     assert warned_of_workspace(caplog, monkeypatch) == ""
 
 
 def test_training_does_not_warn_about_an_ordinary_settings_file(
-    say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
-    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
     assert warned_of_workspace(caplog, monkeypatch) == ""
 
 
-def test_inherited_service_is_reported(say: Any) -> None:
-    say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
+def test_inherited_service_is_reported(set_variables: Any) -> None:
+    set_variables(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
     assert "WANDB_SERVICE is inherited, so W&B would use another process's wandb service" in examine().warnings[0]
     assert "WANDB_SERVICE" in os.environ  # the diagnosis changes nothing
 
 
-def test_directory_that_is_not_writable_is_reported(say: Any, tmp_path: Path) -> None:
+def test_directory_that_is_not_writable_is_reported(set_variables: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    say(WANDB_DIR=str(tmp_path / "file" / "below"))
+    set_variables(WANDB_DIR=str(tmp_path / "file" / "below"))
     (warning,) = examine().warnings
     assert warning.startswith(f"The run directory '{tmp_path}/file/below/wandb' is not writable")
     assert list(tmp_path.glob("*/below")) == []
 
 
-def test_more_writers_than_wandb_recommends_are_reported(say: Any) -> None:
-    say(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
+def test_more_writers_than_wandb_recommends_are_reported(set_variables: Any) -> None:
+    set_variables(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
     (warning,) = examine("shared").warnings
     assert warning.startswith('run_mode="shared" opens a run with 400 writers, but W&B has tested at most 300')
     assert examine("shared", "worker").warnings == ()
@@ -583,8 +591,8 @@ def test_more_writers_than_wandb_recommends_are_reported(say: Any) -> None:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    say(**TORCHRUN, **STALE_SLURM)
+def test_report_is_printed_as_text(set_variables: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    set_variables(**TORCHRUN, **STALE_SLURM)
     assert main(["doctor", "--run-mode", "shared"]) == 0
     out = capsys.readouterr().out
     assert "rank 1 of 4, local rank 1, node 0 of 2" in out
@@ -595,8 +603,8 @@ def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"wandb {wandb.__version__}" in out
 
 
-def test_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    say(**TORCHRUN, **AGENT)
+def test_report_is_printed_as_json(set_variables: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    set_variables(**TORCHRUN, **AGENT)
     assert main(["doctor", "--run-mode", "auto", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["topology"]["global_rank"] == 1
@@ -614,8 +622,8 @@ def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]
     assert "is not a number of seconds" in capsys.readouterr().err
 
 
-def test_setup_of_wandb_is_read_without_its_key_in_sight(say: Any) -> None:
-    say(WANDB_API_KEY=KEY, WANDB_ENTITY="team")
+def test_setup_of_wandb_does_not_show_its_key(set_variables: Any) -> None:
+    set_variables(WANDB_API_KEY=KEY, WANDB_ENTITY="team")
     setup = current_server.setup()
     assert (setup.mode, setup.entity, setup.key, setup.key_from) == ("offline", "team", KEY, "WANDB_API_KEY")
     assert KEY not in repr(setup)

@@ -33,7 +33,7 @@ def test_a_page_is_written_and_opened(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "wandb"]
 
 
-def test_without_a_browser_it_prints_a_hint(
+def test_without_a_browser_a_hint_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
@@ -87,7 +87,7 @@ def test_without_plotly_the_extra_is_named(
     assert "pip install 'dist-wandb[report]'" in capsys.readouterr().err
 
 
-def test_only_metrics_that_are_wanted_are_in_the_page(tmp_path: Path) -> None:
+def test_only_wanted_metrics_are_in_the_page(tmp_path: Path) -> None:
     write_run(tmp_path)
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html"), "--metric", "val/*"]) == 0
     assert b'"charts":[]' in (tmp_path / "a.html").read_bytes()

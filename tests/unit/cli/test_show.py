@@ -78,7 +78,7 @@ def test_the_files_of_a_run_may_be_named_in_different_ways(
     assert "primary  rank-0/wandb/" in out
 
 
-def test_of_very_many_ranks_the_extremes_are_shown(tmp_path: Path, capsys: Capture) -> None:
+def test_only_the_extremes_of_many_ranks_are_shown(tmp_path: Path, capsys: Capture) -> None:
     for rank in range(20):
         values = {f"rank-{rank}/loss": float((rank * 7) % 20)}
         write_rank(tmp_path, rank, row(0, values), ended=4 if rank == 19 else 0)
@@ -121,7 +121,7 @@ def order_in(out: str) -> list[str]:
     return [line.split()[1] for line in out.splitlines() if line.startswith("●")]
 
 
-def test_many_runs_are_a_table_of_what_differs_the_oldest_first(sweep: Path, capsys: Capture) -> None:
+def test_many_runs_are_a_table_of_differences_with_the_oldest_first(sweep: Path, capsys: Capture) -> None:
     out = shown(capsys, sweep)
     titles = out.splitlines()[0].split()
     assert titles == ["run", "name", "started", "rows", "lr", "net.depth", "global_step", "loss"]
@@ -166,12 +166,12 @@ def test_runs_are_chosen_and_sorted(argv: list[str], ids: list[str], sweep: Path
         (["--follow", "--json"], "--follow prints no JSON"),
     ],
 )
-def test_arguments_that_make_no_sense_are_reported(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
+def test_invalid_arguments_are_reported(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
     assert main(["show", str(sweep), *argv]) == 2
     assert reason in capsys.readouterr().err
 
 
-def test_without_a_directory_the_usual_places_are_looked_at(
+def test_without_a_directory_the_usual_places_are_searched(
     sweep: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_DIR", raising=False)
@@ -213,7 +213,7 @@ def test_the_rows_of_names_are_printed_as_csv_json_and_a_table(tmp_path: Path, c
     ]
 
 
-def test_no_text_of_a_file_is_obeyed(tmp_path: Path, capsys: Capture) -> None:
+def test_texts_of_files_cannot_inject_control_characters_or_formulas(tmp_path: Path, capsys: Capture) -> None:
     evil = "=1+\x1b]0;x\x07[/x]\u202e"
     for number in range(6):
         begun = run(f"r{number}", config={evil: f"{evil}{number}"}, display_name=evil, run_group=evil)
@@ -306,7 +306,7 @@ def is_following(process: str) -> bool:
         return False
 
 
-def test_an_interrupt_ends_following_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+def test_an_interrupt_ends_following_immediately(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
     process, path, _ = following
     assert process.stdout is not None
     process.stdout.readline()

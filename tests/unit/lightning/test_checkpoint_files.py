@@ -67,7 +67,7 @@ def zipped(content: bytes, compression: int = zipfile.ZIP_STORED, names: tuple[s
 
 @pytest.mark.parametrize("is_zip", [True, False])
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_plain_data_comes_back_whatever_lies_beside_it(protocol: int, *, is_zip: bool) -> None:
+def test_plain_data_is_read_despite_other_content(protocol: int, *, is_zip: bool) -> None:
     optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())  # the first one in a process takes a second
     content = {**OTHERS, "optimizer": optimizer.state_dict(), **PLAIN}
     data = saved(content, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
@@ -105,7 +105,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_files_are_refused_soon_and_without_much_memory(kind: str) -> None:
+def test_hostile_files_are_refused_quickly_and_without_much_memory(kind: str) -> None:
     data = HOSTILE[kind]()
     tracemalloc.start()
     began = time.thread_time()
@@ -118,7 +118,7 @@ def test_hostile_files_are_refused_soon_and_without_much_memory(kind: str) -> No
         tracemalloc.stop()
 
 
-def test_a_pickle_over_the_bound_is_refused_by_the_directory_of_the_zip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_over_the_limit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(PLAIN)
     monkeypatch.setattr(checkpoint_files, "MOST_BYTES", 100)
     monkeypatch.setattr(checkpoint_files, "_unpickled", None)  # fails if anything is read
@@ -133,7 +133,7 @@ def test_a_pickle_with_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPat
         read(saved({"a": list(range(1000))}))
 
 
-def test_a_directory_that_takes_too_much_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zip_directory_over_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved({"a": [torch.zeros(1) for _ in range(100)]})
     monkeypatch.setattr(checkpoint_files, "_MOST_DIRECTORY", 1000)
     with pytest.raises(ReadError, match="directory of more than"):

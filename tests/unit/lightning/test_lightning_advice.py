@@ -74,7 +74,7 @@ def test_advice_is_given_if_our_logger_does_not_reduce(tmp_path: Path) -> None:
     assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
 
 
-def test_a_module_that_fabric_has_set_up_beside_does_not_matter() -> None:
+def test_a_module_that_fabric_has_set_up_does_not_matter() -> None:
     model = Module()
     assert advised(DistWandbLogger(), model) == []
     Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
@@ -82,7 +82,7 @@ def test_a_module_that_fabric_has_set_up_beside_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])
-def test_advice_is_given_for_values_that_a_callback_watches(monitored: str, tmp_path: Path) -> None:
+def test_advice_is_given_for_values_monitored_by_a_callback(monitored: str, tmp_path: Path) -> None:
     name = monitored.removesuffix("_epoch")
     assert advised(DistWandbLogger(), callbacks=[EarlyStopping(monitored)]) == [name]
     result.warning_cache.clear()
@@ -90,7 +90,7 @@ def test_advice_is_given_for_values_that_a_callback_watches(monitored: str, tmp_
     assert advised(DistWandbLogger(), **saving) == [name]
 
 
-def test_advice_is_given_for_values_that_a_scheduler_watches() -> None:
+def test_advice_is_given_for_values_monitored_by_a_scheduler() -> None:
     class Scheduled(Module):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -100,7 +100,9 @@ def test_advice_is_given_for_values_that_a_scheduler_watches() -> None:
     assert advised(DistWandbLogger(), Scheduled()) == ["val's"]
 
 
-def test_the_cache_stays_the_same_and_keeps_its_warnings(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightnings_warning_cache_is_kept_with_its_warnings(
+    cache: WarningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache.add("something")
     monkeypatch.setattr(trainers, "_needs_sync_dist", lambda name: name == "kept")
     trainers.remember(BoringModel())

@@ -106,7 +106,7 @@ def test_the_name_of_a_logger_is_its_project() -> None:
         assert DistWandbLogger(project="digits").name == "digits"
 
 
-def test_positional_arguments_mean_what_they_mean_to_the_stock_logger(fake_run: Any) -> None:
+def test_positional_arguments_are_those_of_the_stock_logger(fake_run: Any) -> None:
     given: Any = (
         "night",
         "logs",
@@ -135,7 +135,7 @@ def test_wandb_gets_the_users_arguments_and_no_others(wandb: Any, fake_run: Any)
     fake_run.log.assert_called_once_with({"acc": 1.0})
 
 
-def test_a_new_wandb_gets_no_arguments_that_it_warns_about(wandb: Any, fake_run: Any) -> None:
+def test_a_new_wandb_does_not_get_arguments_that_it_warns_about(wandb: Any, fake_run: Any) -> None:
     given: list[Any] = []
 
     def init(anonymous: object = "not set", **_arguments: Any) -> Any:
@@ -170,7 +170,7 @@ def test_a_run_in_progress_is_used_and_reported_once(
     wandb.init.assert_not_called()
 
 
-def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> None:
+def test_a_run_with_hardly_any_attributes_can_be_used(wandb: Any, tmp_path: Path) -> None:
     wandb.init.return_value = Bare()
     logger = DistWandbLogger(id="made-up", offline=True)
     first = trainer(logger, tmp_path)
@@ -195,7 +195,7 @@ def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> N
     ],
     ids=["plain", "numpy", "callables"],
 )
-def test_hyperparameters_are_made_plain_as_by_the_stock_logger(fake_run: Any, params: Any) -> None:
+def test_hyperparameters_are_converted_as_by_the_stock_logger(fake_run: Any, params: Any) -> None:
     for logger_class in (WandbLogger, DistWandbLogger):
         logger_class(experiment=fake_run).log_hyperparams(params)
     stock, ours = fake_run.config.update.call_args_list
@@ -204,7 +204,7 @@ def test_hyperparameters_are_made_plain_as_by_the_stock_logger(fake_run: Any, pa
 
 
 @pytest.mark.parametrize("kind", ["image", "audio", "video"])
-def test_media_that_are_no_list_or_lack_captions_are_refused(kind: str) -> None:
+def test_media_that_are_not_a_list_or_lack_captions_are_refused(kind: str) -> None:
     log = getattr(DistWandbLogger(), f"log_{kind}")
     with pytest.raises(TypeError, match=f"Expected a list as \"{kind}s\", found <class 'str'>"):
         log("samples", "1.jpg")
@@ -227,7 +227,7 @@ def test_media_and_tables_are_logged_with_their_step(wandb: Any, fake_run: Any) 
     ]
 
 
-def test_a_subclass_may_override_what_the_trainer_calls(tmp_path: Path) -> None:
+def test_a_subclass_may_override_methods_that_the_trainer_calls(tmp_path: Path) -> None:
     class Remembering(DistWandbLogger):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -281,7 +281,7 @@ def test_a_module_logs_its_hyperparameters_unless_it_is_configured_not_to(fake_r
 # --- in a Trainer -----------------------------------------------------------------------------------------------------
 
 
-def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) -> None:
+def test_its_run_is_open_before_other_loggers_start(wandb: Any, tmp_path: Path) -> None:
     """W&B's tensorboard patch must be applied before the other logger creates its writer."""
     opened: list[int] = []
 
@@ -296,7 +296,7 @@ def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) 
     assert min(opened) == 1
 
 
-def test_checkpoints_lie_below_project_and_version(fake_run: Any, tmp_path: Path) -> None:
+def test_checkpoints_are_in_the_directory_of_project_and_version(fake_run: Any, tmp_path: Path) -> None:
     logger = DistWandbLogger(project="digits", save_dir=tmp_path, offline=True)
     _ = logger.experiment
     fake_run.id = "1"  # the id becomes known late
@@ -385,7 +385,7 @@ def test_the_checkpoints_of_several_callbacks_become_artifacts(wandb: Any, tmp_p
     ]
 
 
-def test_artifacts_are_used_through_the_run_and_else_downloaded_through_the_api(wandb: Any, fake_run: Any) -> None:
+def test_artifacts_are_used_through_the_run_or_downloaded_through_the_api(wandb: Any, fake_run: Any) -> None:
     wandb.run = fake_run
     DistWandbLogger.download_artifact("net:v0", "here", "model", use_artifact=True)
     fake_run.use_artifact.assert_called_once_with("net:v0")
@@ -419,7 +419,7 @@ def test_a_copy_of_a_logger_continues_the_same_run(wandb: Any, fake_run: Any, tw
     wandb.init.assert_called_once()
 
 
-def test_a_trainer_with_several_loggers_is_pickled(tmp_path: Path) -> None:
+def test_a_trainer_with_several_loggers_can_be_pickled(tmp_path: Path) -> None:
     first = trainer([DistWandbLogger(run_mode="new"), CSVLogger(tmp_path)], tmp_path)
     second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own pickle
     for logger in second.loggers:
@@ -438,7 +438,7 @@ def test_without_a_run_the_experiment_behaves_like_lightnings_own() -> None:
     assert not experiment
 
 
-def test_methods_whose_results_scripts_use_return_objects() -> None:
+def test_methods_of_the_experiment_return_usable_objects() -> None:
     experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert not experiment.use_artifact("net:v0").download(root="x")
     assert not experiment.log_artifact("net").wait().aliases.append("best")
@@ -458,9 +458,7 @@ def test_the_experiment_of_a_rank_without_a_run_can_be_copied(twin_of: Any) -> N
     twin.finish()
 
 
-def test_a_rank_that_is_not_the_first_opens_nothing(
-    wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_other_than_the_first_opens_no_run(wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = Topology(1, 1, 0, 2, 2, 1)
     monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _cls, _environ=None: second))
     logger = DistWandbLogger(save_dir=tmp_path, limits=Limits(join_timeout=0.1, finish_timeout=0.1))
@@ -473,10 +471,10 @@ def test_a_rank_that_is_not_the_first_opens_nothing(
     wandb.init.assert_not_called()
 
 
-def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
+def test_a_child_that_cannot_attach_to_its_parents_run_reopens_it(
     wandb: Any, fake_run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As if somebody had restored the environment since the parent opened its run."""
+    """As if the environment had been restored since the parent opened its run."""
     logger = DistWandbLogger(id="exp")
     logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
     monkeypatch.setattr(wandb, "run", None)
@@ -515,7 +513,7 @@ def test_the_help_of_a_lightning_cli_documents_all_options(
     assert {name: text in shown for name, text in texts.items()} == dict.fromkeys(OPTION_NAMES, True)
 
 
-def test_a_lightning_cli_knows_all_arguments_and_reads_what_it_prints(
+def test_a_lightning_cli_knows_all_arguments_and_reads_its_printed_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {
@@ -551,7 +549,7 @@ def test_a_lightning_cli_knows_all_arguments_and_reads_what_it_prints(
 
 
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("False", False), ("all", "all")])
-def test_log_model_comes_from_a_file_or_the_command_line(tmp_path: Path, text: str, value: object) -> None:
+def test_log_model_can_be_set_in_a_file_or_on_the_command_line(tmp_path: Path, text: str, value: object) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "trainer:\n  logger:\n    class_path: dist_wandb.lightning.DistWandbLogger\n    init_args:\n"
@@ -573,7 +571,7 @@ def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_our_modules_may_be_imported_while_wandb_is_a_mock() -> None:
+def test_the_package_can_be_imported_while_wandb_is_a_mock() -> None:
     script = """
 import sys, types
 from unittest import mock
@@ -591,7 +589,7 @@ fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_st
 
 
 @pytest.mark.parametrize(("primary", "written"), [(True, {"lr": 0.2, "new": 1}), (False, {"new": 1})])
-def test_in_a_shared_run_others_do_not_overwrite_the_primarys_values(
+def test_in_a_shared_run_secondaries_do_not_overwrite_the_primarys_config(
     monkeypatch: pytest.MonkeyPatch, primary: bool, written: dict[str, Any]
 ) -> None:
     config = mock.MagicMock()

@@ -70,7 +70,7 @@ NAMES = ["image", "audio", "video", "table", "text"]
     ("mode", "rank", "prefix"),
     [("auto", 0, ""), ("auto", 1, None), ("shared", 0, ""), ("shared", 1, "rank-1/"), ("new", 0, ""), ("new", 1, "")],
 )
-def test_media_go_where_the_ranks_run_is(
+def test_media_are_logged_only_on_ranks_with_a_run(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, made: list[str], mode: Any, rank: int, prefix: str | None
 ) -> None:
     as_rank(monkeypatch, rank)
@@ -129,7 +129,7 @@ def test_watched_values_are_logged_by_the_writer_of_plain_names(
     assert watch.call_args_list == (calls if watches else [])
 
 
-def test_the_methods_for_media_read_as_the_stock_loggers() -> None:
+def test_the_methods_for_media_keep_the_stock_loggers_names_and_docstrings() -> None:
     assert DistWandbLogger.log_image.__name__ == "log_image"
     assert "caption" in str(DistWandbLogger.log_image.__doc__)
 
@@ -155,7 +155,7 @@ def test_two_loggers_with_ids_have_a_run_each(
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, STEP: 0}], [{"loss": 2.0, STEP: 0}]]
 
 
-def test_two_loggers_with_ids_have_a_run_each_where_children_go_on_with_them(
+def test_two_loggers_with_ids_have_a_run_each_if_children_continue_them(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb
 ) -> None:
     for name in "ab":
@@ -181,7 +181,7 @@ def test_a_users_own_run_is_used_as_by_the_stock_logger(monkeypatch: pytest.Monk
         assert DistWandbLogger(id="other").experiment is mine
 
 
-def test_arguments_that_are_none_are_as_if_not_given(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
+def test_arguments_that_are_none_count_as_not_given(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
     """LightningCLI passes all arguments of `wandb.init`, most of them as `None`."""
     as_rank(monkeypatch, 0)
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
@@ -201,7 +201,7 @@ def test_arguments_that_are_none_are_as_if_not_given(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("in_fabric", [True, False])
-def test_sigterm_ends_runs_of_several_ranks_in_fabric_where_nobody_handles_it(
+def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, world: int, in_fabric: bool
 ) -> None:
     if world > 1:

@@ -66,7 +66,7 @@ def test_checkpoints_hold_the_run_id(tmp_path: Path, fake_wandb: FakeWandb) -> N
         assert DistWandbLogger.id_in(tmp_path / name) == "made-by-wandb-0"
 
 
-def test_of_several_loggers_each_finds_its_own(tmp_path: Path) -> None:
+def test_each_of_several_loggers_finds_its_own_id(tmp_path: Path) -> None:
     first = trainer([DistWandbLogger(id="a"), DistWandbLogger(id="b")])
     first.fit(BoringModel())
     first.save_checkpoint(tmp_path / "x.ckpt")
@@ -81,7 +81,7 @@ class Watching(Callback):
         self.seen = list(trainer.callbacks)  # type: ignore[attr-defined]
 
 
-def test_the_callbacks_of_a_trainer_stay_as_they_were(tmp_path: Path) -> None:
+def test_saving_does_not_change_the_callbacks_of_a_trainer(tmp_path: Path) -> None:
     watching = Watching()
     given = [watching, ModelCheckpoint(tmp_path, every_n_train_steps=1)]
     first = trainer(DistWandbLogger(), callbacks=given)
@@ -105,7 +105,7 @@ TUNING: dict[str, Callable[[Tuner, LightningModule], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", TUNING)
-def test_a_trainer_is_as_it_was_after_tuning(tmp_path: Path, what: str) -> None:
+def test_tuning_leaves_a_trainer_unchanged(tmp_path: Path, what: str) -> None:
     """Lightning's own tests check this for its tuner."""
 
     class Tuned(BoringModel):
@@ -128,14 +128,14 @@ def test_a_trainer_is_as_it_was_after_tuning(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.newest
-def test_checkpoints_hold_it_without_hyperparameters_too(tmp_path: Path) -> None:
+def test_checkpoints_without_hyperparameters_hold_the_run_id_too(tmp_path: Path) -> None:
     first = trainer(DistWandbLogger(id="a"), enable_autolog_hparams=False)
     first.fit(BoringModel())
     first.save_checkpoint(tmp_path / "x.ckpt")
     assert DistWandbLogger.id_in(tmp_path / "x.ckpt") == "a"
 
 
-def test_other_trainers_checkpoints_hold_no_id(tmp_path: Path) -> None:
+def test_checkpoints_of_other_trainers_hold_no_id(tmp_path: Path) -> None:
     trainer(DistWandbLogger()).fit(BoringModel())
     other = trainer(False)
     other.fit(BoringModel())
@@ -152,7 +152,7 @@ def test_saving_is_wrapped_once() -> None:
     assert list(parameters)[:4] == ["self", "filepath", "weights_only", "storage_options"]
 
 
-def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_path: Path) -> None:
+def test_a_trainer_without_the_logger_loads_checkpoints_without_warnings(tmp_path: Path) -> None:
     first = trainer(DistWandbLogger())
     first.fit(BoringModel())
     first.save_checkpoint(tmp_path / "x.ckpt")
@@ -162,7 +162,7 @@ def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_
     assert not [warning for warning in messages if "callbacks" in str(warning.message)]
 
 
-def test_before_runs_are_open_nothing_is_added(tmp_path: Path) -> None:
+def test_checkpoints_saved_before_a_run_is_open_hold_no_id(tmp_path: Path) -> None:
     assert DistWandbLogger(id="a").experiment  # so that a logger exists whose id would be added
     first = trainer(False)
     first.fit(BoringModel())
@@ -178,7 +178,7 @@ def test_modules_without_a_trainer_are_left_alone() -> None:
     logger.log_graph(module)
 
 
-def test_the_directory_of_a_sharded_checkpoint_is_looked_into(tmp_path: Path) -> None:
+def test_the_id_is_read_from_the_directory_of_a_sharded_checkpoint(tmp_path: Path) -> None:
     torch.save({KEY: {"0": "exp"}}, tmp_path / "meta.pt")
     assert DistWandbLogger.id_in(tmp_path) == "exp"
 
@@ -216,7 +216,7 @@ def unpickled() -> str:
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_nothing_that_a_checkpoint_holds_is_executed_unless_it_is_trusted(tmp_path: Path, *, is_zip: bool) -> None:
+def test_code_in_a_checkpoint_is_executed_only_if_trusted(tmp_path: Path, *, is_zip: bool) -> None:
     _marks[:] = ["0"]
     path = tmp_path / "x.ckpt"
     content = {"model": torch.nn.Linear(2, 2), KEY: {"0": "exp"}, "hyper_parameters": Unpickled()}
@@ -229,7 +229,7 @@ def test_nothing_that_a_checkpoint_holds_is_executed_unless_it_is_trusted(tmp_pa
 
 
 @pytest.mark.parametrize("base_id", ["../../x", "a\x1b[31m", "", "x" * 10**6, "a/b"], ids=lambda base_id: base_id[:9])
-def test_an_id_that_is_none_is_refused(tmp_path: Path, base_id: str) -> None:
+def test_an_invalid_id_is_refused(tmp_path: Path, base_id: str) -> None:
     torch.save({KEY: {"0": base_id}}, tmp_path / "x.ckpt")
     with pytest.raises(ReadError, match=r"run id of logger 0") as refused:
         DistWandbLogger.id_in(tmp_path / "x.ckpt")
@@ -238,7 +238,7 @@ def test_an_id_that_is_none_is_refused(tmp_path: Path, base_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipe", "device", "link to a device", "directory with a pipe", "nothing"])
-def test_paths_that_are_not_regular_files_are_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_paths_that_are_not_regular_files_are_refused_immediately(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "pipe":
         os.mkfifo(path)
@@ -284,7 +284,7 @@ def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
 
 
 @pytest.mark.parametrize("arguments", [{}, {"resume": "auto", "id": "exp"}, {"resume": "never"}])
-def test_others_do_not(arguments: dict[str, Any]) -> None:
+def test_other_loggers_do_not_use_the_recorded_id(arguments: dict[str, Any]) -> None:
     leave_note("earlier")
     assert DistWandbLogger(project="digits", run_mode="new", **arguments)._holder.base_id != "earlier"
 

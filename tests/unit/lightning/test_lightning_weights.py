@@ -114,19 +114,19 @@ def test_this_version_of_lightning_still_exposes_the_weights() -> None:
     )
 
 
-def test_a_mean_over_batches_of_three_and_two_weighs_five() -> None:
+def test_the_weight_of_batches_of_three_and_two_is_five() -> None:
     rows = fit(Module(log_mean(on_epoch=True, on_step=False)), THREE_AND_TWO).with_name("loss")
     assert rows == [({"loss": 1.0, "epoch": 0}, {"loss": 5.0})]
     assert isinstance(rows[0][1]["loss"], float)
 
 
-def test_steps_have_no_weight_and_every_epoch_counts_anew() -> None:
+def test_steps_have_no_weight_and_counts_restart_each_epoch() -> None:
     logger = fit(Module(log_mean(on_epoch=True, on_step=True)), THREE_AND_TWO, max_epochs=2)
     assert [weights for _, weights in logger.with_name("loss_step")] == [{}] * 4
     assert [weights for _, weights in logger.with_name("loss_epoch")] == [{"loss_epoch": 5.0}] * 2
 
 
-def test_a_value_of_steps_alone_has_no_weight_at_the_end_of_the_epoch() -> None:
+def test_a_value_only_of_steps_has_no_weight_at_the_end_of_the_epoch() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log("at_step", batch.mean(), on_step=True, on_epoch=False)
         module.log("unseen", batch.mean(), on_step=False, on_epoch=True, logger=False)
@@ -136,7 +136,7 @@ def test_a_value_of_steps_alone_has_no_weight_at_the_end_of_the_epoch() -> None:
     assert [weights for _, weights in fit(module, THREE_AND_TWO).rows] == [{}, {}, {}, {"loss": 5.0}]
 
 
-def test_a_batch_size_that_the_user_gives_is_the_weight() -> None:
+def test_a_batch_size_given_by_the_user_is_the_weight() -> None:
     rows = fit(Module(log_mean(on_epoch=True, on_step=False, batch_size=7)), THREE_AND_TWO).with_name("loss")
     assert [weights for _, weights in rows] == [{"loss": 14.0}]
 
@@ -174,7 +174,7 @@ def test_values_that_lightning_synchronises_have_no_weight() -> None:
     assert weights == {"own": 5.0}
 
 
-def test_of_two_hooks_that_log_one_name_the_later_ones_weight_counts() -> None:
+def test_if_two_hooks_log_a_name_the_later_weight_applies() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log("mean", batch.mean(), on_step=False, on_epoch=True)
         module.log("sum", batch.mean(), on_step=False, on_epoch=True)
@@ -188,7 +188,7 @@ def test_of_two_hooks_that_log_one_name_the_later_ones_weight_counts() -> None:
     assert weights == {"mean": 1.0}
 
 
-def test_values_that_callbacks_log_have_no_weight() -> None:
+def test_values_logged_by_callbacks_have_no_weight() -> None:
     class Own(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
             trainer.logger.log_metrics({"own": 1.0})  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ def test_values_that_callbacks_log_have_no_weight() -> None:
     assert all(weights == {} for row, weights in logger.rows if "loss" not in row)
 
 
-def test_a_row_of_the_users_own_within_a_step_has_no_weight_though_lightning_counts_its_name() -> None:
+def test_a_row_logged_directly_to_the_logger_has_no_weight() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log("loss", batch.mean(), on_step=False, on_epoch=True)
         module.logger.log_metrics({"loss": 3.0})  # type: ignore[union-attr]
@@ -225,7 +225,7 @@ def test_counts_of_an_earlier_epoch_are_not_used_as_weights() -> None:
 # --- stages and dataloaders -------------------------------------------------------------------------------------------
 
 
-def test_the_validation_within_a_fit_has_weights_of_its_own_and_so_has_the_training() -> None:
+def test_validation_and_training_of_a_fit_have_separate_weights() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         stage = "train" if module.training else "val"
         module.log(stage, batch.mean(), on_step=True, on_epoch=True)
@@ -251,7 +251,7 @@ def test_two_validation_dataloaders_have_a_weight_each() -> None:
     assert all(step_weights == {} for _, step_weights in logger.rows[:-1])
 
 
-def test_dataloaders_with_names_of_their_own_have_a_weight_each() -> None:
+def test_dataloaders_with_their_own_names_have_a_weight_each() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log(f"of-{batch[0]:.0f}", batch.mean(), add_dataloader_idx=False)
 
@@ -260,7 +260,7 @@ def test_dataloaders_with_names_of_their_own_have_a_weight_each() -> None:
     assert logger.rows == [({"of-1": 1.0, "of-2": 2.0, "epoch": 0}, {"of-1": 5.0, "of-2": 3.0})]
 
 
-def test_the_test_stage_has_weights_and_log_dict_too() -> None:
+def test_the_test_stage_and_log_dict_have_weights() -> None:
     logger = Recorder()
     trainer_with(logger).test(
         Module(lambda module, batch: module.log_dict({"a": batch.mean(), "b": batch.sum()})), loader(THREE_AND_TWO)
@@ -326,7 +326,7 @@ def results_of_five() -> _ResultCollection:
     return results
 
 
-def test_the_stand_in_for_a_trainer_works_like_one() -> None:
+def test_a_stand_in_for_a_trainer_gives_the_same_weights() -> None:
     assert epoch_weights(trainer_that_holds(results_of_five()), {"loss": 1.0}) == {"loss": 5.0}
 
 
@@ -336,7 +336,7 @@ def test_a_count_on_another_device_is_not_read() -> None:
     assert epoch_weights(trainer_that_holds(results), {"loss": 1.0})["loss"] is count
 
 
-def test_a_step_does_not_look_at_the_results() -> None:
+def test_rows_of_steps_do_not_read_the_results() -> None:
     results = mock.MagicMock()
     assert epoch_weights(trainer_that_holds(results, at_step=True), {"loss": 1.0}) == {}
     assert results.mock_calls == []
@@ -345,7 +345,7 @@ def test_a_step_does_not_look_at_the_results() -> None:
 
 
 @pytest.mark.parametrize("name", ["has_reset", "meta", "is_tensor", "cumulated_batch_size"])
-def test_a_version_of_lightning_of_another_shape_gives_no_weights(name: str) -> None:
+def test_a_lightning_with_different_internals_gives_no_weights(name: str) -> None:
     results = results_of_five()
     delattr(results["training_step.loss"], name)
     assert epoch_weights(trainer_that_holds(results), {"loss": 1.0}) == {}
@@ -362,7 +362,7 @@ def test_weights_get_the_names_of_the_row_with_its_prefix() -> None:
     assert logger.rows[-1] == ({"loss": 1.0, "epoch": 0}, {"fold-loss": 5.0})
 
 
-def test_the_logger_does_not_keep_the_module_alive_and_takes_no_other() -> None:
+def test_the_logger_holds_a_weak_reference_to_the_lightning_module_only() -> None:
     logger = DistWandbLogger()
     module = Module(log_mean())
     logger.log_graph(module)
@@ -375,7 +375,7 @@ def test_the_logger_does_not_keep_the_module_alive_and_takes_no_other() -> None:
     assert logger._weights_of({"loss": 1.0}) == {}
 
 
-def test_a_pickle_and_a_copy_are_without_the_module() -> None:
+def test_pickles_and_copies_do_not_contain_the_module() -> None:
     logger = DistWandbLogger(run_mode="new")
     module = Module(log_mean())
     logger.log_graph(module)

@@ -193,7 +193,7 @@ def test_whichever_call_comes_first_opens_the_run_as_in_the_stock_logger(first: 
 
 
 @pytest.mark.parametrize("variable", ["WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_MODE"])
-def test_wandbs_variables_count_as_in_the_stock_logger(
+def test_wandbs_variables_apply_as_in_the_stock_logger(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "offline")
@@ -240,7 +240,7 @@ def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: st
 
 
 @pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
-def test_attributes_of_the_stock_methods_are_as_they_left_them(constructor: str, tmp_path: Path) -> None:
+def test_attributes_set_by_the_stock_methods_are_kept(constructor: str, tmp_path: Path) -> None:
     stock: list[dict[str, Any]] = []
     drive_with(WandbLogger, CONSTRUCTORS[constructor], lambda logger: stock.append(vars(logger)), tmp_path)
     ours: list[dict[str, Any]] = []
@@ -252,7 +252,7 @@ def test_attributes_of_the_stock_methods_are_as_they_left_them(constructor: str,
 
 
 @pytest.mark.newest  # add_file_policy is new in Lightning 2.6
-def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_only() -> None:
+def test_the_constructor_adds_only_keyword_parameters_to_the_stock_ones() -> None:
     stock = list(inspect.signature(WandbLogger).parameters.values())
     ours = list(inspect.signature(DistWandbLogger).parameters.values())
     positional, further = stock[:-1], stock[-1]
@@ -266,18 +266,18 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 
 
-def test_it_is_an_instance_of_the_stock_logger() -> None:
+def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
 
 
 @pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
-def test_the_constructor_makes_no_run(options: dict[str, str], tmp_path: Path) -> None:
+def test_the_constructor_opens_no_run(options: dict[str, str], tmp_path: Path) -> None:
     assert drive_with(DistWandbLogger, options, lambda _: None, tmp_path).arguments == []
 
 
 @pytest.mark.parametrize("constructor", [{"offline": True}, {"offline": True, "experiment": True}])
 @pytest.mark.parametrize("before", [None, "online"])
-def test_offline_leaves_the_environment_as_the_stock_logger_does(
+def test_offline_changes_the_environment_as_in_the_stock_logger(
     before: str | None, constructor: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def modes(logger_class: type[WandbLogger]) -> list[str | None]:
@@ -354,7 +354,7 @@ def test_hyperparameters_and_watch_wait_for_the_run_and_keep_their_order(mode: s
     ]
 
 
-def test_calls_that_waited_are_made_once(tmp_path: Path) -> None:
+def test_deferred_calls_are_made_once(tmp_path: Path) -> None:
     def use(logger: WandbLogger) -> None:
         logger.log_hyperparams({"lr": 0.1})
         _ = logger.experiment
@@ -375,7 +375,7 @@ def through_a_pickle(logger: DistWandbLogger) -> DistWandbLogger:
 
 
 @pytest.mark.parametrize("mode", ["shared", "new"])
-def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str, tmp_path: Path) -> None:
+def test_a_pickle_opens_no_run_and_keeps_ids_options_and_deferred_calls(mode: str, tmp_path: Path) -> None:
     def use(logger: WandbLogger) -> None:
         assert isinstance(logger, DistWandbLogger)
         logger.log_hyperparams({"lr": 0.1})
@@ -413,7 +413,7 @@ def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
 
 
-def test_in_auto_mode_a_pickle_opens_the_run_that_the_children_go_on_with(tmp_path: Path) -> None:
+def test_in_auto_mode_a_pickle_opens_the_run_that_children_continue(tmp_path: Path) -> None:
     def use(logger: WandbLogger) -> None:
         assert isinstance(logger, DistWandbLogger)
         twin = through_a_pickle(logger)
@@ -437,7 +437,7 @@ def test_an_open_logger_survives_a_pickle_and_stays_open(tmp_path: Path) -> None
     ("node_rank", "scope", "opened"),
     [(None, "global", 1), (None, "worker", 1), ("0", "global", 1), ("0", "worker", 0), ("1", "global", 0)],
 )
-def test_a_pickle_opens_the_run_only_where_it_is_certain_whose_it_is(
+def test_a_pickle_opens_the_run_only_if_its_owner_is_certain(
     node_rank: str | None, scope: str, opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if node_rank is not None:
@@ -456,7 +456,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
 
 
 @pytest.mark.newest  # wandb before 0.27 has no such limits
-def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says_by_other_means(
+def test_the_first_of_two_ranks_opens_the_run_with_the_users_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 0)
@@ -470,13 +470,13 @@ def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says
     assert stand_in.modes == ["dryrun"]
 
 
-def test_an_anonymous_run_of_several_ranks_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_anonymous_run_of_several_ranks_stays_anonymous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 0)
     stand_in = drive_with(DistWandbLogger, {"anonymous": True, **ALONE}, use_everything, tmp_path)
     assert stand_in.arguments[0]["anonymous"] == "allow"
 
 
-def test_of_two_ranks_the_second_has_an_experiment_that_accepts_every_use(
+def test_the_second_of_two_ranks_has_an_experiment_that_accepts_every_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 1)
@@ -545,9 +545,7 @@ def test_a_run_in_progress_is_used_by_the_first_of_two_ranks(tmp_path: Path, mon
     assert drive_with(DistWandbLogger, {}, use, tmp_path).arguments == []
 
 
-def test_incomplete_variables_do_not_prevent_calls_from_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_are_deferred_despite_incomplete_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning requires such variables on a cluster whose launcher it does not know."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("NODE_RANK", "1")

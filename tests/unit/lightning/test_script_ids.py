@@ -48,7 +48,7 @@ def test_a_child_takes_the_ids_of_its_parent_in_order(tmp_path: Path, child: Chi
     assert [twin.take("own"), twin.take("own"), twin.take("own")] == [(0, "first"), (1, "second"), (2, "own")]
 
 
-def test_an_id_that_became_known_later_replaces_the_one_offered(tmp_path: Path, child: Child) -> None:
+def test_an_id_known_later_replaces_the_one_offered(tmp_path: Path, child: Child) -> None:
     ids = ScriptIds(tmp_path)
     ids.take("first")
     ids.take("second")
@@ -62,13 +62,13 @@ def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_id_that_is_not_known_is_none(tmp_path: Path, child: Child) -> None:
+def test_a_child_uses_its_own_id_if_the_parent_offers_none(tmp_path: Path, child: Child) -> None:
     ScriptIds(tmp_path).offer(1, "second")
     twin = child()
     assert [twin.take("mine")[1], twin.take("also mine")[1]] == ["mine", "second"]
 
 
-def test_a_process_that_is_nobodys_child_takes_nothing_and_keeps_nothing(tmp_path: Path) -> None:
+def test_a_process_without_a_parent_offers_only_its_own_ids(tmp_path: Path) -> None:
     ScriptIds(tmp_path).take("of before")
     assert ScriptIds(tmp_path).take("own") == (0, "own")
     assert file_in(tmp_path).read_text() == '["own"]'
@@ -106,7 +106,7 @@ def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_nothing_in_its_place_keeps_a_child_waiting(tmp_path: Path, child: Child, obstacle: str) -> None:
+def test_obstacles_in_place_of_the_file_do_not_block_a_child(tmp_path: Path, child: Child, obstacle: str) -> None:
     ScriptIds(tmp_path).take("first")
     place = file_in(tmp_path)
     place.unlink()
@@ -122,7 +122,7 @@ def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, child: Child, mon
     assert child().take("own") == (0, "own")
 
 
-def test_only_this_user_may_read_it(tmp_path: Path) -> None:
+def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
     ScriptIds(tmp_path).take("first")
     assert file_in(tmp_path).stat().st_mode & 0o077 == 0
 
@@ -131,7 +131,7 @@ def test_if_the_file_cannot_be_written_ids_are_passed_later(tmp_path: Path) -> N
     assert ScriptIds(tmp_path / "missing").take("first") == (0, "first")
 
 
-def test_the_file_goes_with_its_process_and_the_environment_stays(tmp_path: Path) -> None:
+def test_the_file_is_removed_with_its_process_and_the_environment_unchanged(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; before = dict(os.environ); from dist_wandb.lightning.script_ids import ScriptIds; "
         "ScriptIds().take('first'); print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*')))); "

@@ -63,7 +63,7 @@ def fit(model: Model, out: Path, *, timings: bool = True, **arguments: Any) -> T
     return trainer
 
 
-def test_rows_have_the_parts_of_the_steps_before_them(
+def test_rows_have_the_parts_of_the_preceding_steps(
     parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path
 ) -> None:
     trainer = fit(Model(), tmp_path)
@@ -76,42 +76,42 @@ def test_rows_have_the_parts_of_the_steps_before_them(
     assert first["time/step"] >= first["time/data"] + first["time/forward"] + first["time/backward"]
 
 
-def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path) -> None:
+def test_without_timings_nothing_is_measured(parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path) -> None:
     fit(Model(), tmp_path, timings=False)
     assert parts == []
     assert not any(name.startswith("time/") for row in fake_wandb.runs[0].rows for name in row)
 
 
 @pytest.mark.usefixtures("parts")
-def test_a_value_that_is_no_yes_or_no_is_refused(tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_boolean_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
         DistWandbLogger(save_dir=tmp_path, timings="data")  # type: ignore[arg-type]
 
 
-def test_validation_between_batches_is_left_out(parts: list[str | None], tmp_path: Path) -> None:
+def test_validation_between_batches_is_not_measured(parts: list[str | None], tmp_path: Path) -> None:
     fit(Model(), tmp_path, limit_val_batches=1, val_check_interval=1)
     validated = [*STEP, "data", None]  # loading continues after it
     assert parts == [None, *validated, *validated, "data", None, None]  # the first is the sanity check
 
 
-def test_accumulated_gradients_are_not_stepped_with(parts: list[str | None], tmp_path: Path) -> None:
+def test_accumulating_batches_have_no_optimizer_part(parts: list[str | None], tmp_path: Path) -> None:
     fit(Model(), tmp_path, accumulate_grad_batches=2)
     assert parts == [*STEP[:-1], *STEP, "data", None, None]
 
 
-def test_manual_optimization_has_several_passes_in_a_step(parts: list[str | None], tmp_path: Path) -> None:
+def test_manual_optimization_measures_several_passes_in_a_step(parts: list[str | None], tmp_path: Path) -> None:
     fit(Model(is_manual=True), tmp_path, limit_train_batches=1)
     again = ["backward", "forward", "optimizer"]
     assert parts == ["data", "forward", *again, *again, "data", None, None]
 
 
-def test_an_exception_leaves_nothing_behind(parts: list[str | None], tmp_path: Path) -> None:
+def test_an_exception_ends_the_measurement(parts: list[str | None], tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         fit(Model(fails=True), tmp_path)
     assert parts == [*STEP, "data", "forward", None]
 
 
-def test_with_ddp_the_forward_pass_begins_behind_the_copies_of_buffers(parts: list[str | None], tmp_path: Path) -> None:
+def test_with_ddp_the_forward_pass_starts_after_the_copies_of_buffers(parts: list[str | None], tmp_path: Path) -> None:
     model = Model()
     with mock.patch.dict(os.environ):  # Lightning changes it
         try:

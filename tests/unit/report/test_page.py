@@ -54,9 +54,9 @@ def elements(text: str, tag: str) -> list[str]:
 def test_texts_of_files_cannot_leave_the_data() -> None:
     text = json_of(REPORT)
     assert not set("<>&\u2028") & set(text)
-    told = json.loads(text)
-    assert told["runs"][0]["config"] == {EVIL: EVIL}
-    assert told["runs"][0]["charts"][0]["line"]["y"] == [0.5, None]
+    data = json.loads(text)
+    assert data["runs"][0]["config"] == {EVIL: EVIL}
+    assert data["runs"][0]["charts"][0]["line"]["y"] == [0.5, None]
 
 
 def test_a_page_has_three_script_elements_and_no_address() -> None:

@@ -48,7 +48,7 @@ def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> 
     assert {(x, y) for x, y in points} <= set(enumerate(ys))
 
 
-def test_a_chart_with_few_points_leaves_the_curve_as_it_is() -> None:
+def test_a_chart_with_few_points_does_not_change_the_curve() -> None:
     curve = curve_of(list(map(float, range(400))))
     assert len(curve.stretches(16)) <= 16
     assert len(curve.stretches()) == 400

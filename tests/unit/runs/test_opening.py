@@ -78,7 +78,7 @@ def test_a_run_that_cannot_be_opened_is_written_to_disk(
     assert "rank 0 could not open its run: Timed out initializing run. Continuing offline" in caplog.text
 
 
-def test_strict_makes_it_an_error(unreliable: Any) -> None:
+def test_with_strict_a_run_that_cannot_be_opened_is_an_error(unreliable: Any) -> None:
     unreliable(online=1)
     with pytest.raises(UnavailableError, match="Timed out initializing run"):
         dist_wandb.init("digits", strict=True)
@@ -221,7 +221,7 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
 
 
 @pytest.mark.parametrize("limit", [{"join_timeout": 0.1}, {"max_pending_rows": 3}])
-def test_they_do_not_wait_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
+def test_the_wait_of_rows_for_all_writers_times_out(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(**{"join_timeout": 60.0, "finish_timeout": 0.2, **limit}))
     first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)

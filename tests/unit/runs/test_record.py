@@ -69,7 +69,7 @@ def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
     return Stand(fake_wandb, monkeypatch)
 
 
-def test_while_wandbs_process_lives_rows_go_into_its_run(stand: Stand) -> None:
+def test_while_wandbs_process_is_alive_rows_go_into_its_run(stand: Stand) -> None:
     stand.record.log({"loss": 1.0}, commit=False)
     assert stand.lost.logged == [({"loss": 1.0}, {"commit": False})]
     assert stand.record.finish(3) is None
@@ -77,7 +77,9 @@ def test_while_wandbs_process_lives_rows_go_into_its_run(stand: Stand) -> None:
     assert stand.run is stand.lost
 
 
-def test_when_it_dies_rows_continue_where_the_file_ends(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in range(5):
         stand.record.log({"loss": step / 2, "global_step": step, "text": "a"})
     stand.on_disk = [{"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)]
@@ -90,7 +92,7 @@ def test_when_it_dies_rows_continue_where_the_file_ends(stand: Stand, caplog: py
     assert "Lost wandb's own process on rank 0" in caplog.text
 
 
-def test_it_dies_while_a_session_intercepts_log(stand: Stand) -> None:
+def test_rows_continue_if_wandbs_process_dies_while_a_session_intercepts_log(stand: Stand) -> None:
     stand.kill()
     taken: list[Any] = []
     intercept(stand.lost, "log", lambda _, *args, **kwargs: taken.append((args, kwargs)))

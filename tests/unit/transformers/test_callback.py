@@ -89,7 +89,7 @@ def used(callback: DistWandbCallback | WandbCallback, whole: FakeWandb, out: Pat
 
 
 @pytest.mark.parametrize("log_model", ["false", "end", "checkpoint"])
-def test_all_that_the_stock_callback_does_is_done(
+def test_everything_that_the_stock_callback_does_is_done(
     whole_run: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_model: str
 ) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", log_model)
@@ -157,7 +157,7 @@ def test_a_loss_that_is_not_finite_is_filtered_as_configured_in_the_trainer(
     assert [math.isnan(loss) for loss in losses] == [not is_filtered] * 2
 
 
-def test_it_is_added_and_removed_by_its_class(whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_the_callback_is_added_and_removed_by_its_class(whole_run: FakeWandb, tmp_path: Path) -> None:
     """Based on `test_add_remove_callback` in transformers' `tests/trainer/test_trainer_callback.py`."""
     trainer = trainer_with(out=tmp_path)
     trainer.add_callback(DistWandbCallback)
@@ -169,14 +169,14 @@ def test_it_is_added_and_removed_by_its_class(whole_run: FakeWandb, tmp_path: Pa
     assert not whole_run.runs
 
 
-def test_by_name_the_trainer_makes_one(whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_the_trainer_creates_a_callback_by_name(whole_run: FakeWandb, tmp_path: Path) -> None:
     trainer = trainer_with(out=tmp_path, report_to="dist_wandb")
     (callback,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, DistWandbCallback))
     assert callback.session is None
     assert not whole_run.runs
 
 
-def test_beside_the_stock_callback_it_warns_and_uses_its_run(
+def test_together_with_the_stock_callback_it_warns_and_uses_its_run(
     whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = DistWandbCallback()
@@ -199,7 +199,7 @@ def test_a_session_of_the_script_is_used(whole_run: FakeWandb, tmp_path: Path) -
     assert losses == {1: 1}, "the stock callback's x axis is logged too"
 
 
-def test_a_training_after_the_end_of_a_run_has_another_one(whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_a_training_after_the_end_of_a_run_opens_another_one(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback()
     trainer = trainer_with(callback, out=tmp_path, max_steps=1)
     for _ in range(2):
@@ -224,7 +224,7 @@ def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -
     assert [run.exit_codes for run in whole_run.runs] == [[None], [None]]
 
 
-def test_a_search_by_wandb_is_not_taken_for_a_second_callback(
+def test_a_search_by_wandb_is_not_mistaken_for_a_second_callback(
     whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = trainer_with(DistWandbCallback(), out=tmp_path, max_steps=1)
@@ -246,7 +246,7 @@ def test_arguments_of_wandb_init_are_passed_to_it(whole_run: FakeWandb, tmp_path
     }
 
 
-def test_the_second_rank_has_a_run_of_its_own_and_uploads_no_model(
+def test_the_second_rank_has_its_own_run_and_uploads_no_model(
     whole_run: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
@@ -267,7 +267,7 @@ def test_the_second_rank_has_a_run_of_its_own_and_uploads_no_model(
     assert whole_run.runs[0].rows == [{"train/loss": 0.5, "train/global_step": 0}]
 
 
-def test_a_model_that_rank_0_cannot_upload_is_missed_aloud(
+def test_a_model_that_rank_0_cannot_upload_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
@@ -292,7 +292,7 @@ def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any]
 
 @pytest.mark.parametrize("name", ["train/loss", "train/grad_norm", "eval/accuracy", "test/loss", "train/epoch"])
 @pytest.mark.parametrize("reduce", ["sum", "nansum", {"*": "sum"}, {"train/own": "max", "*": "nansum"}])
-def test_numbers_that_the_trainer_has_reduced_are_not_summed_again(reduce: Any, name: str) -> None:
+def test_numbers_reduced_by_the_trainer_are_not_summed_again(reduce: Any, name: str) -> None:
     kinds = check_reduce(without_second_sum(reduce))
     assert kinds is not None
     assert reduction_of(name, kinds)[1] == "mean"
@@ -302,7 +302,7 @@ def test_numbers_that_the_trainer_has_reduced_are_not_summed_again(reduce: Any, 
 @pytest.mark.parametrize(
     "reduce", ["auto", None, "mean", "max", {"train/*": "sum"}, {"train/loss": "min", "*": "mean"}]
 )
-def test_other_reductions_stay_as_they_were_given(reduce: Any) -> None:
+def test_other_reductions_are_unchanged(reduce: Any) -> None:
     assert without_second_sum(reduce) == reduce
 
 
@@ -321,6 +321,6 @@ STOCK_USES: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("use", STOCK_USES, ids=["_initialized", "_log_model", "_wandb"])
-def test_the_stock_callback_has_the_private_names_that_are_used(use: Callable[[Any], object]) -> None:
+def test_the_stock_callback_has_the_private_names_in_use(use: Callable[[Any], object]) -> None:
     """`DistWandbCallback` sets `_wandb` and reads the others; if one is missing, the stock methods have changed."""
     use(WandbCallback())

@@ -54,7 +54,9 @@ def measured(trainer: Trainer) -> list[Any]:
     return [*optimizer.optimizer._optimizer_step_pre_hooks.values(), *model._forward_pre_hooks.values()]
 
 
-def test_a_step_is_in_one_part_after_the_other(parts: list[str | None], whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_a_step_passes_through_its_parts_in_order(
+    parts: list[str | None], whole_run: FakeWandb, tmp_path: Path
+) -> None:
     train(tmp_path)
     # Accelerate reads one batch ahead
     assert parts == [None, *LOADED, *LOADED, *STEP, *LOADED, *STEP, None]
@@ -63,27 +65,27 @@ def test_a_step_is_in_one_part_after_the_other(parts: list[str | None], whole_ru
     assert all(row[f"time/{part}"] > 0 for row in rows for part in ("data", "forward", "backward", "optimizer"))
 
 
-def test_without_it_nothing_is_measured(parts: list[str | None], whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_without_timings_nothing_is_measured(parts: list[str | None], whole_run: FakeWandb, tmp_path: Path) -> None:
     train(tmp_path, callback=DistWandbCallback())
     assert parts == []
     assert not any("time/forward" in row for row in whole_run.runs[0].rows)
 
 
 @pytest.mark.usefixtures("whole_run")
-def test_gradients_that_are_accumulated_are_one_update(parts: list[str | None], tmp_path: Path) -> None:
+def test_accumulated_gradients_are_one_update(parts: list[str | None], tmp_path: Path) -> None:
     train(tmp_path, gradient_accumulation_steps=2, max_steps=1)
     assert [part for part in parts if part not in ("data", None)] == ["forward", "backward"] * 2 + ["optimizer"]
 
 
 @pytest.mark.usefixtures("whole_run")
-def test_an_evaluation_between_two_steps_is_left_out(parts: list[str | None], tmp_path: Path) -> None:
+def test_an_evaluation_between_two_steps_is_not_measured(parts: list[str | None], tmp_path: Path) -> None:
     train(tmp_path, eval_strategy="steps", eval_steps=1)
     assert [part for part in parts if part is not None].count("forward") == 2
     assert parts.count("data") == 3
 
 
 @pytest.mark.usefixtures("whole_run")
-def test_all_that_was_added_is_gone_at_the_end_and_after_a_failure(parts: list[str | None], tmp_path: Path) -> None:
+def test_all_hooks_are_removed_at_the_end_and_after_a_failure(parts: list[str | None], tmp_path: Path) -> None:
     callback = DistWandbCallback(timings=True)
     assert measured(train(tmp_path, callback=callback)) == []
     with pytest.raises(ArithmeticError):
@@ -95,7 +97,7 @@ def test_all_that_was_added_is_gone_at_the_end_and_after_a_failure(parts: list[s
 
 
 @pytest.mark.usefixtures("whole_run")
-def test_a_model_that_is_compiled_is_left_alone(parts: list[str | None], tmp_path: Path) -> None:
+def test_a_compiled_model_is_not_measured(parts: list[str | None], tmp_path: Path) -> None:
     train(tmp_path, torch_compile=True, torch_compile_backend="eager")
     assert [part for part in parts if part is not None] == ["data", "data", "optimizer", "data", "optimizer"]
 

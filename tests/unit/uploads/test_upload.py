@@ -108,7 +108,7 @@ def test_problems_are_reported(
     assert outcome.concerns_all is concerns_all
 
 
-def test_a_plan_that_is_out_of_date_is_not_carried_out(tmp_path: Path, wandb_sync: Path) -> None:
+def test_an_outdated_plan_is_not_executed(tmp_path: Path, wandb_sync: Path) -> None:
     run = planned(stored(tmp_path))
     uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
     with pytest.raises(UploadError, match="another process has uploaded from it meanwhile"):
@@ -163,7 +163,9 @@ def test_a_log_in_the_directory_of_an_offline_run_is_not_trusted(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["dist-wandb-upload/lock", "dist-wandb-upload", "run-exp.wandb.synced"])
 @pytest.mark.parametrize("trust", [False, True])
-def test_no_link_in_the_directory_is_written_through(tmp_path: Path, wandb_sync: Path, name: str, trust: bool) -> None:
+def test_links_in_the_directory_are_not_written_through(
+    tmp_path: Path, wandb_sync: Path, name: str, trust: bool
+) -> None:
     """`dist-wandb-upload/lock` used to be truncated, and the mark and the logs were created at the targets of links."""
     victim, elsewhere = tmp_path / "authorized_keys", tmp_path / "elsewhere"
     victim.write_text("ssh-ed25519 AAAA me")
@@ -177,14 +179,14 @@ def test_no_link_in_the_directory_is_written_through(tmp_path: Path, wandb_sync:
     assert (list(elsewhere.iterdir()), (tmp_path / "made").exists()) == ([], False)
 
 
-def test_an_endless_note_of_the_first_step_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
+def test_an_endless_sync_state_file_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
     run = stored(tmp_path)
     (run.path.parent / "run-exp.wandb.syncstate").symlink_to("/dev/zero")
     with pytest.raises(UploadError, match=r"run-exp\.wandb\.syncstate is a symbolic link"):
         uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
 
 
-def test_nothing_is_written_into_the_directory_but_the_mark(tmp_path: Path, wandb_sync: Path) -> None:
+def test_only_the_mark_is_written_into_the_directory(tmp_path: Path, wandb_sync: Path) -> None:
     run = stored(tmp_path)
     files = run.path.parent / "files"
     (files / "media").mkdir(parents=True)
@@ -218,7 +220,7 @@ def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["dist-wandb", "dist-wandb/uploads"])
-def test_the_state_is_not_kept_where_a_link_leads(
+def test_the_state_is_not_stored_at_the_target_of_a_link(
     tmp_path: Path,
     wandb_sync: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -233,7 +235,7 @@ def test_the_state_is_not_kept_where_a_link_leads(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_copies_of_uploads_that_were_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_copies_of_killed_uploads_are_removed_by_the_next_one(tmp_path: Path) -> None:
     runs = [stored(tmp_path / name) for name in ("killed", "under-way")]
     copies = []
     for run in runs:
@@ -258,7 +260,7 @@ def test_a_file_that_changed_after_its_upload_is_refused(tmp_path: Path) -> None
     assert planned(run, terms=Terms(again=True)).refusals == ()
 
 
-def test_a_directory_that_was_moved_or_copied_is_known(tmp_path: Path) -> None:
+def test_a_moved_or_copied_directory_is_recognised(tmp_path: Path) -> None:
     run = stored(tmp_path)
     run.path.write_bytes(recorded("random"))
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
@@ -270,7 +272,9 @@ def test_a_directory_that_was_moved_or_copied_is_known(tmp_path: Path) -> None:
         assert not planned(copy).is_uploaded
 
 
-def test_the_state_is_for_this_user_alone(tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_readable_only_by_this_user(
+    tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wandb").mkdir()

@@ -145,7 +145,7 @@ def test_the_owner_is_shown(
 
 
 @pytest.mark.parametrize(("concerns_all", "tried"), [(True, ["a"]), (False, ["a", "b"])])
-def test_a_failure_ends_all_uploads_if_it_concerns_all(
+def test_a_failure_that_affects_all_uploads_ends_them(
     tmp_path: Path,
     uploads: Uploads,
     monkeypatch: pytest.MonkeyPatch,

@@ -33,7 +33,7 @@ def copied(files: Path, *, follow: bool = False, leave_out: frozenset[str] = fro
     return {str(path.relative_to(target)): path for path in target.rglob("*") if not path.is_dir()}
 
 
-def test_large_files_are_linked_but_for_those_that_w_and_b_writes(files: Path) -> None:
+def test_large_files_are_linked_except_those_that_w_and_b_writes(files: Path) -> None:
     found = copied(files, leave_out=frozenset({"media/images/small.png"}))
     assert found.keys() == {"config.yaml", "media/large.mp4"}
     assert found["media/large.mp4"].samefile(files / "media" / "large.mp4")
@@ -41,7 +41,7 @@ def test_large_files_are_linked_but_for_those_that_w_and_b_writes(files: Path) -
     assert found["config.yaml"].read_bytes() == LARGE
 
 
-def test_large_files_are_copied_where_they_cannot_be_linked(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_copied_if_they_cannot_be_linked(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object, **__: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
@@ -51,7 +51,7 @@ def test_large_files_are_copied_where_they_cannot_be_linked(files: Path, monkeyp
     assert not found["media/large.mp4"].samefile(files / "media" / "large.mp4")
 
 
-def test_a_file_that_is_replaced_by_a_link_meanwhile_is_not_taken(
+def test_a_file_replaced_by_a_link_during_the_copy_is_refused(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def link(_source: object, target: Path, **_: object) -> None:
@@ -63,13 +63,13 @@ def test_a_file_that_is_replaced_by_a_link_meanwhile_is_not_taken(
     assert not (tmp_path / "copy" / "media" / "large.mp4").is_symlink()
 
 
-def test_without_room_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_disk_space_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     with pytest.raises(UploadError, match=r"not enough space for a copy\. Set XDG_STATE_HOME"):
         copied(files)
 
 
-def test_pipes_and_sockets_are_left_out_and_never_waited_for(files: Path) -> None:
+def test_pipes_and_sockets_are_left_out_without_blocking(files: Path) -> None:
     os.mkfifo(files / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
         directory = os.open(files, os.O_RDONLY)
@@ -95,13 +95,13 @@ def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: s
     assert (found[name].read_bytes(), found[name].is_symlink()) == (b"by wandb.save", False)
 
 
-def test_the_folder_itself_may_be_no_link(files: Path, tmp_path: Path) -> None:
+def test_the_folder_itself_must_not_be_a_link(files: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(files)
     assert [entry.is_link for entry in entries_below(tmp_path / "elsewhere")] == [True]
     assert list(entries_below(tmp_path / "not-there")) == []
 
 
-def test_folders_without_end_are_refused(files: Path) -> None:
+def test_deeply_nested_folders_are_refused(files: Path) -> None:
     deep = files
     for _ in range(33):
         deep /= "d"

@@ -66,7 +66,7 @@ def test_confirmed_lines_add_up(tmp_path: Path) -> None:
     assert sent == Sent(Lines(6, 3, 4), completed=True, attempts=1, ended=True)
 
 
-def test_a_console_line_that_is_sent_again_as_it_changed_counts_once(tmp_path: Path) -> None:
+def test_a_console_line_that_changed_and_is_sent_again_counts_once(tmp_path: Path) -> None:
     requests = (
         sending(console_offset=10, console_lines=3),
         sending(console_offset=12, console_lines=1),
@@ -81,7 +81,7 @@ def test_requests_in_flight_at_the_end_of_the_log_are_uncertain(tmp_path: Path) 
     assert sent == Sent(Lines(5), unsure=3, attempts=1)
 
 
-def test_a_line_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), CONFIRMED, cut=4)
     assert sent == Sent(Lines(5), unsure=3, attempts=1)
 
@@ -192,7 +192,7 @@ def write_log(path: Path, *entries: dict[str, Any]) -> None:
 # --- malformed logs ---------------------------------------------------------------------------------------------------
 
 
-def test_values_of_other_types_are_passed_over(tmp_path: Path) -> None:
+def test_values_of_other_types_are_skipped(tmp_path: Path) -> None:
     log = tmp_path / "debug-sync.1.log"
     odd = ('"3"', "null", "1e400", "-1", "1.5", "true", "[]", "9007199254740993", "9" * 5000)
     lines = [
@@ -207,7 +207,7 @@ def test_values_of_other_types_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ['"teapot"', "1e400", "null", "[404]"])
-def test_a_status_that_is_none_refuses_nothing(tmp_path: Path, value: str) -> None:
+def test_an_invalid_status_is_not_a_refusal(tmp_path: Path, value: str) -> None:
     log = tmp_path / "debug-sync.1.log"
     retried = f'{{"msg": "api: retrying HTTP error", "status": {value}, "url": "{STREAM}"}}'
     entries = [json.dumps(history(0, 3)), retried, json.dumps(fatal("filestream: fatal error: x"))]
@@ -215,14 +215,14 @@ def test_a_status_that_is_none_refuses_nothing(tmp_path: Path, value: str) -> No
     assert read_log(log).unsure == 3
 
 
-def test_deep_and_endless_lines_are_passed_over(tmp_path: Path) -> None:
+def test_deeply_nested_and_very_long_lines_are_skipped(tmp_path: Path) -> None:
     log = tmp_path / "debug-sync.1.log"
     entries = [json.dumps(entry) for entry in (history(0, 5), CONFIRMED)]
     log.write_text("\n".join(["[" * 200_000, '{"a":' * 200_000, f'{{"msg": "{"x" * 2**20}"}}', *entries, ""]))
     assert read_log(log).lines == Lines(5)
 
 
-def test_a_log_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "debug-sync.1.log"
     with log.open("wb") as sparse:
         sparse.truncate(2**40)
@@ -232,27 +232,25 @@ def test_a_log_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_log_that_is_not_a_file_is_refused_because_it_is_unknown_what_arrived(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_a_log_that_is_not_a_regular_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     log = tmp_path / "debug-sync.1.log"
     make(log)
     with pytest.raises(ReadError, match=r"debug-sync\.1\.log is a"):
         read_log(log)
 
 
-def test_a_thousand_different_errors_are_not_all_kept(tmp_path: Path) -> None:
+def test_only_some_of_a_thousand_different_errors_are_kept(tmp_path: Path) -> None:
     errors = [{"level": "ERROR", "msg": f"{number} {'x' * 10_000}"} for number in range(1000)]
     problems = read(tmp_path, *errors).problems
     assert (len(problems), max(map(len, problems))) == (100, 2000)
 
 
-def test_a_log_deep_below_an_upload_is_not_looked_for(tmp_path: Path) -> None:
+def test_a_deeply_nested_log_is_not_searched_for(tmp_path: Path) -> None:
     write_log(tmp_path / "/".join("abcde") / "debug-sync.1.log", history(0, 5), CONFIRMED)
     assert read_attempt(tmp_path) == Sent(attempts=1)
 
 
-def test_the_last_log_of_an_upload_counts(tmp_path: Path) -> None:
+def test_the_last_log_of_an_upload_is_used(tmp_path: Path) -> None:
     for number, lines in ((1, 3), (2, 4)):
         write_log(tmp_path / "wandb" / "logs" / f"debug-sync.{number}.log", history(0, lines), CONFIRMED)
     assert read_attempt(tmp_path).lines == Lines(4)

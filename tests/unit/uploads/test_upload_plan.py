@@ -40,7 +40,7 @@ def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
     assert run.describing is run.files[-1].run
 
 
-def test_the_files_of_a_restarted_shared_run_have_one_end(tmp_path: Path) -> None:
+def test_only_the_last_file_of_a_restarted_shared_run_ends_it(tmp_path: Path) -> None:
     run = planned(*(of_rank(tmp_path, rank, session=session) for rank in range(2) for session in (2, 1)))
     assert order(run) == [f"rank-{rank}/offline-run-{session}-exp" for rank in (1, 0) for session in (1, 2)]
     assert [file.finishes for file in run.files] == [False, False, False, True]
@@ -54,7 +54,7 @@ def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path:
     assert [(file.resumes, file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
 
 
-def test_other_runs_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_runs_with_different_ids_or_projects_are_separate(tmp_path: Path) -> None:
     given = [
         stored(tmp_path, "offline-run-1-a", run_id="a"),
         stored(tmp_path, "offline-run-1-b", run_id="b"),
@@ -87,22 +87,22 @@ def test_a_run_that_is_still_written_to_is_refused(
         ([0, 1], []),
     ],
 )
-def test_a_shared_run_that_is_not_whole_is_refused(tmp_path: Path, ranks: list[int], reasons: list[str]) -> None:
+def test_an_incomplete_shared_run_is_refused(tmp_path: Path, ranks: list[int], reasons: list[str]) -> None:
     run = planned(*(of_rank(tmp_path, rank) for rank in ranks))
     assert len(run.refusals) == len(reasons)
     assert all(reason in refusal for reason, refusal in zip(reasons, run.refusals, strict=True))
 
 
-def test_of_many_missing_ranks_some_are_named(tmp_path: Path) -> None:
+def test_only_some_of_many_missing_ranks_are_named(tmp_path: Path) -> None:
     (reason,) = planned(of_rank(tmp_path, 0, world_size=64)).refusals
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
 
 
-def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
+def test_ranks_of_other_nodes_are_not_missing_in_worker_scope(tmp_path: Path) -> None:
     assert planned(of_rank(tmp_path, 0, world_size=8, rank_scope="worker")).refusals == ()
 
 
-def test_ranks_that_attached_for_hardware_alone_are_not_missed(tmp_path: Path) -> None:
+def test_ranks_that_attach_only_for_hardware_are_not_missing(tmp_path: Path) -> None:
     """With ``system_metrics="all-nodes"`` one rank per node has a file, and the number of nodes is unknown."""
     assert planned(of_rank(tmp_path, 0, world_size=8, run_mode="auto")).refusals == ()
 
@@ -112,7 +112,7 @@ def test_several_primaries_are_refused(tmp_path: Path) -> None:
     assert run.refusals == ("It has several primaries: 'rank-0', 'rank-1'.",)
 
 
-def test_a_rank_whose_sidecar_is_gone_is_refused(tmp_path: Path) -> None:
+def test_a_rank_without_its_sidecar_is_refused(tmp_path: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, sidecar=None))
     assert any("rank-1/offline-run-1-exp has no dist-wandb.json" in reason for reason in run.refusals)
 
@@ -126,7 +126,7 @@ def test_copies_are_refused(tmp_path: Path) -> None:
     ("problem", "refused"),
     [(NO_RUN_RECORD, True), ("dist-wandb.json: not in dist_wandb's format", True), ("skipped corrupt data", False)],
 )
-def test_damage_is_refused_if_the_run_of_the_file_is_unknown(tmp_path: Path, problem: str, refused: bool) -> None:
+def test_damage_is_refused_only_if_the_run_of_the_file_is_unknown(tmp_path: Path, problem: str, refused: bool) -> None:
     run = planned(stored(tmp_path, problems=(problem,)))
     assert any(problem in reason for reason in run.refusals) is refused
     assert any(f"the readable part is uploaded, but {problem}" in note for note in run.notes)
@@ -149,7 +149,7 @@ ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
 
 
 @pytest.mark.parametrize(("entries", "refused"), ONLINE_LOGS.values(), ids=ONLINE_LOGS.keys())
-def test_an_online_run_is_refused_if_it_is_unknown_what_arrived(
+def test_an_online_run_is_refused_if_its_log_does_not_show_what_arrived(
     tmp_path: Path, entries: list[dict[str, Any]] | None, refused: bool
 ) -> None:
     run = stored(tmp_path, "run-1-exp")
@@ -167,7 +167,7 @@ def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [10**6, 10**12])
-def test_a_world_of_any_size_is_not_counted_through(
+def test_missing_ranks_of_a_huge_world_are_not_enumerated(
     tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks used to be put into a set: a file that names 10^10 ranks then exhausted the memory."""
@@ -193,9 +193,7 @@ HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize(("make", "reason"), HOSTILE_LOGS.values(), ids=HOSTILE_LOGS.keys())
-def test_a_log_that_cannot_be_read_is_the_failure_of_its_run_alone(
-    tmp_path: Path, make: Callable[[Path], None], reason: str
-) -> None:
+def test_an_unreadable_log_affects_only_its_own_run(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
     hurt, healthy = stored(tmp_path / "a", "run-1-exp", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
     log = hurt.path.parent / "logs" / "debug-internal.log"
     log.parent.mkdir()
@@ -220,7 +218,7 @@ STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
 
 
 @pytest.mark.parametrize(("entries", "uploaded", "left"), STATES.values(), ids=STATES.keys())
-def test_only_what_the_server_confirmed_is_uploaded(
+def test_only_confirmed_rows_count_as_uploaded(
     tmp_path: Path, entries: list[dict[str, Any]], uploaded: bool, left: int
 ) -> None:
     run = stored(tmp_path)
@@ -230,7 +228,7 @@ def test_only_what_the_server_confirmed_is_uploaded(
     assert (file.is_uploaded, file.rows_left) == (uploaded, left)
 
 
-def test_files_that_wandb_sync_uploaded_are_left_out(tmp_path: Path) -> None:
+def test_files_uploaded_by_wandb_sync_are_left_out_if_trusted(tmp_path: Path) -> None:
     runs = [of_rank(tmp_path, rank) for rank in range(2)]
     (runs[1].path.parent / "run-exp.wandb.synced").touch()
     (reason,) = planned(*runs).refusals

@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_records_that_lead_out_of_the_run_are_refused(
+def test_records_that_refer_outside_the_run_are_refused(
     tmp_path: Path, rules: Rules, make: Callable[[Path], Any], reason: str
 ) -> None:
     path = written(rules, make(tmp_path))
@@ -127,7 +127,7 @@ def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules
     assert {name for name, reasons in found.items() if reasons} == left_over
 
 
-def test_a_kind_that_is_not_known_is_refused(rules: Rules) -> None:
+def test_an_unknown_kind_is_refused(rules: Rules) -> None:
     path = rules.directory / "run-exp.wandb"
     for kind, trusted in ((99, True), (100, False)):
         unknown = field_of(kind, b"\x0a\x01x")
@@ -156,7 +156,7 @@ def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> No
     assert list(violations(path, replace(rules, default="me"))) == []
 
 
-def test_the_owner_that_the_user_names_is_everybodys(rules: Rules) -> None:
+def test_an_owner_named_by_the_user_replaces_all_others(rules: Rules) -> None:
     path = written(rules, of("team"), of(""), artifact("", entity="team"), artifact(""))
     found = as_uploaded(replace(rules, owner="me"), path)
     assert [record.run.entity for record in found[:2]] == ["me", "me"]
@@ -178,7 +178,7 @@ def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
         assert before == after
 
 
-def test_files_put_aside_for_other_artifacts_are_not_uploaded(rules: Rules) -> None:
+def test_staged_files_of_other_artifacts_are_not_uploaded(rules: Rules) -> None:
     """A stranger may know the name of such a file, but the record must contain the digest of its content."""
     (rules.staging / "tmp1").write_bytes(b"a model of the user's that is not published")
     path = written(rules, artifact(rules.staging / "tmp1", b"a guess"))
@@ -188,7 +188,7 @@ def test_files_put_aside_for_other_artifacts_are_not_uploaded(rules: Rules) -> N
         as_uploaded(rules, written(rules, artifact(rules.staging / "gone")))
 
 
-def test_honest_records_stay_as_they_are(tmp_path: Path) -> None:
+def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     rules = Rules(path.parent, tmp_path)
     assert list(violations(path, rules)) == []

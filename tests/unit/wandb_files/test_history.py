@@ -306,7 +306,7 @@ def test_small_files_and_followed_ones_are_not_split(tmp_path: Path, monkeypatch
     assert len(rows_of(path, in_order=False, follow=True)[0]) == 1
 
 
-def test_a_run_of_many_rows_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_gives_the_same_run_whether_split_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is split because of its size, without any setting."""
     monkeypatch.setattr(inspection, "LARGE", history.LARGE)
     chance = random.Random(3)

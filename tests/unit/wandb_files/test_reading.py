@@ -193,7 +193,7 @@ def test_only_some_of_a_thousand_problems_are_reported(write_run: WriteRun) -> N
     assert max(map(len, run.problems)) == 1000
 
 
-def test_a_reader_that_crashes_on_one_file_does_not_affect_others(write_run: WriteRun) -> None:
+def test_a_crash_of_the_reader_on_one_file_does_not_affect_others(write_run: WriteRun) -> None:
     """A Go program that runs out of memory has the same exit code as click's for bad usage."""
     stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
     hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
@@ -324,18 +324,18 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
     (folder / "run-zero.wandb").symlink_to("/dev/zero")
     runs, errors = read_runs(find_runs(tmp_path))
     assert [run.path for run in runs] == [healthy]
-    said = {path.name: str(error) for path, error in errors.items()}
-    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(said)
-    assert f"{folder / 'run-dir.wandb'} is a directory" in said["run-dir.wandb"]
-    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in said["run-fifo.wandb"]
-    assert f"{folder / 'run-link.wandb'} is a symbolic link" in said["run-link.wandb"]
-    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in said["run-zero.wandb"]
+    messages = {path.name: str(error) for path, error in errors.items()}
+    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(messages)
+    assert f"{folder / 'run-dir.wandb'} is a directory" in messages["run-dir.wandb"]
+    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in messages["run-fifo.wandb"]
+    assert f"{folder / 'run-link.wandb'} is a symbolic link" in messages["run-link.wandb"]
+    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in messages["run-zero.wandb"]
 
 
 # --- the reader's process ---------------------------------------------------------------------------------------------
 
 
-def test_the_reader_is_started_in_an_empty_directory_of_its_own_and_sees_no_settings(
+def test_the_reader_starts_in_its_own_empty_directory_without_settings(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_run(RUN)
@@ -347,13 +347,13 @@ def test_the_reader_is_started_in_an_empty_directory_of_its_own_and_sees_no_sett
     monkeypatch.setenv("WANDB_BASE_URL", "http://elsewhere")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     assert read_run(path.name).run_id == "abc"
-    place, mode, *told = seen.read_text().splitlines()
+    place, mode, *lines = seen.read_text().splitlines()
     assert mode == "700"
     assert not Path(place).exists()
     assert not path.parent.is_relative_to(place)
     assert not Path(place).is_relative_to(path.parent)
-    environment = dict(line.split("=", 1) for line in told if "=" in line)
-    assert [line for line in told if "=" not in line] == ["state", "stderr"]
+    environment = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert [line for line in lines if "=" not in line] == ["state", "stderr"]
     assert environment["PYTHONPATH"] == str(tmp_path)
     assert environment["PYTHONSAFEPATH"] == "1"
     assert environment["TMPDIR"] == environment["WANDB_DIR"] == f"{place}/state"

@@ -89,7 +89,7 @@ def test_reading_continues_with_the_block_after_damage(tmp_path: Path) -> None:
     )
 
 
-def test_a_record_over_several_blocks_of_which_one_is_damaged_is_left_out(tmp_path: Path) -> None:
+def test_a_record_with_a_damaged_block_among_several_is_left_out(tmp_path: Path) -> None:
     records = [record(HISTORY, b"first"), record(HISTORY, bytes(3 * BLOCK)), record(HISTORY, b"last")]
     content = bytearray(framed(records))
     content[BLOCK + 50] ^= 0xFF
@@ -108,7 +108,7 @@ def test_lines_can_be_added_and_no_lines_are_false() -> None:
     assert Lines(console=1)
 
 
-# --- what nobody's wandb writes ---------------------------------------------------------------------------------------
+# --- what no wandb writes ---------------------------------------------------------------------------------------------
 
 
 NEVER_WRITTEN = {

@@ -44,7 +44,7 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda path: path.symlink_to("/dev/zero"), "a symbolic link"),
         (lambda path: path.symlink_to("nowhere"), "a symbolic link"),
@@ -52,14 +52,14 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
         (os.mkfifo, "a named pipe"),
     ],
 )
-def test_a_file_that_is_not_ordinary_is_refused_immediately(tmp_path: Path, make: object, said: str) -> None:
+def test_a_file_that_is_not_ordinary_is_refused_immediately(tmp_path: Path, make: object, message: str) -> None:
     path = tmp_path / "note"
     assert callable(make)
     make(path)
     begun = time.monotonic()
-    with pytest.raises(ReadError, match=said):
+    with pytest.raises(ReadError, match=message):
         read_small(path)
-    with pytest.raises(ReadError, match=said):
+    with pytest.raises(ReadError, match=message):
         open_ordinary(path, os.O_RDWR | os.O_CREAT)
     assert time.monotonic() - begun < 20
 
@@ -109,7 +109,7 @@ def test_an_own_directory_becomes_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (
             lambda path: path.symlink_to(path.parent),
@@ -119,10 +119,10 @@ def test_an_own_directory_becomes_private(tmp_path: Path) -> None:
         (os.mkfifo, "is a named pipe, so it is not the expected directory"),
     ],
 )
-def test_a_file_that_is_not_a_directory_is_refused(tmp_path: Path, make: object, said: str) -> None:
+def test_a_file_that_is_not_a_directory_is_refused(tmp_path: Path, make: object, message: str) -> None:
     assert callable(make)
     make(tmp_path / "notes")
-    with pytest.raises(ReadError, match=said):
+    with pytest.raises(ReadError, match=message):
         own_directory(tmp_path / "notes")
 
 
