@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,22 @@ def has(part: str, message: Message) -> bool:
     If the message begins with a value, the page may show the words of this value as well.
     """
     text = message.text.removeprefix("dist_wandb: ").strip().replace("`", "")
-    if _begins(text, part):
+    if _pattern(part).match(text):
         return True
     rest = text.lstrip("…")
-    ends = [part[index:] for index in range(1, len(part)) if part[index] == rest[:1]] if rest != text else []
-    return any(_begins(rest, end) for end in ends if len(re.findall(r"\w{2,}", end)) > 1)
+    return rest != text and any(end.match(rest) for end in _patterns_of_ends(part, rest[:1]))
 
 
-def _begins(text: str, part: str) -> bool:
-    return re.match(".*".join(map(re.escape, part.split("…"))), text, re.DOTALL) is not None
+@cache
+def _patterns_of_ends(part: str, first: str) -> list[re.Pattern[str]]:
+    """Return the patterns of all ends of a fragment that begin with a character, and have more than one word."""
+    ends = [part[index:] for index in range(1, len(part)) if part[index] == first]
+    return [_pattern(end) for end in ends if len(re.findall(r"\w{2,}", end)) > 1]
+
+
+@cache
+def _pattern(part: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, part.split("…"))), re.DOTALL)
 
 
 @pytest.mark.source
