@@ -62,6 +62,7 @@ def job(arguments: dict[str, Any]) -> None:
                 for thing, (gathered, stock) in zip(_THINGS, _ways(), strict=True):
                     ours = [_gather(session, handed, gathered, step := step + 1) for _ in range(arguments["calls"])]
                     alone = [_log_alone(session, stock, step := step + 1) for _ in range(arguments["calls"])]
+                    session.flush(together=True)  # rows logged alone are also written in the background
                     while session.run and not handed.empty():
                         handed.get()
                     _note(found["thread"], f"{thing}: {_OURS}", [times[0] for times in ours])
@@ -99,7 +100,10 @@ def _gather(
     session.log({"whole": make()}, step=step)
     on_thread = time.time() - began
     session.flush(together=True)
-    ended = handed.get(timeout=60).ended if session.run else began
+    written = handed.get(timeout=60) if session.run else None
+    if written is not None and "whole" not in written.row:
+        raise RuntimeError(f"the row with the whole was expected, but another one was written: {sorted(written.row)}")
+    ended = began if written is None else written.ended
     return 1000 * on_thread, 1000 * (ended - began)
 
 
