@@ -7,6 +7,7 @@ that is interrupted in this way hangs: with interrupts at random moments of its 
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,7 @@ def call_interruptibly(function: Callable[[], T], stop: Callable[[], None]) -> T
             outcomes.put((None, error))
 
     try:
-        threading.Thread(target=call, name="dist_wandb-call", daemon=True).start()
+        _thread.start_new_thread(call, ())  # an interrupted `Thread.start` may raise a RuntimeError
         result, error = _awaited(outcomes)
     except BaseException:
         stop()
