@@ -74,7 +74,7 @@ def default_entity() -> str | None:
     """Return the default owner of runs, from any source; see `own_entities` for owners that the user has set."""
     try:
         entity: str | None = client_settings().entity
-    except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
+    except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
         raise ConfigurationError(without_values(error)) from None
     return entity
 

@@ -106,7 +106,7 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
     """
     try:
         settings = client_settings()
-    except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
+    except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
         raise ConfigurationError(without_values(error)) from None
     given = user_setting(init_arguments or {}, "base_url")
     url = str(given or settings.base_url)
