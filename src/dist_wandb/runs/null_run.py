@@ -165,20 +165,40 @@ class NullPart(StandIn):
         """Return no names."""
         return ()
 
-    values = items = keys
+    values = keys
+    items = keys
 
     def _computed(self, *_others: object) -> NullPart:
         return NullPart()
 
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _computed
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _computed
-    __neg__ = __pos__ = __abs__ = __round__ = _computed
+    # One assignment each: pyright knows no type for the names of a chained one.
+    __add__ = _computed
+    __radd__ = _computed
+    __sub__ = _computed
+    __rsub__ = _computed
+    __mul__ = _computed
+    __rmul__ = _computed
+    __truediv__ = _computed
+    __rtruediv__ = _computed
+    __floordiv__ = _computed
+    __rfloordiv__ = _computed
+    __mod__ = _computed
+    __rmod__ = _computed
+    __pow__ = _computed
+    __rpow__ = _computed
+    __neg__ = _computed
+    __pos__ = _computed
+    __abs__ = _computed
+    __round__ = _computed
 
     def _compared(self, _other: object) -> bool:
         _warn_of_unknown()
         return False
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __lt__ = _compared
+    __le__ = _compared
+    __gt__ = _compared
+    __ge__ = _compared
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (int, float, str)):
