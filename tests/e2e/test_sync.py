@@ -26,7 +26,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 MODULES = os.pathsep.join([str(Path(dist_wandb.__file__).parents[1]), str(SUPPORT)])
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
-WATCHED = {"WANDB_CONSOLE": "wrap", "WANDB_X_STATS_SAMPLING_INTERVAL": "1"}
+WATCHED = {"WANDB_CONSOLE": "wrap", "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1"}
 IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 ROWS = [{"loss": 10.0 - step} for step in range(5)]
 MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]
@@ -74,7 +74,8 @@ def plain_run(directory: Path, **order: Any) -> list[str | Path]:
 def recorded_plainly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a plain run of five rows offline."""
     directory = tmp_path_factory.mktemp("plain")
-    run_job(plain_run(directory), cwd=directory, environment=clean_environment(**WATCHED), timeout=TIMEOUT).check()
+    environment = clean_environment(**WATCHED, WANDB_X_SAVE_REQUIREMENTS="true")
+    run_job(plain_run(directory), cwd=directory, environment=environment, timeout=TIMEOUT).check()
     ended_runs(directory, 1)
     return directory
 

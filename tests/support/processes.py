@@ -44,7 +44,10 @@ class Finished:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Return this process's environment without variables that set ranks or configure wandb; offline, and quiet."""
+    """Return this process's environment without variables that set ranks or configure wandb; offline, and quiet.
+
+    Only cold starts save the list of installed packages, for which wandb parses more than a hundred files for each run.
+    """
     excluded = (*_RANKS, "PYTHONDONTWRITEBYTECODE")  # our modules would be compiled in every process
     kept = {name: value for name, value in os.environ.items() if not (name.startswith(_FOREIGN) or name in excluded)}
     return {
@@ -52,6 +55,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
         "WANDB_MODE": "offline",
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_CONSOLE": "off",
+        **({} if starts_cold else {"WANDB_X_SAVE_REQUIREMENTS": "false"}),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",

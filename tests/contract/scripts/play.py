@@ -19,13 +19,10 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
-from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
-from transformers import Trainer as HuggingFaceTrainer
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.accelerate import DistWandbTracker
-from dist_wandb.transformers import DistWandbCallback
 
 ROWS = 4
 PROJECT = "contract"
@@ -148,19 +145,6 @@ class Accelerated(Part):
         self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step)
 
 
-class CaseModel(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
-    """Plays a case in its only forward pass."""
-
-    def __init__(self, play: Callable[[], None]) -> None:
-        super().__init__(PretrainedConfig())
-        self.layer = torch.nn.Linear(1, 1)
-        self.play = play
-
-    def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.play()
-        return {"loss": self.layer(value).mean()}
-
-
 class CaseModule(LightningModule):
     """Plays a case in the only training step."""
 
@@ -244,14 +228,26 @@ def as_wandb(directory: Path, name: str, config: Mapping[str, Any], case: Case) 
 
 
 def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    """Its imports are local, because they take as long as a case, and other integrations do not need them."""
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+    from dist_wandb.transformers import DistWandbCallback
+
+    class CaseModel(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
+        """Plays the case in its only forward pass."""
+
+        def __init__(self) -> None:
+            super().__init__(PretrainedConfig())
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+            assert callback.session is not None
+            case(Plain(callback.session))
+            return {"loss": self.layer(value).mean()}
+
     callback = DistWandbCallback(
         PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
     )
-
-    def play() -> None:
-        assert callback.session is not None
-        case(Plain(callback.session))
-
     arguments = TrainingArguments(
         str(directory / "out"),
         use_cpu=True,
@@ -262,7 +258,7 @@ def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Ca
         disable_tqdm=True,
     )
     data = [{"value": torch.ones(1)}] * 2
-    HuggingFaceTrainer(CaseModel(play), arguments, train_dataset=data, callbacks=[callback]).train()
+    Trainer(CaseModel(), arguments, train_dataset=data, callbacks=[callback]).train()
     assert callback.session is not None
     callback.session.finish()
 

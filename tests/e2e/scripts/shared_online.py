@@ -1,6 +1,7 @@
 """One rank that logs into a shared run, online or as the environment specifies."""
 
 import sys
+import time
 
 import torch.distributed as dist
 from stored import PATIENT
@@ -26,6 +27,7 @@ def main(directory: str) -> None:
         for step in range(5):
             run.log({"loss": 2.0 * step + run.topology.global_rank}, step=step)
         sys.stdout.write(f"hello from {run.topology.global_rank}\n")
+        time.sleep(1.0)  # wandb measures the machine meanwhile
     dist.destroy_process_group()
 
 

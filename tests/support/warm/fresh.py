@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import fcntl
 import importlib
+import inspect
 import io
 import multiprocessing.process
 import multiprocessing.spawn
@@ -29,6 +30,7 @@ from .request import Request
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _STDERR = 2
+_OWN_FILES = tuple(str(Path(__file__).parent / name) for name in ("fresh.py", "server.py"))
 _libraries: dict[str, types.ModuleType] = {}
 
 
@@ -80,6 +82,7 @@ def become(request: Request, received: Iterable[int], base_path: list[str]) -> N
             raise OSError(ctypes.get_errno(), "setns")
     place_descriptors(received, request.descriptors)
     os.chdir(request.directory)
+    note_own_files()
     os.umask(request.umask)
     os.sched_setaffinity(0, request.processors)
     os.setpriority(os.PRIO_PROCESS, 0, request.niceness)
@@ -90,6 +93,15 @@ def become(request: Request, received: Iterable[int], base_path: list[str]) -> N
     _set_interpreter(request, base_path)
     _set_libraries(request)
     _set_signals(request)
+
+
+def note_own_files() -> None:
+    """Keep `inspect.stack`, which torchrun calls frequently, from searching thousands of modules for our frames.
+
+    They are in the stack of every child, but these files are not those of any module.
+    """
+    for name in (*_OWN_FILES, "<string>", "<frozen runpy>"):  # `inspect` uses absolute paths
+        inspect.modulesbyfile[os.path.abspath(name)] = "warm"  # noqa: PTH100  # not resolved
 
 
 def place_descriptors(received: Iterable[int], numbers: Iterable[int]) -> None:
@@ -135,8 +147,7 @@ def _hide_own_frames() -> None:
 
     def print_once(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         sys.excepthook = hook
-        own = {Path(__file__).parent / name for name in ("fresh.py", "server.py")}
-        while trace is not None and _is_own(trace, own):
+        while trace is not None and _is_own(trace):
             trace = trace.tb_next
         error.__traceback__ = trace
         hook(kind, error, trace)
@@ -144,9 +155,9 @@ def _hide_own_frames() -> None:
     sys.excepthook = print_once
 
 
-def _is_own(trace: types.TracebackType, own: set[Path]) -> bool:
+def _is_own(trace: types.TracebackType) -> bool:
     code = trace.tb_frame.f_code
-    return Path(code.co_filename) in own or (code.co_filename == "<string>" and "_warm" in trace.tb_frame.f_globals)
+    return code.co_filename in _OWN_FILES or (code.co_filename == "<string>" and "_warm" in trace.tb_frame.f_globals)
 
 
 def _set_environment(environment: Mapping[str, str], words: list[str]) -> None:

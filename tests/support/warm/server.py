@@ -32,7 +32,8 @@ from .request import ColdError, Known, Request, namespaces_of, open_namespaces, 
 _LIBRARIES = (
     *("torch", "torch.distributed.run", "torch.multiprocessing", "wandb", "torchmetrics"),
     *("accelerate", "accelerate.commands.launch", "lightning", "lightning.pytorch"),
-    "wandb.sdk.launch",  # wandb.init imports it, which takes a second
+    *("wandb.sdk.launch", "wandb.sdk.launch.inputs.internal", "requests"),  # wandb.init imports them
+    *("torch.distributed.checkpoint", "sklearn.datasets", "PIL.Image", "psutil"),
 )
 _OF_ENVIRON = {os.getenv.__code__.co_filename, Mapping.get.__code__.co_filename}
 _MESSAGE = 65_536
@@ -114,10 +115,8 @@ def _asking_line() -> tuple[str, int]:
 
 
 def _remember_files_of_modules() -> None:
-    """Keep `inspect.stack`, which torchrun calls frequently, from searching thousands of modules for each frame."""
+    """Let `inspect.stack` find the modules of frames at once: see `fresh.note_own_files`."""
     inspect.stack()
-    for name in ("<string>", "<frozen runpy>"):  # in the stack of every child, but not the file of any module
-        inspect.modulesbyfile[name] = "__main__"
 
 
 class _LaterDirectory(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
