@@ -106,6 +106,19 @@ def test_a_fork_reports_the_same_as_a_new_interpreter(
     assert forked["parent"] == os.getpid()
 
 
+def test_a_fork_writes_to_a_terminal_as_a_new_interpreter_does(python: str) -> None:
+    """Open MPI gives each rank a terminal for its output."""
+    code = "import sys; o = sys.stdout; print(o.isatty(), o.line_buffering, o.write_through, 'torch' in sys.modules)"
+    printed = []
+    for each in (python, sys.executable):
+        ours, theirs = os.openpty()
+        subprocess.run([each, "-c", code], env=clean_environment(), stdin=subprocess.DEVNULL, stdout=theirs, check=True)
+        os.close(theirs)
+        printed.append(os.read(ours, 1000).decode().split())
+        os.close(ours)
+    assert printed == [["True", "False", "True", "True"], ["True", "False", "True", "False"]]
+
+
 def test_an_error_is_printed_as_by_a_new_interpreter(python: str, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("def f():\n    1 / 0\nf()\n")
     for command in (["fails.py"], ["-c", "raise KeyError(1)"], ["-m", "fails"], ["-c", "import sys; sys.exit('said')"]):

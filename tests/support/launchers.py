@@ -109,7 +109,7 @@ def _torchrun_by_environment(words: Command) -> list[Command]:
 def _torchrun_elastic(words: Command) -> list[Command]:
     meeting = f"127.0.0.1:{free_port()}"
     place: Command = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "uneven"]
-    return [[*_TORCHRUN, *place, "--nproc-per-node", size, *words] for size in ("3", "5")]
+    return [[*_TORCHRUN, *place, "--nproc-per-node", size, *words] for size in ("2", "3")]
 
 
 def _accelerate_launch(words: Command) -> list[Command]:
@@ -176,7 +176,7 @@ LAUNCHERS = (
         _torchrun_by_environment,
         meets=True,
     ),
-    Launcher("torchrun --nnodes 1:2, c10d, uneven nodes", "real", ((3, 5),), _torchrun_elastic, when=("after",)),
+    Launcher("torchrun --nnodes 1:2, c10d, uneven nodes", "real", ((2, 3),), _torchrun_elastic, when=("after",)),
     Launcher("accelerate launch", "real", ((2,),), _accelerate_launch, meets=True),
     Launcher("mp.spawn", "real", ((2,),), _spawn, when=("after",)),
     Launcher("Open MPI: mpirun", "real", ((4,),), _open_mpi, names_job=True),

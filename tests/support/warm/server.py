@@ -212,7 +212,8 @@ class Server:
         namespaces: dict[str, int] = {}
         try:
             request = read_request(pid, numbers, self._known)
-            if any(os.isatty(descriptor) for descriptor in descriptors[:3]):
+            terminals = [number for number, one in zip(numbers, descriptors, strict=True) if os.isatty(one)]
+            if 0 in terminals or (terminals and not request.unbuffered):  # as Open MPI's, without buffers of lines
                 raise ColdError("a terminal")  # noqa: TRY301
             namespaces = open_namespaces(pid, self._known)
         except (ColdError, OSError) as error:
