@@ -1,12 +1,14 @@
 """Runs commands of dist-wandb in turn, each in a fork with limits, and records the time and memory of each.
 
-The only argument is a JSON list of commands. Python starts once, so that many small commands take little time.
+The only argument is a JSON list of commands. Python starts once, so that many small commands take little time. What a
+command `preloads` is imported before its fork, and thereby for all later commands.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -84,6 +86,8 @@ def memory_of(process: int) -> int:
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
     """Run one command."""
+    for name in order["preloads"]:
+        importlib.import_module(name)
     output, errors = (Path(f"{order['output']}.{kind}") for kind in ("out", "err"))
 
     def act() -> int:
