@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ RETRIES = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_ST
 ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.problem_pattern]
 OTHERS = [one for one in TREES.values() if one not in ACCEPTED]
 GROUPS = {"accepted": ACCEPTED, "others": OTHERS}
+CODE = [one for one in TREES if one.startswith("code-") or one == "settings"]
 # Trees that aim at time and memory are also read one by one.
 BOMBS = (
     *("sparse", "zeros", "logs-odd", "world-of", "sidecar-of", "record-", "row-of", "config-of", "deep", "many"),
@@ -101,7 +102,8 @@ def trees_at(tmp_path: Path) -> Iterator[Path]:
 def run(someone: Victim, tmp_path: Path) -> Run:
     """Run commands of dist-wandb one after the other, and measure them.
 
-    The last ones, `preloaded`, do not each import wandb, which takes ten times as long as reading a small run.
+    The last ones, `preloaded`, and the uploads that they start do not each import wandb, which takes ten times as long
+    as reading a small run.
     """
 
     def commands(
@@ -118,6 +120,7 @@ def run(someone: Victim, tmp_path: Path) -> Run:
                 "limit": HANGS * (5 if server else 1),
                 "obeys_modes": obeys_modes,
                 "preloads": ["wandb"] if number >= len(argvs) else [],
+                "forks_wandb": number >= len(argvs),
             }
             for number, argv in enumerate([*argvs, *preloaded])
         ]
@@ -176,8 +179,12 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     assert in_table.out.count("a sound run") == 1
     assert [line.split(",")[0] for line in rows.out.splitlines()] == ["run", *["healthy"] * 3]
     with WandbServer() as server:
-        (done,) = run(preloaded=[["sync", top]], server=server)
-    done.check(6 * len(trees))
+        code = [top / tree.name for tree in trees if tree.name in CODE]  # the uploads of these import all modules
+        *cold, rest = run(*([["sync", *code]] if code else []), preloaded=[["sync", top]], server=server)
+    for command in (*cold, rest):
+        command.check(6 * len(trees))
+    assert [command.code for command in cold] == [0] * len(cold)
+    done = replace(rest, out="".join(command.out for command in (*cold, rest)))
     wrong += wrongly_uploaded(trees, done, server)
     assert not wrong, "\n".join(wrong)
     for request, _ in server.answered:
