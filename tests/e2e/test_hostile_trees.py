@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import hostile
 import pytest
 from canary import Victim, snapshot, victim
 from hostile import TREES, Tree
-from processes import run_job
+from processes import clean_environment, run_job
 from record_files import LONG_AGO, write_run
 from wandb_server import WandbServer
 
@@ -29,14 +29,20 @@ MEASURED = Path(__file__).parent / "scripts" / "measured.py"
 RESUMED_AMONG = MEASURED.with_name("resumed_among.py")
 SOURCES = str(Path(__file__).parents[2] / "src")
 LONGEST = 800  # seconds of wall time, for many commands on a busy machine
-pytestmark = [pytest.mark.timeout(LONGEST + 60), pytest.mark.cold]  # the resources of commands are measured
+pytestmark = pytest.mark.timeout(LONGEST + 60)
 PROCESSOR_SECONDS = 10  # for one tree; wall time, which other tests share, may be longer
 MEGABYTES = 500  # of any one process
 HANGS = 120  # seconds of wall time, for one command
 RETRIES = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.problem_pattern]
 OTHERS = [one for one in TREES.values() if one not in ACCEPTED]
-GROUPS = {"accepted": ACCEPTED, **{f"others-{part}": OTHERS[part::2] for part in range(2)}}
+GROUPS = {"accepted": ACCEPTED, "others": OTHERS}
+CODE = [one for one in TREES if one.startswith("code-") or one == "settings"]
+# Trees that aim at time and memory are also read one by one.
+BOMBS = (
+    *("sparse", "zeros", "logs-odd", "world-of", "sidecar-of", "record-", "row-of", "config-of", "deep", "many"),
+    "id-of-10000",
+)
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,17 @@ def trees_at(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def run(someone: Victim, tmp_path: Path) -> Run:
-    """Run commands of dist-wandb one after the other, and measure them."""
+    """Run commands of dist-wandb one after the other, and measure them.
+
+    The last ones, `preloaded`, and the uploads that they start do not each import wandb, which takes ten times as long
+    as reading a small run.
+    """
 
     def commands(
-        *argvs: Sequence[object], server: WandbServer | None = None, obeys_modes: bool = False
+        *argvs: Sequence[object],
+        preloaded: Sequence[Sequence[object]] = (),
+        server: WandbServer | None = None,
+        obeys_modes: bool = False,
     ) -> list[Command]:
         orders: list[dict[str, Any]] = [
             {
@@ -106,8 +119,10 @@ def run(someone: Victim, tmp_path: Path) -> Run:
                 "output": str(tmp_path / f"output-{number}"),
                 "limit": HANGS * (5 if server else 1),
                 "obeys_modes": obeys_modes,
+                "preloads": ["wandb"] if number >= len(argvs) else [],
+                "forks_wandb": number >= len(argvs),
             }
-            for number, argv in enumerate(argvs)
+            for number, argv in enumerate([*argvs, *preloaded])
         ]
         list_of_them = tmp_path / "orders.json"
         list_of_them.write_text(json.dumps(orders))
@@ -130,6 +145,7 @@ def _command(name: str, result: dict[str, Any]) -> Command:
     return Command(name, result["code"], result["cpu"], result["megabytes"], out, err)
 
 
+@pytest.mark.cold  # the resources of the commands are measured, and they import modules
 @pytest.mark.parametrize("trees", GROUPS.values(), ids=GROUPS)
 def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     trees: Sequence[Tree], someone: Victim, run: Run, trees_at: Path, tmp_path: Path
@@ -139,17 +155,21 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     hostile.healthy(top)
     before = snapshot(top)
     page = tmp_path / "report.html"
-    shown, as_json, planned, reported, in_table, rows = run(
+    bombs = [tree for tree in trees if any(word in tree.name for word in BOMBS)]
+    shown, as_json, planned, reported, in_table, rows, *alone = run(
         ["show", "--details", top],
         ["show", "--json", top],
         ["sync", "--dry-run", top],
         ["report", top, "-o", page],
         ["show", "--compare", top],
         ["show", "--rows", "loss", "--csv", "--where", "name=a sound run", top],
+        preloaded=[["sync", "--dry-run", top / tree.name] for tree in bombs],
     )
     for command in (shown, as_json, planned, reported, in_table, rows):
         command.check(len(trees))
         someone.check_secrets(command.out, command.err)
+    for command in alone:
+        command.check()
     someone.check_secrets(page.read_text(), "")
     assert reported.code == shown.code, reported.err
     assert snapshot(top) == before
@@ -159,8 +179,12 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     assert in_table.out.count("a sound run") == 1
     assert [line.split(",")[0] for line in rows.out.splitlines()] == ["run", *["healthy"] * 3]
     with WandbServer() as server:
-        (done,) = run(["sync", top], server=server)
-    done.check(6 * len(trees))
+        code = [top / tree.name for tree in trees if tree.name in CODE]  # the uploads of these import all modules
+        *cold, rest = run(*([["sync", *code]] if code else []), preloaded=[["sync", top]], server=server)
+    for command in (*cold, rest):
+        command.check(6 * len(trees))
+    assert [command.code for command in cold] == [0] * len(cold)
+    done = replace(rest, out="".join(command.out for command in (*cold, rest)))
     wrong += wrongly_uploaded(trees, done, server)
     assert not wrong, "\n".join(wrong)
     for request, _ in server.answered:
@@ -218,21 +242,7 @@ def wrongly_uploaded(trees: Sequence[Tree], done: Command, server: WandbServer) 
         yield f"sync has the exit code {done.code}"
 
 
-# Trees that aim at time and memory are read one by one; the test above reads all others together.
-BOMBS = (
-    *("sparse", "zeros", "logs-odd", "world-of", "sidecar-of", "record-", "row-of", "config-of", "deep", "many"),
-    "id-of-10000",
-)
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_no_tree_takes_much_time_or_memory(someone: Victim, run: Run, trees_at: Path, part: int) -> None:
-    bombs = [tree for tree in TREES.values() if any(word in tree.name for word in BOMBS)][part::2]
-    hostile.plant(bombs, trees_at, someone)
-    for command in run(*(["sync", "--dry-run", trees_at / tree.name] for tree in bombs)):
-        command.check()
-
-
+@pytest.mark.cold
 def test_directories_that_cannot_be_entered_are_reported(run: Run, trees_at: Path) -> None:
     """As root, the capability to ignore modes is dropped: other users may not be able to run the tests' Python."""
     hidden = hostile.healthy(trees_at, "hidden")
@@ -264,13 +274,16 @@ def resume(someone: Victim, tmp_path: Path) -> Resume:
     """Start offline jobs one after the other, with a directory and arguments; return their outputs."""
 
     def start(orders: list[dict[str, Any]]) -> list[str]:
+        # A list of the installed packages takes longer than all else.
+        environment = someone.environment(WANDB_MODE="offline", WANDB_X_SAVE_REQUIREMENTS="false")
         for number, order in enumerate(orders):
             order |= {"cwd": str(someone.workplace), "output": str(tmp_path / f"output-{number}"), "limit": HANGS}
+            order |= {"environment": environment}
         list_of_them = tmp_path / "orders.json"
         list_of_them.write_text(json.dumps(orders))
         words = [sys.executable, str(RESUMED_AMONG), str(list_of_them)]
-        environment = someone.environment(PYTHONPATH=SOURCES, WANDB_MODE="offline")
-        results = json.loads(run_job(words, cwd=tmp_path, environment=environment, timeout=LONGEST).check().output)
+        finished = run_job(words, cwd=tmp_path, environment=clean_environment(PYTHONPATH=SOURCES), timeout=LONGEST)
+        results = json.loads(finished.check().output)
         commands = [_command(order["dir"], one) for order, one in zip(orders, results, strict=True)]
         for one in commands:
             one.check()

@@ -237,7 +237,6 @@ def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
 # --- plain runs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.cold
 def test_refusals_are_reported_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
     wandb_server.stop()
     dead = sync(wandb_server, plain)
@@ -254,6 +253,7 @@ def test_refusals_are_reported_and_can_be_repeated(plain: Path, wandb_server: Wa
     assert (losses(run), run.exit_codes, list(run.writers)) == ([row["loss"] for row in ROWS], [0], [PLAIN])
 
 
+@pytest.mark.cold  # two commands, of which one fails and one succeeds
 def test_files_that_were_refused_are_sent_without_the_rows(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("files", status=404)
     assert sync(wandb_server, plain).exit_codes == (1,)

@@ -1,19 +1,25 @@
 """Runs commands of dist-wandb in turn, each in a fork with limits, and records the time and memory of each.
 
-The only argument is a JSON list of commands. Python starts once, so that many small commands take little time.
+The only argument is a JSON list of commands. Python starts once, so that many small commands take little time. What a
+command `preloads` is imported before its fork, and thereby for all later commands. A command that `forks_wandb` forks
+for each `wandb sync`, instead of starting a Python that imports wandb.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import json
 import os
+import runpy
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +53,8 @@ def forked(act: Callable[[], int], limit: float) -> dict[str, Any]:
         os.setpgid(0, 0)
         code = 1
         try:
-            code = act()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:  # noqa: BLE001  # as Python does at its end
-            traceback.print_exc()
+            code = code_of(act)
         finally:
-            atexit._run_exitfuncs()  # what Python does at the end of a process that was not forked
-            sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(code)
     is_killed = False
     while True:
@@ -74,6 +73,55 @@ def forked(act: Callable[[], int], limit: float) -> dict[str, Any]:
     }
 
 
+def fork_wandb() -> None:
+    """Replace `subprocess.Popen`: `python -m wandb` runs in a fork of this process; all else is as asked for."""
+    popen: Any = subprocess.Popen
+
+    def started(command: Sequence[str], **options: Any) -> Any:
+        if list(command[:3]) == [sys.executable, "-m", "wandb"]:
+            sys.stdout.flush()  # or else the fork writes it too
+            environment, kept = options.pop("env"), {0, 1, 2, *options["pass_fds"]}
+            options["preexec_fn"] = lambda: run_wandb(command[3:], environment, kept)
+        return popen(command, **options)
+
+    subprocess.Popen = started  # type: ignore[misc, assignment]
+
+
+def run_wandb(arguments: Sequence[str], environment: Mapping[str, str], kept: Collection[int]) -> None:
+    """Make this fork a `python -m wandb`, which keeps some descriptors."""
+    code = 1
+    try:
+        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - set(kept):  # noqa: PTH208
+            with suppress(OSError):  # it was open only for the listing
+                os.close(descriptor)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[1:] = arguments
+        code = code_of(lambda: runpy.run_module("wandb", run_name="__main__", alter_sys=True))
+    finally:
+        os._exit(code)
+
+
+def code_of(act: Callable[[], object]) -> int:
+    """Do something as Python does a program, with its exit hooks; return the exit code."""
+    code = 0
+    try:
+        result = act()
+        code = result if isinstance(result, int) else 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001  # as Python does at its end
+        traceback.print_exc()
+        code = 1
+    finally:
+        atexit._run_exitfuncs()  # what Python does at the end of a process that was not forked
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
 def memory_of(process: int) -> int:
     """Return the memory of a process in bytes."""
     try:
@@ -84,6 +132,8 @@ def memory_of(process: int) -> int:
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
     """Run one command."""
+    for name in order["preloads"]:
+        importlib.import_module(name)
     output, errors = (Path(f"{order['output']}.{kind}") for kind in ("out", "err"))
 
     def act() -> int:
@@ -92,6 +142,8 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         os.chdir(order["cwd"])
         if order.get("obeys_modes"):
             obey_modes()
+        if order.get("forks_wandb"):
+            fork_wandb()
         return main(order["argv"])
 
     return {**forked(act, order["limit"]), "out": str(output), "err": str(errors)}

@@ -23,6 +23,8 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         os.chdir(order["cwd"])
+        os.environ.clear()  # only now: a warm interpreter has imported the libraries in another environment
+        os.environ.update(order["environment"])
         run = dist_wandb.init(project="tests", dir=order["dir"], **order["arguments"])
         for value in (5.0, 6.0):
             run.log({"loss": value})
