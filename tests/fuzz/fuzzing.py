@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import resource
 import select
 import struct
@@ -22,8 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
+import warm
+from processes import clean_environment
 
 HERE = Path(__file__).parent
 FINDINGS = HERE / "findings"
@@ -33,6 +34,8 @@ MIB = 2**20
 _TIMES = 3  # attempts before an input is reported as too slow or too large
 _LARGEST = 64 * 1024  # bytes of a generated input
 _AS_IT_IS, _ORDER, _RAW = 16, 8, 192  # of 256: inputs used unchanged; bytes of a change; of 256: payloads from tokens
+_MOST_CHANGES = 6  # of an input
+_ATTEMPTS = 200  # to make a finding smaller
 _SILENT = 60.0  # seconds without output of a child after which it counts as hanging
 _CHILDS_MEMORY = 2 * 2**30  # bytes of address space that a child may use in addition to its initial size
 _TOKENS = (
@@ -119,11 +122,8 @@ def _excess(target: Target, data: bytes) -> str | None:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def inputs(target: Target) -> st.SearchStrategy[bytes]:
-    """Valid inputs with some changes, and arbitrary bytes.
-
-    The changes are derived from bytes, because a strategy of many parts takes longer than the parsers.
-    """
+def inputs(target: Target) -> Callable[[bytes], bytes]:
+    """Return a function that makes an input from any bytes: a valid input with some changes, or arbitrary bytes."""
     seeds, tokens = list(target.seeds()), (*_TOKENS, *target.tokens)
 
     def made(orders: bytes) -> bytes:
@@ -138,7 +138,7 @@ def inputs(target: Target) -> st.SearchStrategy[bytes]:
             data = _CHANGES[kind % len(_CHANGES)](data, place, length % 64, payload, other)[:_LARGEST]
         return target.mend(data) if target.mend and how & 1 else data
 
-    return st.binary(min_size=2 + _ORDER, max_size=2 + 6 * _ORDER).map(made)
+    return made
 
 
 def _replaced(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
@@ -206,27 +206,34 @@ def fuzz(target: Target, examples: int, *, number: int | None = None) -> int:
     Raises:
         FindingError: An input violates the rules; the smallest one that was found.
     """
-    count = 0
-    phases = [Phase.generate] if target.is_native else [Phase.generate, Phase.shrink]  # a crash costs a new child
+    make, chance = inputs(target), random.Random(target.name if number is None else number)
     with judging(target) as one:
+        for _ in range(examples):
+            data = make(chance.randbytes(chance.randint(2 + _ORDER, 2 + _MOST_CHANGES * _ORDER)))
+            try:
+                one(data)
+            except FindingError as found:
+                if target.is_native:  # a crash costs a new child
+                    raise
+                raise _smallest(target, found) from None
+    return examples
 
-        @settings(
-            max_examples=examples,
-            derandomize=number is None,
-            database=None,
-            deadline=None,
-            phases=phases,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-        )
-        @given(inputs(target))
-        def read(data: bytes) -> None:
-            nonlocal count
-            count += 1
-            one(data)
 
-        (read if number is None else seed(number)(read))()
-    return count
+def _smallest(target: Target, found: FindingError) -> FindingError:
+    """Return a finding whose input lacks all parts that it does not need, as far as a number of attempts allows."""
+    attempts, size = 0, len(found.data) // 2
+    while size:
+        at = 0
+        while at < len(found.data) and attempts < _ATTEMPTS:
+            attempts += 1
+            try:
+                judge(target, found.data[:at] + found.data[at + size :])
+            except FindingError as smaller:
+                found = smaller
+            else:
+                at += size
+        size //= 2
+    return found
 
 
 def keep(error: FindingError, target: Target) -> Path:
@@ -303,13 +310,8 @@ class Child:
 
     def _start(self) -> subprocess.Popen[bytes]:
         paths = [str(HERE), str(HERE.parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYTHONFAULTHANDLER": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, str(HERE / "fuzz_child.py"), self._name]
+        environment = clean_environment(PYTHONPATH=os.pathsep.join(paths))
+        command = [warm.interpreter(clean_environment()), str(HERE / "fuzz_child.py"), self._name]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n", f"{self._name}: its process could not be started"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyExperiment
+from processes import run_job
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.lightning.experiment import NullExperiment
@@ -571,21 +571,25 @@ def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_the_package_can_be_imported_while_wandb_is_a_mock() -> None:
+def test_the_package_can_be_imported_while_wandb_is_a_mock(tmp_path: Path) -> None:
     script = """
 import sys, types
 from unittest import mock
+assert not [name for name in sys.modules if name.startswith("dist_wandb")]
+for name in [name for name in sys.modules if name.partition(".")[0] == "wandb" or name.endswith(".loggers.wandb")]:
+    del sys.modules[name]  # a warm interpreter has imported them
 fake = types.ModuleType("wandb")
 fake.init, fake.run = mock.Mock(return_value=mock.Mock(spec=["log", "config", "id"], id="exp")), None
 sys.modules["wandb"] = fake
 import lightning.pytorch.loggers.wandb as stock
+assert "wandb.sdk" not in sys.modules
 stock._WANDB_AVAILABLE = True
 from dist_wandb import DistWandbLogger
 logger = DistWandbLogger()
 logger.log_metrics({"a": 1.0}, 2)
 fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_step": 2})
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=120, check=True)
+    run_job([sys.executable, "-c", script], cwd=tmp_path).check()
 
 
 @pytest.mark.parametrize(("primary", "written"), [(True, {"lr": 0.2, "new": 1}), (False, {"new": 1})])

@@ -108,6 +108,7 @@ class OneProcess:
         return self._known[number]
 
 
+@cache
 def states(case: Case) -> object:
     """Return the states of a configuration and their reductions, which determine the code path of its values.
 
