@@ -16,6 +16,7 @@ with a real process; messages that it has sent still arrive.
 from __future__ import annotations
 
 import functools
+import gc
 import heapq
 import queue
 import random
@@ -36,7 +37,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from dist_wandb.exchange import collective, interface
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import destroy_closed
-from dist_wandb.store import timed_caller
+from dist_wandb.store import connection, timed_caller
 from dist_wandb.store.timed_caller import UnansweredError
 
 _GLOO_ADDRESS = 150  # bytes, about, that gloo puts into the store for each member
@@ -55,6 +56,7 @@ class Task(greenlet):  # type: ignore[misc]  # it ships no types
         super().__init__(function, world.hub)
         self.rank = rank
         self.turn = 0  # number of its waits: of several wake-ups, only the first one counts
+        self.is_woken = False  # whether something else than the time has ended its last wait
 
 
 class World:
@@ -68,7 +70,6 @@ class World:
 
     Attributes:
         now: The time, in seconds.
-        spent: Seconds of real time in which each rank has run.
         messages: Number of messages that each rank has sent.
         sent: Bytes that each rank has sent.
         dead: The time at which ranks were killed, by rank.
@@ -81,7 +82,6 @@ class World:
         self.hub = getcurrent()
         self.now = 0.0
         self.random = random.Random(seed)
-        self.spent: defaultdict[int, float] = defaultdict(float)
         self.messages: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
         self.effects: Counter[int] = Counter()
@@ -95,6 +95,9 @@ class World:
         self._due: list[tuple[float, int, Task, int, bool]] = []
         self._number = 0
         self._tasks: list[Task] = []
+        self._next: Task | None = None  # whose turn it is, while the hub is to run it
+        self._until: Callable[[], bool] = bool
+        self._deadline = 0.0
 
     # Tasks
 
@@ -107,26 +110,43 @@ class World:
 
     def run(self, until: Callable[[], bool] = lambda: False, within: float = float("inf")) -> None:
         """Run tasks until a condition holds, no task is left to run, or the time is over."""
-        deadline = self.now + within
-        while self._due and not until() and self._due[0][0] <= deadline:
-            at, _, task, turn, is_woken = heapq.heappop(self._due)
-            if task.turn != turn or task.dead or task.rank in self.dead:
-                continue
-            self.now = at
-            task.turn += 1
-            began = time.thread_time()
-            task.switch(*[is_woken] * (turn > 0))
-            self.spent[task.rank] += time.thread_time() - began
+        self._until, self._deadline = until, self.now + within
+        while (task := self._choose() if self._next is None else self._next) is not None:
+            self._next = None
+            task.switch()
+
+    def _choose(self) -> Task | None:
+        """Return the task whose turn it is, and set the clock to its time; `None` if the run is over."""
+        due, until, deadline = self._due, self._until, self._deadline
+        while due and not until() and due[0][0] <= deadline:
+            at, _, task, turn, is_woken = heapq.heappop(due)
+            if task.turn == turn and not task.dead and task.rank not in self.dead:
+                self.now, task.is_woken = at, is_woken
+                task.turn += 1
+                return task
+        return None
 
     def pause(self, seconds: float | None) -> bool:
-        """Wait, on a task, until it is woken; return whether it was woken before the time was over."""
+        """Wait, on a task, until it is woken; return whether it was woken before the time was over.
+
+        The next task runs at once, not by way of the hub, which would take two switches. But the hub starts new tasks:
+        if they started each other, their stacks would pile up.
+        """
         task = getcurrent()
         if self.is_over or not isinstance(task, Task):
             raise GreenletExit
         task.turn += 1
         if seconds is not None:
-            self._push(self.now + max(0.0, seconds), task, task.turn, is_woken=False)
-        return bool(self.hub.switch())
+            at = self.now + seconds if seconds > 0.0 else self.now
+            self._push(at, task, task.turn, is_woken=False)
+        following = self._choose()
+        if following:  # it has begun
+            if following is not task:
+                following.switch()
+        else:
+            self._next = following
+            self.hub.switch()
+        return task.is_woken
 
     def wake(self, task: Task, at: float | None = None) -> None:
         """Resume a waiting task."""
@@ -144,9 +164,10 @@ class World:
         if self.is_over:
             raise GreenletExit
         if isinstance(task, Task):
-            self.effects[task.rank] += 1
-            if self.effects[task.rank] == self.doomed.get(task.rank):
-                self.kill(task.rank)
+            rank = task.rank
+            self.effects[rank] += 1
+            if rank in self.doomed and self.effects[rank] == self.doomed[rank]:
+                self.kill(rank)
                 self.pause(None)
 
     def kill(self, *ranks: int) -> None:
@@ -313,9 +334,10 @@ class Store:
         return self.values.pop(self._count(key), None) is not None
 
     def _count(self, key: str, *values: str | bytes) -> str:
+        key = self.prefix + key
         self.counts["keys"] += 1
-        self.counts["bytes"] += len(self.prefix) + len(key) + sum(map(len, values))
-        return self.prefix + key
+        self.counts["bytes"] += len(key) + sum(map(len, values))
+        return key
 
 
 def _bytes(value: str | bytes) -> bytes:
@@ -538,9 +560,12 @@ def simulated(world: World) -> Iterator[None]:
             super().__init__(world)
             self.together = together
 
-    def call(store_call: Any) -> None:
+    def call(_: Any, function: Callable[[], Any]) -> Any:
         world.use_store()
-        store_call.make()
+        return function()
+
+    def start(store_call: Any) -> None:
+        call(None, store_call.make)
         store_call.end()
 
     class PrefixStore:
@@ -562,11 +587,26 @@ def simulated(world: World) -> Iterator[None]:
         for module, name in _uses(len(sys.modules)):
             patch.setattr(module, name, instead[name])
         patch.setattr(timed_caller, "time", virtual_time)
-        patch.setattr(timed_caller._Call, "start", call)
+        patch.setattr(timed_caller.TimedCaller, "call", call)
+        patch.setattr(timed_caller._Call, "start", start)
+        patch.setattr(connection, "connections_to", lambda _: set())  # the store has no sockets to search for
         patch.setattr(collective, "remember", lambda _: None)
         patch.setattr(gloo, "TimedCaller", functools.partial(_Connecting, world))
         patch.setattr(dist, "PrefixStore", PrefixStore)
         patch.setattr(dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments))
+        with _no_collection():
+            yield
+            world.end()
+            destroy_closed()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave garbage until the end of a job: it is then found at once, and not by many searches among living objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
         yield
-        world.end()
-        destroy_closed()
+    finally:
+        if was_enabled:
+            gc.enable()

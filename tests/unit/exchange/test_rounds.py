@@ -138,9 +138,9 @@ class Unit:
 
     def check_equal(self, machines: list[Rounds], outcomes: list[Outcome]) -> None:
         """Check that all ranks have the same state and reached the same conclusions."""
-        assert all(outcome == outcomes[0] for outcome in outcomes)
+        assert all(outcome == outcomes[0] for outcome in outcomes[1:])
         known = machines[0].snapshot()
-        assert all(machine.snapshot() == known for machine in machines)
+        assert all(machine.snapshot() == known for machine in machines[1:])
 
     def close(self) -> None:
         """Let all ranks close, and run rounds until nothing remains."""
@@ -184,54 +184,78 @@ class Unit:
 
 numbers = st.floats(-100, 100, allow_nan=False)
 weights = st.sampled_from([0.5, 1.0, 3.0])
-steps = st.one_of(st.none(), st.integers(0, 4))
+steps = st.sampled_from([*5 * [None], *range(5)])
+orders = st.sampled_from([names for number in range(1, 4) for names in itertools.permutations(NAMES, number)])
+strides = st.sampled_from([-1, 0, 1, 1, 2])
+
+Row = tuple[int | None, dict[str, float], float]  # step, values, weight
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> tuple[int | None, dict[str, float], float]:
+def rows(draw: st.DrawFn) -> Row:
     """One call of `log`: any names in any order, steps that repeat and go backwards."""
-    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=len(NAMES), unique=True))
-    return draw(steps), {name: draw(numbers) for name in names}, draw(weights)
+    return draw(steps), {name: draw(numbers) for name in draw(orders)}, draw(weights)
 
 
-ACTIONS = (
-    *("log", "exchange", "exchange", "impatient", "impatient with new names"),
-    *("die", "stall", "a stalled one logs", "come back", "close", "burst"),
-)
-
-
-def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
-    gone = sorted(unit.dead | unit.stalled)
-    if action == "die" and len(unit.living) > 1:
-        unit.die(rank)
-    elif action == "stall" and len(unit.living) > 1:
-        unit.stall(rank)
-    elif action == "a stalled one logs" and unit.stalled:  # without knowing the state of the others
-        step, values, weight = data.draw(rows())
-        unit.log(min(unit.stalled), values, step, weight)
-    elif action == "come back" and gone:
-        unit.come_back(data.draw(st.sampled_from(gone)))
+some_rows = st.lists(rows(), min_size=1, max_size=3)
 
 
 @st.composite
-def bursts(draw: st.DrawFn) -> list[tuple[int | None, dict[str, float], float]]:
+def bursts(draw: st.DrawFn) -> list[Row]:
     """Many calls of `log` at once, with increasing, decreasing or no steps; perhaps with names of their own."""
-    first, stride = draw(st.integers(0, 9)), draw(st.sampled_from([-1, 0, 1, 1, 2]))
-    counted = draw(st.booleans())
-    found = [draw(rows()) for _ in range(draw(st.integers(1, 3)))]
+    first, stride, counted = draw(st.integers(0, 9)), draw(strides), draw(st.booleans())
+    found = draw(some_rows)
     return [
         (None if counted else first + stride * number, *found[number % len(found)][1:])
         for number in range(draw(st.integers(5, 30)))
     ]
 
 
+# An action, numbers that choose among the ranks and the rounds that there are, and the rows to log. All are drawn at
+# once, from strategies that are made once: making one, or drawing from the outside, takes longer than the action.
+Event = tuple[str, int, int, Sequence[Row]]
+ROWS_OF: dict[str, st.SearchStrategy[Sequence[Row]]] = {
+    "log": st.tuples(rows()),
+    "a stalled one logs": st.tuples(rows()),
+    "burst": bursts(),
+}
+ACTIONS = (
+    *("log", "exchange", "exchange", "impatient", "impatient with new names"),
+    *("die", "stall", "a stalled one logs", "come back", "close", "burst"),
+)
+EVENTS: list[st.SearchStrategy[Event]] = [
+    st.tuples(
+        st.just(action),
+        st.integers(0, 11),  # 12 is a multiple of each number of ranks
+        st.integers(0, 59) if action.startswith("impatient") or action == "come back" else st.just(0),
+        ROWS_OF.get(action, st.just(())),
+    )
+    for action in ACTIONS
+]
+schedules = st.lists(st.one_of(EVENTS), max_size=25)
+
+
+def come_or_go(unit: Unit, event: Event, rank: int) -> None:
+    action, _, number, logged = event
+    gone = sorted(unit.dead | unit.stalled)
+    if action == "die" and len(unit.living) > 1:
+        unit.die(rank)
+    elif action == "stall" and len(unit.living) > 1:
+        unit.stall(rank)
+    elif action == "a stalled one logs" and unit.stalled:  # without knowing the state of the others
+        for step, values, weight in logged:
+            unit.log(min(unit.stalled), values, step, weight)
+    elif action == "come back" and gone:
+        unit.come_back(gone[number % len(gone)])
+
+
 @pytest.mark.slow
 @given(
-    st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]), st.sampled_from([1, 4, 8]), st.integers(1, 20)
+    st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]), st.sampled_from([1, 4, 8]), st.integers(1, 20), schedules
 )
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_schedule_ends_with_equal_tables_and_exact_values(
-    data: st.DataObject, size: int, spread: tuple[str, ...], many: int, most: int
+    size: int, spread: tuple[str, ...], many: int, most: int, schedule: Sequence[Event]
 ) -> None:
     """Ranks log anything at any time, join late, give up waiting, close early, stall, die or restart.
 
@@ -241,27 +265,25 @@ def test_any_schedule_ends_with_equal_tables_and_exact_values(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negotiation, "MANY", many)
         patch.setattr(negotiation, "_MOST_CELLS", most)
-        go_through(Unit.of(size, spread), data, spread)
+        go_through(Unit.of(size, spread), schedule, spread)
 
 
-def go_through(unit: Unit, data: st.DataObject, spread: tuple[str, ...]) -> None:
-    for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
-        rank = data.draw(st.sampled_from(unit.living))
+def go_through(unit: Unit, schedule: Sequence[Event], spread: tuple[str, ...]) -> None:
+    for event in schedule:
+        action, among, number, logged = event
+        rank = unit.living[among % len(unit.living)]
         machine = unit.machines[rank]
-        if action == "log" and machine.intent is not Intent.CLOSING:
-            step, values, weight = data.draw(rows())
-            unit.log(rank, values, step, weight)
-        elif action == "burst" and machine.intent is not Intent.CLOSING:
-            for step, values, weight in data.draw(bursts()):
+        if action in ("log", "burst") and machine.intent is not Intent.CLOSING:
+            for step, values, weight in logged:
                 unit.log(rank, values, step, weight)
         elif action == "exchange" and not unit.closed:
             unit.exchange()
         elif action.startswith("impatient"):
-            machine.give_up(data.draw(st.integers(0, machine.ledger.round)), new_only=action != "impatient")
+            machine.give_up(number % (machine.ledger.round + 1), new_only=action != "impatient")
         elif action == "close":
             machine.intent = Intent.CLOSING
         elif not unit.closed:
-            come_or_go(unit, action, rank, data)
+            come_or_go(unit, event, rank)
     unit.end()
     if unit.always_whole:
         unit.check_written(spread=[name for name in NAMES if name.startswith("l") or "*" in spread] if spread else ())

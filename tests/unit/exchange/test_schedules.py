@@ -106,7 +106,8 @@ class Job:
         return [rank for rank in range(self.ranks.size) if rank not in self.world.dead]
 
     def has_ended(self) -> bool:
-        return len(self.closed.keys() | self.world.dead.keys()) == self.ranks.size
+        size, closed, dead = self.ranks.size, self.closed, self.world.dead
+        return len(closed) + len(dead) >= size and len(closed.keys() | dead.keys()) == size
 
     def check(self) -> None:
         assert self.has_ended(), f"not ended after {self.world.now} s: {self.closed}"
@@ -174,11 +175,14 @@ class Schedule:
         """Run it with groups of at most that many members, and check the result."""
         job = Job(self.size, self.per_node, self.seed, 0.0 if self.late is None else LATE + 1.0)
         world = job.world
-        early = set(range(self.size)) - {self.late}
+        early = sorted({*range(self.size)} - {self.late})
+        exchanges = job.ranks.exchanges
 
-        def have_formed() -> bool:
-            exchanges = job.ranks.exchanges
-            return all(rank in exchanges and exchanges[rank].group is not None for rank in early)
+        def has_formed(rank: int) -> bool:
+            return rank in exchanges and exchanges[rank].group is not None
+
+        def have_formed() -> bool:  # called after each step
+            return has_formed(early[0]) and has_formed(early[-1]) and all(map(has_formed, early))
 
         with pytest.MonkeyPatch.context() as patch, simulated(world):
             patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
