@@ -108,7 +108,7 @@ def shared(directory: Path, rank: int, **order: Any) -> list[str | Path]:
     """Return the command of a writer of a shared run; rank 0 is its primary."""
     settings = {"mode": "shared", "x_label": f"rank-{rank}", "x_primary": rank == 0}
     settings["x_update_finish_state"] = rank == 0
-    settings["x_stats_sampling_interval"] = 1
+    settings["x_stats_sampling_interval"] = 0.1
     return client(directory / f"{rank}", settings=settings, **order)
 
 
