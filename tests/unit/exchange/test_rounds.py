@@ -159,6 +159,7 @@ class Unit:
 
     def check_written(self, spread: Iterable[str] = ()) -> None:
         """Check that the last value of every cell is exact, and every cell has a contributor."""
+        assert [self.machines[rank].outbox.overtaking for rank in self.living] == [set()] * len(self.living)
         contributed = {cell: parts for cell, parts in self.contributed.items() if parts}
         assert self.written.keys() == contributed.keys()
         for cell, parts in contributed.items():
@@ -289,6 +290,50 @@ def go_through(unit: Unit, schedule: Sequence[Event], spread: tuple[str, ...]) -
         unit.check_written(spread=[name for name in NAMES if name.startswith("l") or "*" in spread] if spread else ())
     else:
         unit.check_written()
+
+
+RANKS_OF = {2: [(0,), (1,), (0, 1), (0, 1)], 3: [(0,), (1, 2), (0, 1, 2), (0, 1, 2)]}
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Unit, list[list[tuple[int | None, dict[str, float]]]], list[int]]:
+    """Ranks that log the same rows in the same order, though not all names; and whose turn it is to log or, at last,
+    to have a round.
+    """
+    size = draw(st.sampled_from([2, 3]))
+    ranks_of = {name: draw(st.sampled_from(RANKS_OF[size])) for name in NAMES}
+    logged = st.tuples(st.sampled_from([None, None, 0, 1, 2, 3]), orders)
+    program = draw(st.lists(logged, min_size=1, max_size=8))
+    of_ranks = [
+        [(step, {name: 1.0 for name in names if rank in ranks_of[name]}) for step, names in program]
+        for rank in range(size)
+    ]
+    return Unit.of(size), of_ranks, draw(st.lists(st.integers(0, size), max_size=40))
+
+
+@given(programs(), st.sampled_from([1, 4, 8, 10**9]), st.sampled_from([1, 4, 1024]))
+@settings(max_examples=500, deadline=None)
+def test_values_logged_in_the_same_order_on_all_ranks_are_written_once(
+    program: tuple[Unit, list[list[tuple[int | None, dict[str, float]]]], list[int]], many: int, most: int
+) -> None:
+    """However late a rank is, and in whatever order of steps: none is taken for one that does not log a name."""
+    unit, of_ranks, turns = program
+    left = [iter([row for row in rows if row[1]]) for rows in of_ranks]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(negotiation, "MANY", many)
+        patch.setattr(negotiation, "_MOST_CELLS", most)
+        for turn in turns:
+            if turn == len(of_ranks):
+                unit.exchange()
+            else:
+                for step, values in itertools.islice(left[turn], 1):
+                    unit.log(turn, values, step)
+        for rank, rows in enumerate(left):
+            for step, values in rows:
+                unit.log(rank, values, step)
+        unit.close()
+    unit.check_written()
+    assert set(unit.writes.values()) <= {1}
 
 
 @given(st.integers(1, 5), st.integers(0, 12), st.booleans())
@@ -618,6 +663,81 @@ def test_a_step_skipped_by_an_interleaved_rank_is_finished_after_patience() -> N
     settle(unit)
     assert unit.written["val", 1, 0].totals.reduced("mean") == 1.0
     assert unit.written["val", 1, 0].missing == 0
+
+
+@pytest.mark.parametrize("step", [1, None])
+@pytest.mark.parametrize("others", [["turn"], ["turn", "val"]])
+@pytest.mark.usefixtures("row_by_row")
+def test_a_name_that_joins_an_earlier_pending_row_does_not_pass_later_rows(step: int | None, others: list[str]) -> None:
+    """The Trainer logs its epoch at step 1 after the user's rows. Rank 0's row of step 1 still waits at that time."""
+    unit = Unit.of(2)
+    later = {name: 3.0 + position for position, name in enumerate(others)}
+    unit.log(1, {"loss": 1.0}, step)
+    for at, (name, value) in enumerate(later.items(), 3):
+        unit.log(1, {name: value}, at)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, step)
+    for at, (name, value) in enumerate(later.items(), 3):
+        unit.log(0, {name: value}, at)
+    unit.log_on_all({"epoch": 1.0}, step)
+    settle(unit)
+    assert {value.totals.contributors for value in unit.written.values()} == {2}
+    assert set(unit.writes.values()) == {1}
+    unit.check_written()
+
+
+@pytest.mark.usefixtures("row_by_row")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_name_that_joined_an_earlier_pending_row_is_not_passed_by_later_rows(is_known: bool) -> None:
+    """Rank 1 contributes the epoch with its row of step 1, rank 0 after the rows of steps 2 and 3."""
+    unit = Unit.of(2)
+    if is_known:
+        unit.log_on_all({"epoch": 0.0, "loss": 0.0}, 0)
+        settle(unit)
+    for step in (1, 2, 3):
+        unit.log(1, {"loss": float(step)}, step)
+    unit.log(1, {"epoch": 1.0}, 1)
+    unit.log(0, {"loss": 1.0}, 1)
+    settle(unit)
+    for step in (2, 3):
+        unit.log(0, {"loss": float(step)}, step)
+        settle(unit)
+    assert ("epoch", 1, 0) not in unit.written
+    unit.log(0, {"epoch": 1.0}, 1)
+    settle(unit)
+    assert {value.totals.contributors for value in unit.written.values()} == {2}
+    assert set(unit.writes.values()) == {1}
+    unit.check_written()
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_a_displaced_name_of_one_rank_is_finished_after_patience() -> None:
+    unit = Unit.of(2)
+    for step in (1, 2):
+        unit.log(1, {"loss": float(step)}, step)
+    unit.log(1, {"own": 1.0}, 1)
+    for step in (1, 2):
+        unit.log(0, {"loss": float(step)}, step)
+    settle(unit)
+    assert ("own", 1, 0) not in unit.written
+    unit.give_up(0, new_only=True)
+    unit.exchange()
+    assert (unit.written["own", 1, 0].totals.contributors, unit.written["own", 1, 0].missing) == (1, 0)
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_a_rank_that_logs_steps_in_another_order_has_not_passed_the_others() -> None:
+    """The search for the smallest step makes rank 1 contribute step 1 before step 3, which it logged first."""
+    unit = Unit.of(2)
+    unit.log(0, {"extra": 1.0}, 3)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 1)
+    unit.log(1, {"other": 1.0}, 5)
+    unit.log(1, {"extra": 3.0}, 3)
+    unit.log(1, {"loss": 3.0}, 1)
+    settle(unit)
+    assert unit.writes["extra", 3, 0] == 1
+    assert unit.written["extra", 3, 0].totals.contributors == 2
 
 
 def test_names_in_one_call_may_have_different_occurrences() -> None:
@@ -1129,18 +1249,24 @@ def test_pending_values_can_be_renamed() -> None:
     machine = unit.machines[0]
     machine.post({"old": Totals.of(1.0), "loss": Totals.of(2.0)}, 3)
     machine.post({"old": Totals.of(5.0)}, None)
+    machine.post({"old": Totals.of(6.0)}, 3)
+    assert machine.outbox.overtaking == {Key(Place(0, 3), "old", 1)}
     assert machine.outbox.rename("old", "new") == [
         (Key(Place(0, 3), "old", 0), Key(Place(0, 3), "new", 0)),
+        (Key(Place(0, 3), "old", 1), Key(Place(0, 3), "new", 1)),
         (Key(Place(1, 0), "old", 0), Key(Place(1, 0), "new", 0)),
     ]
+    assert machine.outbox.overtaking == {Key(Place(0, 3), "new", 1)}
     assert machine.outbox.rename("never logged", "new") == []
     assert set(machine.outbox.names) == {"loss", "new"}
     unit.close()
     assert {cell: value.totals.plain for cell, value in unit.written.items()} == {
         ("new", 3, 0): 1.0,
+        ("new", 3, 1): 6.0,
         ("loss", 3, 0): 2.0,
         ("new", None, 0): 5.0,
     }
+    assert not machine.outbox.overtaking
 
 
 # --- contributions to forgotten cells ---------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Cell:
     origin: float = NOTHING  # -(rank * 2**32 + calls): the lowest rank that contributed, and its number of calls
     corrects: bool = False  # whether it was finished before
     number: int = 0  # number of cells opened before it
+    displaced: bool = False  # whether contributions to it may have overtaken others, so that `number` proves nothing
     gone: int = 0  # number of its contributors that have left, so that other ranks have yet to contribute
 
 
@@ -145,7 +146,7 @@ class Outcome:
 
 def cell_as_list(key: Key, cell: Cell) -> list[Any]:
     """Return a cell as JSON values."""
-    return [key, cell.born, cell.totals, cell.origin, cell.corrects, cell.number]
+    return [key, cell.born, cell.totals, cell.origin, cell.corrects, cell.number, cell.displaced]
 
 
 def cell_from_list(items: Sequence[Any]) -> tuple[Key, Cell]:

@@ -11,9 +11,10 @@ An open cell is finished when
 - all ranks pause or close.
 
 If a rank logs from several threads or processes (*interleaved*; workers of a DataLoader), its order proves nothing, and
-cells that would count as passed wait until a rank gives up. The cell of a metric is not given up before the primary has
-contributed to it: nobody else can compute it, and the states of the others might be gone by the time the primary
-contributes.
+cells that would count as passed wait until a rank gives up. The same applies to single cells that are *displaced*: a
+rank has contributed to them before it contributed what it had logged earlier. The cell of a metric is not given up
+before the primary has contributed to it: nobody else can compute it, and the states of the others might be gone by the
+time the primary contributes.
 
 Invariants: cells of one round are finished in the order in which they were opened; a cell is finished once for each
 time that it was opened; the fast path at the start of `conclude` has the same result as the rules.
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 from dist_wandb.exchange.protocol.cells import CALLS, NOTHING, Cell, Contributed, Finished, Key
 from dist_wandb.exchange.protocol.ledger import Ledger, row_of
-from dist_wandb.exchange.protocol.wire import Header
+from dist_wandb.exchange.protocol.wire import OVERTAKING, Header
 
 
 class _Ready(NamedTuple):
@@ -52,9 +53,10 @@ class Finishing:
         self.silent: tuple[Key, ...] = ()  # cells given up in the last round without this rank's contribution
         self._ledger = ledger
         self._needs_primary = needs_primary
+        self._overtakes = False  # in this round, contributions may overtake others
 
     def conclude(
-        self, received: list[Contributed], own: Sequence[Key], header: Header
+        self, received: list[Contributed], own: Sequence[Key], header: Header, *, is_split: bool = False
     ) -> tuple[tuple[Finished, ...], tuple[Key, ...], tuple[Key, ...]]:
         """Add contributions to their cells, and finish the cells that are ready.
 
@@ -62,12 +64,14 @@ class Finishing:
             received: Contributions of all ranks in a round.
             own: The cells among them to which this rank contributed.
             header: The reduced header of the round.
+            is_split: Whether some names of a row without a step wait for a later round.
 
         Returns:
             The finished values, the cells that were finished before this rank contributed to them, and those of them
                 whose earlier contributions are forgotten.
         """
         ledger, self.silent = self._ledger, ()
+        self._overtakes = is_split or header.disorder == OVERTAKING
         if not ledger.open and not self.reflags and self._is_all(received):  # the usual case: all ranks are in step
             self.recheck = False
             return self._finished_at_once(received), (), ()
@@ -75,6 +79,7 @@ class Finishing:
             cell = ledger.open_cell(key)
             cell.totals = cell.totals + totals if cell.totals.contributors else totals
             cell.origin = max(cell.origin, origin)
+            cell.displaced = cell.displaced or self._overtakes
         ledger.own.update(own)
         late = tuple(key for key in own if ledger.open[key].corrects)
         finished, lost = self._finish_ready([key for key, *_ in received], header)
@@ -93,7 +98,7 @@ class Finishing:
         ledger, size = self._ledger, self._ledger.members.size
         at_once = []
         for number, (key, totals, origin) in enumerate(received, ledger.opened):
-            if ledger.assumed and totals.contributors >= size > 1:
+            if ledger.assumed and totals.contributors >= size > 1 and not self._overtakes:
                 ledger.assumed.prove(key, number, origin)
             finished = ledger.finish(key, totals, origin)
             at_once.append(finished)
@@ -146,7 +151,7 @@ class Finishing:
             for name in cells.by_name
             if ledger.names[name].is_new
             for key, cell in cells.by_name[name].items()
-            if cell.number < number and row_of(key, cell.origin) != row
+            if cell.number < number and not cell.displaced and row_of(key, cell.origin) != row
         ]
 
     def _ready(self, touched: set[Key], header: Header) -> list[_Ready]:
@@ -162,7 +167,7 @@ class Finishing:
         proof: dict[str, int] = {}
         for key in complete:
             cell = cells[key]
-            if not cell.corrects and cell.number > newest.get(key.name, -1):
+            if not (cell.corrects or cell.displaced) and cell.number > newest.get(key.name, -1):
                 newest[key.name] = cell.number
             if ledger.is_by_all(cell) and cell.number > proof.get(key.name, -1):
                 proof[key.name] = cell.number
@@ -170,7 +175,7 @@ class Finishing:
         for key in cells if everything else self._candidates(complete, header):
             cell = cells[key]
             is_behind = cell.number < newest.get(key.name, -1)  # a rank logs a name in order: all have passed it
-            in_order = bool(key.place.counted) or not self.is_interleaved  # else likely, after some time
+            in_order = not cell.displaced and (bool(key.place.counted) or not self.is_interleaved)  # else likely
             passed = is_behind and (in_order or cell.born <= header.give_up_new)
             passed_by_all = in_order and cell.number < proof.get(key.name, -1)
             is_new = ledger.names[key.name].is_new

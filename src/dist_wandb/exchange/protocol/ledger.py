@@ -194,7 +194,7 @@ class Ledger:
 
     def is_by_all(self, cell: Cell) -> bool:
         """Return whether all ranks have contributed to a cell in order, so that they have passed all earlier rows."""
-        return not cell.corrects and cell.totals.contributors - cell.gone >= self.members.size > 1
+        return not (cell.corrects or cell.displaced) and cell.totals.contributors - cell.gone >= self.members.size > 1
 
     @property
     def lacks_own(self) -> bool:

@@ -74,6 +74,11 @@ class Negotiation:
         """Whether the next round has to continue a search that the last one began."""
         return bool(self._focus or self._turns)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the last round was for a part of a row without a step, some of whose names take turns."""
+        return any(place.counted for place, _ in self._turns)
+
     def room(self, names: Names) -> int:
         """Return the number of rows of the next round, unless it is for many cells."""
         return min(self._room, _most_rows(names))

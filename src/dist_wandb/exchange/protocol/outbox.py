@@ -3,6 +3,9 @@
 Contributions wait by position, in the order in which the positions were first logged; at one position they wait by
 name, each name in its own queue. The occurrence of a contribution is counted once, when it is posted, so a rank that
 logs in a different order than the others still contributes to the same cells.
+
+A contribution that joins a position that already waits, but is not the newest one, overtakes those in between. As long
+as it waits, the order of this rank's contributions does not show what it has logged (`overtaking`).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Outbox:
     def __init__(self, rank: int, remembered: int) -> None:
         self.waiting: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
         self.contributions: int = 0  # number of those that wait
+        self.overtaking: set[Key] = set()  # cells of those that may be sent before earlier ones
         self._rank = rank
         self._remembered = remembered
         self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged
@@ -45,7 +49,10 @@ class Outbox:
         if not values:
             return []
         self.contributions += len(values)
-        waiting = self.waiting.setdefault(place, {})
+        waiting = self.waiting.get(place)
+        overtakes = waiting is not None and next(reversed(self.waiting)) != place
+        if waiting is None:
+            waiting = self.waiting[place] = {}
         keys = []
         for (name, totals), occurrence in zip(values.items(), self._count(step, values), strict=True):
             key = _new(Key, (place, name, occurrence))
@@ -55,6 +62,8 @@ class Outbox:
                 waiting[name].append(contributed)
             else:
                 waiting[name] = deque((contributed,)) if place.counted else [contributed]
+        if overtakes:
+            self.overtaking.update(keys)
         return keys
 
     def _count(self, step: int | None, names: Iterable[str]) -> list[int]:
@@ -84,12 +93,17 @@ class Outbox:
                 (occurrence,) = self._count(step, (new,))
                 key = Key(place, new, occurrence)
                 values.setdefault(new, deque()).append(contributed._replace(key=key))
+                if contributed.key in self.overtaking:
+                    self.overtaking.remove(contributed.key)
+                    self.overtaking.add(key)
                 renamed.append((contributed.key, key))
         return renamed
 
     def remove(self, contributions: Sequence[Contributed]) -> None:
         """Remove contributions after a round."""
         self.contributions -= len(contributions)
+        if self.overtaking:
+            self.overtaking.difference_update([key for key, *_ in contributions])
         for contributed in contributions:
             place, name, _ = contributed.key
             values = self.waiting[place]
@@ -107,6 +121,7 @@ class Outbox:
             queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
             queue.insert(0, contributed)
             self.contributions += 1
+            self.overtaking.add(key)  # it may have been before
             self.waiting.move_to_end(key.place, last=False)
 
     # Queries
@@ -138,6 +153,15 @@ class Outbox:
             if turns.get((place, name), queue[0].key.occurrence) == queue[0].key.occurrence
         }
         return _oldest(due) if place.counted and due else due
+
+    def is_oldest(self, place: Place, due: Mapping[str, Contributed]) -> bool:
+        """Return whether contributions are those of the oldest waiting row, or some of them."""
+        if place != next(iter(self.waiting)):
+            return False
+        if not place.counted:
+            return True
+        oldest = max(queue[0].origin for queue in self.waiting[place].values())
+        return all(contributed.origin == oldest for contributed in due.values())
 
     def rows(self, known: Container[str]) -> Iterator[tuple[Place, dict[str, Contributed]] | None]:
         """Yield rows in the order in which they are contributed; `None`, at the end, for a row with an unknown name."""

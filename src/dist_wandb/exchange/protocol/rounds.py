@@ -48,7 +48,16 @@ from dist_wandb.exchange.protocol.names import Names
 from dist_wandb.exchange.protocol.negotiation import Negotiation
 from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.spreads import Spreads
-from dist_wandb.exchange.protocol.wire import Header, Lists, batch_lists, header_of, read_spreads, row_lists
+from dist_wandb.exchange.protocol.wire import (
+    INTERLEAVED,
+    OVERTAKING,
+    Header,
+    Lists,
+    batch_lists,
+    header_of,
+    read_spreads,
+    row_lists,
+)
 
 
 class Intent(Enum):
@@ -145,7 +154,7 @@ class Rounds:
             more=float(bool(waiting)),  # even if it is another rank's turn
             regroup=float(regroup),
             contributing=float(self.intent is Intent.OPEN or bool(waiting)),
-            interleaved=float(self.side_data.interleaved),
+            disorder=INTERLEAVED if self.side_data.interleaved else OVERTAKING * bool(self.outbox.overtaking),
             published=float(self.side_data.published),
         )
         if negotiation.batch is not None:
@@ -158,6 +167,8 @@ class Rounds:
             backlog=max(0.0, self.outbox.pending - len(rows)),
             unknown=float(negotiation.needs_names),
         )
+        if rows and not self.outbox.is_oldest(*rows[0]):
+            header = header._replace(disorder=max(header.disorder, OVERTAKING))
         return row_lists(header, names, rows, negotiation.room(names), self.spreads)
 
     def take(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
@@ -174,7 +185,7 @@ class Rounds:
         batch, negotiation.batch = negotiation.batch, None
         written = self._take_spreads(sums, maxima)
         regroup = header.regroup > 0
-        self.finishing.is_interleaved = self.finishing.is_interleaved or header.interleaved > 0
+        self.finishing.is_interleaved = self.finishing.is_interleaved or header.disorder >= INTERLEAVED
         needs_names = header.unknown > 0
         if needs_names and batch is None:
             return Outcome(written, needs_names=True, more=True, regroup=regroup)
@@ -188,7 +199,8 @@ class Rounds:
         else:
             received, self._contributed = negotiation.received_in(batch, sums, maxima)
         self._remove_contributed()
-        finished, late, lost = self.finishing.conclude(received, [key for key, *_ in self._contributed], header)
+        own, is_split = [key for key, *_ in self._contributed], negotiation.is_split
+        finished, late, lost = self.finishing.conclude(received, own, header, is_split=is_split)
         closed, paused = header.busy == 0 and not regroup, header.contributing == 0
         awaits = any(value.spread for value in finished)
         self.spreads.awaiting += finished if awaits else ()

@@ -22,6 +22,9 @@ from dist_wandb.exchange.protocol.spreads import Spreads
 
 Lists = tuple[list[float], list[float]]
 
+OVERTAKING = 1.0  # some contributions may precede others that were logged earlier: see `Outbox`
+INTERLEAVED = 2.0  # from now on: it logs from several threads or processes, each in its own order
+
 _PER_NAME = MAX_LANES + 2
 _PER_CELL = MAX_LANES + 1
 _CONTRIBUTORS = 3  # position of the number of contributors in the sums of a name
@@ -41,7 +44,7 @@ class Header(NamedTuple):
     regroup: float = NOTHING  # whether it requests a new generation
     contributing: float = NOTHING  # whether it may contribute more: it is open, or has contributions left
     backlog: float = NOTHING  # number of further rows that wait on it
-    interleaved: float = NOTHING  # whether it logs from several threads or processes, each in its own order
+    disorder: float = NOTHING  # `OVERTAKING` or `INTERLEAVED`, if its order does not show what it has logged
     published: float = NOTHING  # how often it has published something through the job's store
 
 
