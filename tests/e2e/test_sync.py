@@ -15,7 +15,7 @@ import pytest
 from processes import Finished, clean_environment, run_job, started, torchrun, wait_until
 from stored import ended_runs
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
-from wandb_server import Request, WandbServer
+from wandb_server import MEASURED, Request, WandbServer
 
 import dist_wandb
 from dist_wandb.cli.commands import main
@@ -26,7 +26,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 MODULES = os.pathsep.join([str(Path(dist_wandb.__file__).parents[1]), str(SUPPORT)])
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
-WATCHED = {"WANDB_CONSOLE": "wrap", "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1"}
+WATCHED = {"WANDB_CONSOLE": "wrap", **MEASURED}
 IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 ROWS = [{"loss": 10.0 - step} for step in range(5)]
 MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]

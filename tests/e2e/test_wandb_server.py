@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import Finished, run_job, started, torchrun
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
-from wandb_server import Request, WandbServer
+from wandb_server import MEASURED, Request, WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -108,8 +108,8 @@ def shared(directory: Path, rank: int, **order: Any) -> list[str | Path]:
     """Return the command of a writer of a shared run; rank 0 is its primary."""
     settings = {"mode": "shared", "x_label": f"rank-{rank}", "x_primary": rank == 0}
     settings["x_update_finish_state"] = rank == 0
-    settings["x_stats_sampling_interval"] = 0.1
-    return client(directory / f"{rank}", settings=settings, **order)
+    settings |= {name.removeprefix("WANDB_").lower(): float(value) for name, value in MEASURED.items()}
+    return client(directory / f"{rank}", settings=settings, is_measured=True, **order)
 
 
 def shared_pair(directory: Path) -> tuple[list[str | Path], list[str | Path]]:
@@ -226,7 +226,7 @@ def test_unsupported_requests_are_errors_and_recorded() -> None:
 
 def test_dist_wandb_shared_run_under_torchrun(wandb_server: WandbServer, tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "shared_online.py", tmp_path)
-    run(wandb_server, tmp_path, *job, WANDB_CONSOLE="wrap", WANDB_X_STATS_SAMPLING_INTERVAL="1").check()
+    run(wandb_server, tmp_path, *job, WANDB_CONSOLE="wrap", **MEASURED).check()
     recorded = wandb_server.run("exp")
     assert recorded.exit_codes == [0]
     assert {frozenset(labels_of(writer)) for writer in recorded.writers.values()} == {

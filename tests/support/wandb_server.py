@@ -33,6 +33,8 @@ from wandb_sweeps import Trial
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# Variables with which wandb measures the machine at once, and writes that into the run's file at once.
+MEASURED = {"WANDB_X_STATS_SAMPLING_INTERVAL": "0.1", "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "0.1"}
 _HOST = "127.0.0.1"
 _API_KEY = "0123456789" * 4
 

@@ -1,10 +1,10 @@
 """One rank that logs into a shared run, online or as the environment specifies."""
 
 import sys
-import time
 
 import torch.distributed as dist
 from stored import PATIENT
+from wandb_client import wait_for_measurement
 
 import dist_wandb
 
@@ -27,7 +27,7 @@ def main(directory: str) -> None:
         for step in range(5):
             run.log({"loss": 2.0 * step + run.topology.global_rank}, step=step)
         sys.stdout.write(f"hello from {run.topology.global_rank}\n")
-        time.sleep(1.0)  # wandb measures the machine meanwhile
+        wait_for_measurement(run.run.dir)
     dist.destroy_process_group()
 
 
