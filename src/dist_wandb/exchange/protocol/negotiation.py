@@ -77,7 +77,7 @@ class Negotiation:
     @property
     def is_split(self) -> bool:
         """Whether the last round was for a part of a row without a step, some of whose names take turns."""
-        return any(place.counted for place, _ in self._turns)
+        return bool(self._turns) and any(place.counted for place, _ in self._turns)
 
     def room(self, names: Names) -> int:
         """Return the number of rows of the next round, unless it is for many cells."""

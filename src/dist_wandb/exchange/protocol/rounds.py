@@ -167,7 +167,7 @@ class Rounds:
             backlog=max(0.0, self.outbox.pending - len(rows)),
             unknown=float(negotiation.needs_names),
         )
-        if rows and not self.outbox.is_oldest(*rows[0]):
+        if rows and negotiation.is_under_way and not self.outbox.is_oldest(*rows[0]):
             header = header._replace(disorder=max(header.disorder, OVERTAKING))
         return row_lists(header, names, rows, negotiation.room(names), self.spreads)
 
