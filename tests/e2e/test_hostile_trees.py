@@ -274,8 +274,7 @@ def resume(someone: Victim, tmp_path: Path) -> Resume:
     """Start offline jobs one after the other, with a directory and arguments; return their outputs."""
 
     def start(orders: list[dict[str, Any]]) -> list[str]:
-        # A list of the installed packages takes longer than all else.
-        environment = someone.environment(WANDB_MODE="offline", WANDB_X_SAVE_REQUIREMENTS="false")
+        environment = someone.environment(WANDB_MODE="offline")
         for number, order in enumerate(orders):
             order |= {"cwd": str(someone.workplace), "output": str(tmp_path / f"output-{number}"), "limit": HANGS}
             order |= {"environment": environment}

@@ -120,7 +120,8 @@ def test_every_test_with_short_limits_is_in_a_part() -> None:
 
 def has_mark(name: str, path: Path) -> bool:
     """Return whether a file reads an attribute `name` of something called `mark`."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if name in path.read_text(encoding="utf-8") else ()
+    text = path.read_text(encoding="utf-8")
+    nodes = ast.walk(ast.parse(text)) if name in text else ()
     attributes = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == name)
     return any(ast.unparse(node.value).endswith("mark") for node in attributes)
 
