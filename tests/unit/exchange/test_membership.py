@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.exchange.membership import membership
-from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Word
+from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Departure, Generation
 from dist_wandb.exchange.membership.membership import Membership, Over
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.settings.plan import Unit, unit_of
@@ -207,7 +207,7 @@ def test_a_dead_rank_is_lost_after_the_timeout() -> None:
 def test_another_rank_regroups_if_the_first_reader_dies() -> None:
     job = Job(4)
     before = job.begin()
-    job.rank(3).generations.words(before).append(Word(3, 6, 0))  # the first one; then it dies
+    job.rank(3).generations.summaries(before).append(CheckpointSummary(3, 6, 0))  # the first one; then it dies
     began = time.monotonic()
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
     assert following.members == (0, 1, 2, 3), "its checkpoint was there, so the next generation finds that it is gone"
@@ -219,7 +219,7 @@ def test_another_rank_regroups_if_the_first_reader_dies() -> None:
 def test_another_rank_regroups_if_successive_elected_ranks_die() -> None:
     job = Job(5)
     before = job.begin()
-    job.rank(4).generations.words(before).append(Word(4, 6, 0))
+    job.rank(4).generations.summaries(before).append(CheckpointSummary(4, 6, 0))
     assert job.rank(4).generations.is_elected(1, 0)
     assert job.rank(3).generations.is_elected(1, 1)
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
@@ -237,7 +237,7 @@ def test_another_rank_regroups_if_the_reader_is_stopped() -> None:
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    while not job.rank(1).generations.words(before).count():
+    while not job.rank(1).generations.summaries(before).count():
         time.sleep(0.01)
     job.stopped.add(0)
     stopping.join()
@@ -261,8 +261,8 @@ def test_leaving_breaks_a_newer_generation_that_includes_the_rank(*, is_closed: 
     job = Job(3)
     before = job.begin()
     for rank in range(3):
-        job.rank(rank).generations.words(before).append(Word(rank, 6, 0))
-    following = job.rank(0)._claim_next(before, {rank: Word(rank, 6, 0) for rank in range(3)})
+        job.rank(rank).generations.summaries(before).append(CheckpointSummary(rank, 6, 0))
+    following = job.rank(0)._claim_next(before, {rank: CheckpointSummary(rank, 6, 0) for rank in range(3)})
     assert not job.rank(1).generations.is_broken(following)
     job.rank(2).leave(before, knows(6), failed=not is_closed, delivered=is_closed, is_closed=is_closed)
     assert job.rank(1).generations.is_broken(following)
@@ -295,7 +295,7 @@ def test_a_generation_is_broken_at_once_if_a_member_leaves_during_the_claim(
         return claim(generation)
 
     monkeypatch.setattr(job.rank(0).generations, "claim", claim_late)
-    following = job.rank(0)._claim_next(before, {rank: Word(rank, 6, 0) for rank in range(3)})
+    following = job.rank(0)._claim_next(before, {rank: CheckpointSummary(rank, 6, 0) for rank in range(3)})
     assert following.members == (0, 1, 2)
     assert job.rank(1).generations.is_broken(following)
 

@@ -13,7 +13,7 @@ from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 
-class Word(NamedTuple):
+class CheckpointSummary(NamedTuple):
     """A summary of a member's checkpoint."""
 
     member: int  # index of the member in the unit
@@ -96,9 +96,9 @@ class GenerationStore:
         self._keys = keys
         self._index = index
 
-    def words(self, generation: Generation) -> SharedList:
-        """Return the list of `Word`s that the remaining members publish when a generation breaks."""
-        return SharedList(self._keys, f"words/{generation.number}")
+    def summaries(self, generation: Generation) -> SharedList:
+        """Return the list of `CheckpointSummary`s that the remaining members publish when a generation breaks."""
+        return SharedList(self._keys, f"summaries/{generation.number}")
 
     def wanting(self, generation: Generation) -> SharedList:
         """Return the list of ranks that request to join the next generation: each a `presence.Arrival`."""

@@ -13,10 +13,10 @@ of them.
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
-  round, with the reduced lists, and the names. It adds a summary of the checkpoint (`Word`) to a list. The first member
-  in the list reads the summaries, and claims the next generation with the members whose summaries arrived in time
-  (`regroup`). No member can finish a round before all members have entered it, so members differ by at most one round.
-  A member that is a round behind takes the result from the checkpoint of the `source`.
+  round, with the reduced lists, and the names. It adds a `CheckpointSummary` to a list. The first member in the list
+  reads the summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). No
+  member can finish a round before all members have entered it, so members differ by at most one round. A member that is
+  a round behind takes the result from the checkpoint of the `source`.
 - *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
   learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
   claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
@@ -51,7 +51,7 @@ from dataclasses import replace
 from typing import Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.generations import Checkpoint, Generation, GenerationStore, Word
+from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Generation, GenerationStore
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.membership.polling import look_until
 from dist_wandb.exchange.membership.presence import Arrival, Presence
@@ -150,16 +150,16 @@ class Membership:
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
-        words = self.generations.words(generation)
-        is_first = words.append(Word(self._unit.index, checkpoint.round, len(checkpoint.names))) == 1
-        read: dict[int, Word] = {}
+        summaries = self.generations.summaries(generation)
+        is_first = summaries.append(CheckpointSummary(self._unit.index, checkpoint.round, len(checkpoint.names))) == 1
+        read: dict[int, CheckpointSummary] = {}
 
         def claimed() -> Generation | None:
             following = self.generations.following(generation)
             return following or (claim() if is_first and are_complete() else None)
 
         def are_complete() -> bool:
-            read.update({word[0]: Word(*word) for word in words.news()})
+            read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.news()})
             gone = self.presence.gone(generation.members)
             return (read.keys() | gone).issuperset(generation.members)
 
@@ -170,11 +170,11 @@ class Membership:
         patience = within if is_first else within + _TERM
         return self._until(claimed, patience) or self._elected(generation.number + 1, claim)
 
-    def _claim_next(self, generation: Generation, words: Mapping[int, Word]) -> Generation:
+    def _claim_next(self, generation: Generation, summaries: Mapping[int, CheckpointSummary]) -> Generation:
         """Claim the generation after a broken one, with the members that published a summary and are not gone."""
-        known = [*words.values(), *self.presence.departures.words.get(generation.number, {}).values()]
-        source = max(known, key=lambda word: (word.round, word.names))
-        members = tuple(sorted(words.keys() - self.presence.departures.known.keys()))
+        known = [*summaries.values(), *self.presence.departures.summaries.get(generation.number, {}).values()]
+        source = max(known, key=lambda summary: (summary.round, summary.names))
+        members = tuple(sorted(summaries.keys() - self.presence.departures.known.keys()))
         following = Generation(generation.number + 1, members, (), source.round, source.member)
         return self._claim(following, generation)
 

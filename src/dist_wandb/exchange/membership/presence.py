@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Word
+from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Departure, Generation
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -33,8 +33,8 @@ class DepartureRecord(NamedTuple):
     how: str  # as in `Departure`
     global_rank: int  # index of the rank in the job
     number: int | None  # number of its last generation; `None` if it was in none
-    round: int  # as in `Word`
-    names: int  # as in `Word`
+    round: int  # as in `CheckpointSummary`
+    names: int  # as in `CheckpointSummary`
 
 
 class Departures:
@@ -46,12 +46,12 @@ class Departures:
 
     Attributes:
         known: The departures, by index of the rank in the unit.
-        words: Summaries of the last checkpoints of these ranks, by generation and rank.
+        summaries: Summaries of the last checkpoints of these ranks, by generation and rank.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
         self.known: dict[int, Departure] = {}
-        self.words: dict[int, dict[int, Word]] = {}
+        self.summaries: dict[int, dict[int, CheckpointSummary]] = {}
         self._unit = unit
         self._entries = SharedList(keys, "gone")
         self._look = Interval(interval(_LOOK, unit.size))
@@ -85,8 +85,8 @@ class Departures:
             record = DepartureRecord(*entry)
             self.known[record.member] = Departure(record.how, record.global_rank)
             if record.number is not None:
-                word = Word(record.member, record.round, record.names)
-                self.words.setdefault(record.number, {})[record.member] = word
+                summary = CheckpointSummary(record.member, record.round, record.names)
+                self.summaries.setdefault(record.number, {})[record.member] = summary
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
