@@ -78,7 +78,7 @@ def _trees(ranks: int, per_node: int, fan_out: int) -> list[layout.Tree]:
 
 def _shape(ranks: int, per_node: int, fan_out: int) -> dict[str, Any]:
     trees = _trees(ranks, per_node, fan_out)
-    connections = [sum(len(place.members) - 1 for place in each.path) for each in trees]
+    connections = [sum(len(group.members) - 1 for group in each.path) for each in trees]
     shape = {"ranks": ranks, "per_node": per_node, "fan_out": fan_out, "levels": trees[0].levels}
     return {**shape, "connections": [round(statistics.mean(connections), 1), max(connections)]}
 
@@ -114,7 +114,7 @@ def _measured(ranks: int, per_node: int, fan_out: int, rows: int) -> dict[str, f
     }
 
 
-def _as_rank(rank: int, place: layout.Tree, ranks: int, rows: int, port: int, directory: Path) -> NoReturn:
+def _as_rank(rank: int, own: layout.Tree, ranks: int, rows: int, port: int, directory: Path) -> NoReturn:
     """Form the groups of a rank, reduce rows, and write the results."""
     try:
         store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=_LIMIT))
@@ -123,12 +123,12 @@ def _as_rank(rank: int, place: layout.Tree, ranks: int, rows: int, port: int, di
         store.wait(["begin"])
         began = time.time()
         groups = [
-            GlooGroup(dist.PrefixStore(at.name, store), at.position, len(at.members), _LIMIT, bool, forming=_LIMIT)
-            for at in place.path
+            GlooGroup(dist.PrefixStore(at.name, store), at.group_rank, len(at.members), _LIMIT, bool, forming=_LIMIT)
+            for at in own.path
         ]
         tree.hand_down(groups, formed=True, deadline=time.monotonic() + _LIMIT)
         formed = time.time()
-        group = groups[0] if place.levels == 1 else tree.TreeGroup(groups, rank, ranks, _LIMIT)
+        group = groups[0] if own.levels == 1 else tree.TreeGroup(groups, rank, ranks, _LIMIT)
         sums, maxima = [float(rank)] * _NAMES * _LANES, [float(rank)] * 8
         took, before = [], _cpu()
         for _ in range(rows):

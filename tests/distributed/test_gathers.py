@@ -41,7 +41,7 @@ class Looking(RecordingRun):
 
 
 def rows_of(rank: int, number: int) -> list[list[Any]]:
-    return [[f"{rank}-{place}", place / 2] for place in range(number)]
+    return [[f"{rank}-{index}", index / 2] for index in range(number)]
 
 
 def table(rank: int, number: int = 1, **arguments: Any) -> Any:
@@ -58,7 +58,7 @@ def written(unit: Ranks, name: str = "table") -> dict[int, list[list[Any]]]:
 
 
 def images(color: int, number: int = 1) -> list[np.ndarray[Any, Any]]:
-    return [np.full((4, 6, 3), color + place, dtype=np.uint8) for place in range(number)]
+    return [np.full((4, 6, 3), color + index, dtype=np.uint8) for index in range(number)]
 
 
 # --- healthy ranks ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.exchange.transport.layout import Place
+from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store import leftovers
@@ -182,10 +182,10 @@ def test_members_publish_their_addresses_when_they_meet(
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
-    store, generation, place = dist.HashStore(), Generation(0, (0, 1)), Place(0, (0, 1), 0)
+    store, generation, layout = dist.HashStore(), Generation(0, (0, 1)), GroupLayout(0, (0, 1), 0)
     assert not SharedList(job_store(store), "met/0/0/0").append_one_of([1, reported], 2)
     meeting = Membership(Unit("", 0, 2, 0, range(2)), job_store(store), lambda: False).meeting
-    assert meeting.wait(generation, place, SOON)
+    assert meeting.wait(generation, layout, SOON)
     assert meeting.address() == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # set by the user
     assert meeting.address() is None

@@ -268,10 +268,10 @@ def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
 
     store_of = Meeting.store_of
 
-    def store_on_node(meeting: Meeting, generation: Generation, place: layout.Place) -> Any:
-        if place.level:
+    def store_on_node(meeting: Meeting, generation: Generation, layout: layout.GroupLayout) -> Any:
+        if layout.level:
             raise BrokenError("no way between hosts")
-        return store_of(meeting, generation, place)
+        return store_of(meeting, generation, layout)
 
     monkeypatch.setattr(Meeting, "store_of", store_on_node)
     unit = ranks(9, per_node=3)

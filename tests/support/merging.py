@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.cells import Key, Place
+from dist_wandb.exchange.protocol.cells import Key, Position
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot, take_snapshot
 
 
@@ -27,7 +27,7 @@ class _Outbox:
 
 
 def _key(name: str) -> Key:
-    return Key(Place(0, 0), name, 0)
+    return Key(Position(0, 0), name, 0)
 
 
 class _Replayed:

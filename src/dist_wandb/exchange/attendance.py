@@ -70,7 +70,7 @@ class Attendance:
             )
 
     def _why_gone(self, presence: Presence, index: int) -> str:
-        where = self._context.rows.writing.last_place
+        where = self._context.rows.writing.last_position
         departure = presence.departures.known.get(index)
         if departure is not None and departure.how == "undelivered":
             return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"

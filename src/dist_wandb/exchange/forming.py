@@ -34,7 +34,7 @@ from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
-from dist_wandb.exchange.transport.layout import Place
+from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.ranges import named
 
@@ -140,15 +140,15 @@ class Forming:
         forming = gloo.FORMING + _FORMING_PER_MEMBER * len(members)
         per_level = min(patience, forming) + gloo.FORMING_MORE
 
-        def form(place: Place) -> GlooGroup:
-            if not membership.meeting.wait(generation, place, patience + place.level * per_level):
+        def form(layout: GroupLayout) -> GlooGroup:
+            if not membership.meeting.wait(generation, layout, patience + layout.level * per_level):
                 raise BrokenError("the members did not find each other")
-            size, address = len(place.members), membership.meeting.address()
+            size, address = len(layout.members), membership.meeting.address()
             try:
-                store = membership.meeting.store_of(generation, place)
-                return gloo.GlooGroup(store, place.position, size, patience, should_abort, address, forming)
+                store = membership.meeting.store_of(generation, layout)
+                return gloo.GlooGroup(store, layout.group_rank, size, patience, should_abort, address, forming)
             except BrokenError as error:
-                raise _UnformedError(str(error), place.members) from error
+                raise _UnformedError(str(error), layout.members) from error
 
         deadline = time.monotonic() + 2 * patience + levels * per_level
         try:

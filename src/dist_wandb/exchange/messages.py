@@ -25,7 +25,7 @@ class Messages:
         usual = [key for key in keys if key.name in self._names]
         self._context.reports.values(
             "silent",
-            [key for key in usual if key.place.counted or not key.occurrence],
+            [key for key in usual if key.position.counted or not key.occurrence],
             lambda values: (
                 f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
                 "does. Rows are written without it, and corrected if it logs them later."
@@ -78,7 +78,7 @@ class Messages:
 
     def too_late(self, *, has_taken_part: bool) -> None:
         """Warn that the others have ended their sessions; no other message reports what is lost by this."""
-        rank, where = self._context.rank, self._context.rows.writing.last_place
+        rank, where = self._context.rank, self._context.rows.writing.last_position
         self._context.warn(
             "lost",
             f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
@@ -91,7 +91,7 @@ class Messages:
 
     def primary_is_unreachable(self) -> None:
         """Warn that the rank that writes this rank's rows cannot be reached."""
-        where = self._context.rows.writing.last_place
+        where = self._context.rows.writing.last_position
         self._context.warn(
             "lost",
             f"what rank {self._context.rank} logged after {where} may be lost: the rank that writes it cannot be "
@@ -132,8 +132,8 @@ class Messages:
             what = f"the last rows of rank {rank} (about {backlog}) are written with its own numbers, and flagged: they"
             self._context.warn("finish", f"{what} had not been exchanged with the other ranks {within}")
         else:
-            what = f"what rank {rank} logged after {rows.writing.last_place} may be lost: these rows (about {backlog})"
-            self._context.warn("lost", f"{what} had not been exchanged {within}")
+            what = f"what rank {rank} logged after {rows.writing.last_position} may be lost"
+            self._context.warn("lost", f"{what}: these rows (about {backlog}) had not been exchanged {within}")
 
     def not_computed(self, number: int) -> None:
         """Warn that a device has not computed rows in time."""

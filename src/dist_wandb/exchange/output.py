@@ -44,9 +44,9 @@ class Output:
         rows = self._context.rows
         if not rows.writes and not self.has_primary:
             if len(self._kept) + len(values) > _MOST_KEPT:
-                where = rows.writing.last_place
+                where = rows.writing.last_position
                 self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
-            self.kept_after = self.kept_after if self._kept else rows.writing.last_place
+            self.kept_after = self.kept_after if self._kept else rows.writing.last_position
             self._kept.extend(values)
         try:
             began = time.monotonic()

@@ -92,9 +92,9 @@ class Reports(Notices):
         return True
 
 
-def place_of(key: Key) -> str:
+def position_of(key: Key) -> str:
     """Return the position at which a rank logged a value, in words."""
-    return f"its call {key.occurrence + 1} without a step" if key.place.counted else f"step {key.place.step}"
+    return f"its call {key.occurrence + 1} without a step" if key.position.counted else f"step {key.position.step}"
 
 
 def _named(keys: Sequence[Key]) -> str:
@@ -103,5 +103,5 @@ def _named(keys: Sequence[Key]) -> str:
     what = ", ".join(map(repr, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:
         what = f"{len(names)} names ({what}, …)"
-    places = list(dict.fromkeys(place_of(key) for key in keys))
-    return f"{what} at {places[0]}" + (f" and in {len(places) - 1} more rows" if len(places) > 1 else "")
+    positions = list(dict.fromkeys(position_of(key) for key in keys))
+    return f"{what} at {positions[0]}" + (f" and in {len(positions) - 1} more rows" if len(positions) > 1 else "")

@@ -24,14 +24,14 @@ class Writing:
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
         unwritten: Number of rows that came after that.
-        last_place: The position of the last row, for messages.
+        last_position: The position of the last row, for messages.
         global_rank_of: Returns the index in the job of a rank of the unit.
     """
 
     def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
         self.is_over = False
         self.unwritten: int = 0
-        self.last_place: str = "the start"
+        self.last_position: str = "the start"
         self.global_rank_of: Any = lambda index: index
         self._writer = writer
         self._held = held
@@ -43,17 +43,17 @@ class Writing:
         """Write finished values: those of one position as one row, unless a name occurs twice."""
         if values and self._writer.is_primary:
             row: dict[str, Any] = {}
-            last, place = values[0], self._held.x_axis.row_of(values[0])
+            last, position = values[0], self._held.x_axis.row_of(values[0])
             for value in values:
                 here = self._held.x_axis.row_of(value)
-                if here != place or value.key.name in row:
+                if here != position or value.key.name in row:
                     self._write(row, last)
                     row = {}
-                last, place = value, here
+                last, position = value, here
                 self._add(row, value)
             self._write(row, last)
         if values:
-            self.last_place = self._held.x_axis.shown(values[-1])
+            self.last_position = self._held.x_axis.shown(values[-1])
 
     def write_left_over(self) -> None:
         """Write values whose row's numbers never came."""

@@ -51,20 +51,20 @@ class XAxis:
 
     def x_of(self, value: Finished) -> int | None:
         """Return the position of the row of a finished value."""
-        place = value.key.place
-        return self.x(None if place.counted else place.step, self._calls(value))
+        position = value.key.position
+        return self.x(None if position.counted else position.step, self._calls(value))
 
     def row_of(self, value: Finished) -> tuple[int, int]:
         """Return a key that the finished values of one row share."""
-        place = value.key.place
-        return (1, self._calls(value)) if place.counted else (0, place.step)
+        position = value.key.position
+        return (1, self._calls(value)) if position.counted else (0, position.step)
 
     def shown(self, value: Finished) -> str:
         """Return the position of a finished value, for messages."""
-        place, calls = value.key.place, value.calls
-        if place.counted and calls < _AT_STEP:
+        position, calls = value.key.position, value.calls
+        if position.counted and calls < _AT_STEP:
             return f"row {calls + 1}"
-        return f"step {self.x(None if place.counted else place.step, calls)}"
+        return f"step {self.x(None if position.counted else position.step, calls)}"
 
     def _calls(self, value: Finished) -> int:
         return self._far.get(value.key, self._farthest) if value.calls == MOST_CALLS else value.calls

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.protocol.batches import Row, Run, Slot, decoded, encoded, merged
 
-places = st.sampled_from([(0, 0), (0, 1), (0, 2), (0, 5), (1, 0)])
+positions = st.sampled_from([(0, 0), (0, 1), (0, 2), (0, 5), (1, 0)])
 cells = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=3, unique=True)
 
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
     """The rows that one rank offers."""
-    found = draw(st.lists(st.tuples(places, cells), max_size=8))
-    return [tuple(Slot(*place, *cell) for cell in row) for place, row in found]
+    found = draw(st.lists(st.tuples(positions, cells), max_size=8))
+    return [tuple(Slot(*position, *cell) for cell in row) for position, row in found]
 
 
 def lines(first: int, last: int, *names: int, stride: int = 1, step: bool = True) -> list[Row]:

@@ -14,7 +14,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import Finished, Key, Place
+from dist_wandb.exchange.protocol.cells import Finished, Key, Position
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
@@ -74,7 +74,7 @@ class Unit:
         for rank, metric in enumerate(self._metrics):
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
-            key = Key(Place(0, step), self.fused(rank).series("sum", snapshot, ()), 0)
+            key = Key(Position(0, step), self.fused(rank).series("sum", snapshot, ()), 0)
             if ranks is None or rank in ranks:
                 self.fused(rank).keep(key, snapshot)
         return key
@@ -241,7 +241,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
-    key = Key(Place(0, 1), one.series("cat", snapshot, ()), 0)
+    key = Key(Position(0, 1), one.series("cat", snapshot, ()), 0)
     one.keep(key, snapshot)
     recording = RecordingGroup()
     with pytest.raises(BrokenError):
@@ -253,7 +253,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     one = FusedMetrics(0, computes=True)
-    key = Key(Place(0, 1), "odd\0metric\0[false,[[1e400]],false]", 0)
+    key = Key(Position(0, 1), "odd\0metric\0[false,[[1e400]],false]", 0)
     one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
     assert one.take_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.transport.layout import FAN_OUT, Place, Tree, tree_of
+from dist_wandb.exchange.transport.layout import FAN_OUT, GroupLayout, Tree, tree_of
 
 NODES = st.lists(st.integers(-1, 6), min_size=2, max_size=60)
 
@@ -15,8 +15,8 @@ def trees_of(members: list[int], nodes: list[int], fan_out: int) -> dict[int, Tr
     return {member: tree_of(members, nodes, member, fan_out) for member in members}
 
 
-def groups_of(trees: dict[int, Tree]) -> dict[str, Place]:
-    return {place.name: place for tree in trees.values() for place in tree.path}
+def groups_of(trees: dict[int, Tree]) -> dict[str, GroupLayout]:
+    return {group.name: group for tree in trees.values() for group in tree.path}
 
 
 @given(NODES, st.integers(2, 8), st.integers(0, 5))
@@ -25,15 +25,15 @@ def test_each_member_is_connected_to_the_first_member(nodes: list[int], fan_out:
     trees = trees_of(members, nodes, fan_out)
     assert len({tree.levels for tree in trees.values()}) == 1
     for member, tree in trees.items():
-        assert [place.members[place.position] for place in tree.path] == [member] * len(tree.path)
-        assert [place.level for place in tree.path] == sorted({place.level for place in tree.path})
+        assert [group.members[group.group_rank] for group in tree.path] == [member] * len(tree.path)
+        assert [group.level for group in tree.path] == sorted({group.level for group in tree.path})
         assert tree.path[-1].level < tree.levels
-        assert [place.position for place in tree.path[:-1]] == [0] * (len(tree.path) - 1)
-        assert (tree.path[-1].position == 0) == (member == members[0])
-        for place in tree.path:  # all members of each group see the same group
-            assert 2 <= len(place.members) <= fan_out
-            for other in place.members:
-                assert place.members in [seen.members for seen in trees[other].path if seen.name == place.name]
+        assert [group.group_rank for group in tree.path[:-1]] == [0] * (len(tree.path) - 1)
+        assert (tree.path[-1].group_rank == 0) == (member == members[0])
+        for group in tree.path:  # all members of each group see the same group
+            assert 2 <= len(group.members) <= fan_out
+            for other in group.members:
+                assert group.members in [seen.members for seen in trees[other].path if seen.name == group.name]
 
 
 @given(NODES, st.integers(2, 8))
@@ -45,13 +45,13 @@ def test_ranks_of_a_node_are_grouped_before_other_nodes(nodes: list[int], fan_ou
     for node in set(nodes):
         of_node = [member for member in members if nodes[member] == node]
         inside = {
-            member for place in groups.values() for member in place.members[1:] if nodes[place.members[0]] == node
+            member for group in groups.values() for member in group.members[1:] if nodes[group.members[0]] == node
         }
         assert set(of_node[1:]) <= inside
         assert all(
-            len({nodes[member] for member in place.members}) == 1 or place.members[0] in of_node[:1]
-            for place in groups.values()
-            if place.members[0] in of_node
+            len({nodes[member] for member in group.members}) == 1 or group.members[0] in of_node[:1]
+            for group in groups.values()
+            if group.members[0] in of_node
         )
 
 
@@ -74,14 +74,14 @@ def test_the_number_of_levels_is_logarithmic(size: int, fan_out: int) -> None:
 )
 def test_member_0_has_groups_of_the_expected_sizes(ranks: int, per_node: int, sizes: list[int]) -> None:
     path, levels = tree_of(range(ranks), [rank // per_node for rank in range(ranks)], 0, FAN_OUT)
-    assert [len(place.members) for place in path] == sizes
+    assert [len(group.members) for group in path] == sizes
     assert levels == len(sizes)
 
 
 def test_groups_are_formed_within_nodes_and_then_between_their_first_ranks() -> None:
     nodes = [rank // 4 for rank in range(20)]
     path, _ = tree_of(range(20), nodes, 8, 5)
-    assert [place.members for place in path] == [(8, 9, 10, 11), (0, 4, 8, 12, 16)]
+    assert [group.members for group in path] == [(8, 9, 10, 11), (0, 4, 8, 12, 16)]
     in_turns = [rank % 5 for rank in range(20)]
     path, _ = tree_of(range(20), in_turns, 2, 5)
-    assert [place.members for place in path] == [(2, 7, 12, 17), (0, 1, 2, 3, 4)]
+    assert [group.members for group in path] == [(2, 7, 12, 17), (0, 1, 2, 3, 4)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import Key, Place, total_of
+from dist_wandb.exchange.protocol.cells import Key, Position, total_of
 from dist_wandb.exchange.protocol.ledger import Assumed, Ledger
 from dist_wandb.exchange.protocol.names import Names
 
@@ -13,7 +13,7 @@ RANK_1 = -(1.0 * 2**32 + 7.0)  # the origin of rank 1's seventh call
 
 
 def key(step: int, name: str = "loss") -> Key:
-    return Key(Place(0, step), name, 0)
+    return Key(Position(0, step), name, 0)
 
 
 def contributed(ranks: int, number: int | None = None) -> Totals:

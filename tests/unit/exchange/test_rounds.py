@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.protocol import negotiation
 from dist_wandb.exchange.protocol.aggregates import SUM_LANES, Totals
-from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome, Place
+from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome, Position
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.protocol.wire import Lists
 
@@ -79,10 +79,10 @@ class Unit:
 
     def die(self, rank: int) -> None:
         """Kill a rank: its pending contributions are lost, and the others continue without it."""
-        for place, values in self.machines[rank].outbox.waiting.items():
+        for position, values in self.machines[rank].outbox.waiting.items():
             for name, queue in values.items():
                 for contributed in queue:
-                    cell = name, None if place.counted else place.step, contributed.key.occurrence
+                    cell = name, None if position.counted else position.step, contributed.key.occurrence
                     del self.contributed[cell][rank, self._lives[rank]]
         self.dead.add(rank)
         self.stalled.discard(rank)
@@ -130,7 +130,8 @@ class Unit:
                 machine.learn(unknown)
         self.check_equal(machines, outcomes)
         for value in outcomes[0].finished:
-            cell = (value.key.name, None if value.key.place.counted else value.key.place.step, value.key.occurrence)
+            position, name, occurrence = value.key
+            cell = (name, None if position.counted else position.step, occurrence)
             self.written[cell] = value
             self.writes[cell] += 1
         self.closed = outcomes[0].closed
@@ -445,7 +446,7 @@ def test_no_spread_is_written_if_a_contributor_is_lost() -> None:
     unit.log(2, {"loss": 2.0}, 2)
     while unit.machines[2].outbox.pending:
         unit.exchange()
-    awaiting = [value.key.place.step for value in unit.machines[0].spreads.awaiting]
+    awaiting = [value.key.position.step for value in unit.machines[0].spreads.awaiting]
     unit.die(2)
     unit.log(1, {"loss": 1.0}, 2)
     unit.close()
@@ -671,7 +672,7 @@ def test_a_step_skipped_by_an_interleaved_rank_is_finished_after_patience() -> N
 def test_a_name_that_joins_an_earlier_pending_row_does_not_pass_later_rows(step: int | None, others: list[str]) -> None:
     """The Trainer logs its epoch at step 1 after the user's rows. Rank 0's row of step 1 still waits at that time."""
     unit = Unit.of(2)
-    later = {name: 3.0 + position for position, name in enumerate(others)}
+    later = {name: 3.0 + index for index, name in enumerate(others)}
     unit.log(1, {"loss": 1.0}, step)
     for at, (name, value) in enumerate(later.items(), 3):
         unit.log(1, {name: value}, at)
@@ -761,7 +762,7 @@ def test_a_rank_ahead_with_a_name_lets_the_others_catch_up() -> None:
     unit.log(1, {"loss": 3.0}, 0)
     settle(unit)
     assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
-    assert unit.machines[0].ledger.open.keys() == {(unit.written["loss", 0, 0].key.place, "loss", 1)}
+    assert unit.machines[0].ledger.open.keys() == {(unit.written["loss", 0, 0].key.position, "loss", 1)}
 
 
 def test_a_correction_does_not_finish_other_rows() -> None:
@@ -937,7 +938,7 @@ def test_only_the_late_rank_is_notified() -> None:
     packed = [machine.pack() for machine in unit.machines]
     sums, maxima = reduced(packed)
     outcomes = [machine.take(sums, maxima) for machine in unit.machines]
-    assert [outcome.late for outcome in outcomes] == [(), (Key(Place(0, 7), "loss", 0),)]
+    assert [outcome.late for outcome in outcomes] == [(), (Key(Position(0, 7), "loss", 0),)]
     assert outcomes[0] == outcomes[1]  # apart from `late`
 
 
@@ -986,7 +987,7 @@ def test_one_request_makes_all_ranks_regroup() -> None:
 def finish_together(unit: Unit, number: int) -> list[list[Cell]]:
     """Run some rounds; return the values that each of them finished."""
     return [
-        [(key.name, None if key.place.counted else key.place.step, key.occurrence) for key, *_ in outcome.finished]
+        [(name, None if at.counted else at.step, occurrence) for (at, name, occurrence), *_ in outcome.finished]
         for outcome in (unit.exchange() for _ in range(number))
     ]
 
@@ -1197,7 +1198,7 @@ def test_a_snapshot_survives_json_completely(rounds: int) -> None:
         list(machine.ledger.names),
         machine.ledger.open,
     )
-    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.ledger.open, *heir.ledger.assumed))
+    assert all(type(key) is Key and type(key.position) is Position for key in (*heir.ledger.open, *heir.ledger.assumed))
     assert list(heir.ledger.open) == list(machine.ledger.open)  # in their order too
 
 
@@ -1250,13 +1251,13 @@ def test_pending_values_can_be_renamed() -> None:
     machine.post({"old": Totals.of(1.0), "loss": Totals.of(2.0)}, 3)
     machine.post({"old": Totals.of(5.0)}, None)
     machine.post({"old": Totals.of(6.0)}, 3)
-    assert machine.outbox.overtaking == {Key(Place(0, 3), "old", 1)}
+    assert machine.outbox.overtaking == {Key(Position(0, 3), "old", 1)}
     assert machine.outbox.rename("old", "new") == [
-        (Key(Place(0, 3), "old", 0), Key(Place(0, 3), "new", 0)),
-        (Key(Place(0, 3), "old", 1), Key(Place(0, 3), "new", 1)),
-        (Key(Place(1, 0), "old", 0), Key(Place(1, 0), "new", 0)),
+        (Key(Position(0, 3), "old", 0), Key(Position(0, 3), "new", 0)),
+        (Key(Position(0, 3), "old", 1), Key(Position(0, 3), "new", 1)),
+        (Key(Position(1, 0), "old", 0), Key(Position(1, 0), "new", 0)),
     ]
-    assert machine.outbox.overtaking == {Key(Place(0, 3), "new", 1)}
+    assert machine.outbox.overtaking == {Key(Position(0, 3), "new", 1)}
     assert machine.outbox.rename("never logged", "new") == []
     assert set(machine.outbox.names) == {"loss", "new"}
     unit.close()
@@ -1297,11 +1298,11 @@ def test_late_values_do_not_replace_forgotten_rows() -> None:
         assert outcomes[0].lost == ()
         lost += outcomes[1].lost
         unit.written.update(
-            {(value.key.name, value.key.place.step, value.key.occurrence): value for value in outcomes[0].finished}
+            {(value.key.name, value.key.position.step, value.key.occurrence): value for value in outcomes[0].finished}
         )
     means = {step: unit.written["loss", step, 0].totals.reduced("mean") for step in range(50)}
     assert means == {step: 0.5 if step in (0, *range(40, 50)) else 0.0 for step in range(50)}
-    assert [key.place.step for key in lost] == list(range(1, 40))
+    assert [key.position.step for key in lost] == list(range(1, 40))
 
 
 def test_steps_before_the_forgotten_ones_are_written() -> None:

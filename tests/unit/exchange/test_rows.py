@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import Finished, Key, Place
+from dist_wandb.exchange.protocol.cells import Finished, Key, Position
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.writing import DEGRADED
@@ -110,8 +110,8 @@ def finished(
     name: str, *values: float, step: int | None = 0, calls: int = 0, missing: int = 0, nth: int = 0
 ) -> Finished:
     totals = sum(map(Totals.of, values), Totals())
-    place = Place(1, 0) if step is None else Place(0, step)
-    return Finished(Key(place, name, nth), totals, calls, corrects=False, missing=missing)
+    position = Position(1, 0) if step is None else Position(0, step)
+    return Finished(Key(position, name, nth), totals, calls, corrects=False, missing=missing)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -553,13 +553,13 @@ def test_a_corrected_row_has_only_the_corrected_value() -> None:
 def test_the_last_place_is_described_as_step_or_row() -> None:
     unit = Unit(1)
     rows = unit.ranks[0]
-    assert rows.writing.last_place == "the start"
+    assert rows.writing.last_position == "the start"
     rows.writing.write_finished([finished("a", 1.0, step=7)])
-    assert rows.writing.last_place == "step 7"
+    assert rows.writing.last_position == "step 7"
     rows.writing.write_finished([finished("a", 1.0, step=None, calls=4)])
-    assert rows.writing.last_place == "row 5"
+    assert rows.writing.last_position == "row 5"
     rows.writing.write_finished([])
-    assert rows.writing.last_place == "row 5"
+    assert rows.writing.last_position == "row 5"
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

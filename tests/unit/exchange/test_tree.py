@@ -39,8 +39,8 @@ def form(on_ranks: OnRanks) -> Iterator[Form]:
 
         def form_one(rank: int) -> TreeGroup:
             groups = [
-                GlooGroup(dist.PrefixStore(place.name, store), place.position, len(place.members), timeout, bool)
-                for place in tree_of(range(size), nodes, rank, fan_out).path
+                GlooGroup(dist.PrefixStore(group.name, store), group.group_rank, len(group.members), timeout, bool)
+                for group in tree_of(range(size), nodes, rank, fan_out).path
             ]
             return TreeGroup(groups, rank, size, timeout)
 

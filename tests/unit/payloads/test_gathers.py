@@ -25,7 +25,7 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
-from dist_wandb.exchange.protocol.cells import Key, Place
+from dist_wandb.exchange.protocol.cells import Key, Position
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers, pictures
@@ -353,8 +353,8 @@ def test_unframed_parts_equal_the_framed_ones(parts: list[bytes]) -> None:
 def test_corrupted_bytes_are_refused_or_change_only_cells(data: st.DataObject) -> None:
     whole_table = gathered([[1, "a", dt.date(2026, 1, 2)], [2, "b", None]], ["a", "b", "c"])
     good = logged(whole_table).encoded().as_bytes(0)
-    place = data.draw(st.integers(0, len(good) - 1))
-    bad = good[:place] + data.draw(st.binary(max_size=3)) + good[place + data.draw(st.integers(0, 4)) :]
+    index = data.draw(st.integers(0, len(good) - 1))
+    bad = good[:index] + data.draw(st.binary(max_size=3)) + good[index + data.draw(st.integers(0, 4)) :]
     try:
         part = decoded("table", bad)
     except ConfigurationError:
@@ -417,7 +417,7 @@ class Peer:
 
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
 def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
+    one, key = FusedGathers(0, collects=True), Key(Position(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
     assert one.take_values(key)[0]["t"].rows == [[0, 1]]
@@ -425,7 +425,7 @@ def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> N
 
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
 def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
+    one, key = FusedGathers(0, collects=True), Key(Position(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.take_values(key)[0] == {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.polling import look_until
 from dist_wandb.exchange.protocol.pacing import Interval
-from dist_wandb.exchange.transport.layout import Place
+from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.store.addresses import address_among
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
@@ -53,7 +53,7 @@ class Meeting:
         self._address: str | None = None
         self._addresses: list[str | None] = []  # of all members of the latest group
 
-    def wait(self, generation: Generation, place: Place, within: float) -> bool:
+    def wait(self, generation: Generation, layout: GroupLayout, within: float) -> bool:
         """Wait until all members are ready to form their group, because forming it cannot be interrupted.
 
         Each member publishes its address, and the last one publishes the addresses of all. So each member polls a
@@ -61,7 +61,7 @@ class Meeting:
 
         Args:
             generation: The generation that begins.
-            place: The place of this rank in the group.
+            layout: The group, as this rank sees it.
             within: The timeout, in seconds.
 
         Returns:
@@ -73,7 +73,7 @@ class Meeting:
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
-        members, name = len(place.members), f"met/{generation.number}/{place.name}"
+        members, name = len(layout.members), f"met/{generation.number}/{layout.name}"
         met = SharedList(self._keys, name)
         is_last = met.append_one_of(Endpoint(self._index, self._address), members)
         look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
@@ -99,8 +99,8 @@ class Meeting:
             return None
         return address_among(self._address, self._addresses)
 
-    def store_of(self, generation: Generation, place: Place) -> Store:
+    def store_of(self, generation: Generation, layout: GroupLayout) -> Store:
         """Return the store through which the members of a group connect."""
-        group = f"group/{generation.number}/{place.name}"
-        self._keys.record_key(f"{group}/0/{place.position}")  # gloo writes its address there
+        group = f"group/{generation.number}/{layout.name}"
+        self._keys.record_key(f"{group}/0/{layout.group_rank}")  # gloo writes its address there
         return self._keys.store(group)

@@ -15,19 +15,19 @@ NOTHING = -math.inf  # the maximum of no numbers
 CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins are exact in float64
 
 Counted: TypeAlias = "tuple[Sequence[int], int]"
-"""Positions, and the number of ranks that sent them."""
+"""Indices, and the number of ranks that sent them."""
 
 
 def total_of(counted: Iterable[Counted]) -> Counter[int]:
-    """Return the number of ranks that sent each position."""
+    """Return the number of ranks that sent each index."""
     total: Counter[int] = Counter()
-    for positions, count in counted:
-        for position in positions:
-            total[position] += count
+    for indices, count in counted:
+        for index in indices:
+            total[index] += count
     return total
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """The position of a row."""
 
     counted: int  # 0 if the user gave a step; 1 if not: contributions are then counted by name
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 class Key(NamedTuple):
     """A cell: the contributions of all ranks to one name at one position, for the same occurrence."""
 
-    place: Place  # its position
+    position: Position
     name: str  # the text of the series; for a number, its name
     occurrence: int  # how often a rank had logged the series there before
 
@@ -50,7 +50,7 @@ class Key(NamedTuple):
     def of(cls, items: Sequence[Any]) -> Key:
         """Return a key that JSON has turned into lists."""
         (counted, step), name, occurrence = items
-        return cls(Place(counted, step), name, occurrence)
+        return cls(Position(counted, step), name, occurrence)
 
 
 class Contributed(NamedTuple):

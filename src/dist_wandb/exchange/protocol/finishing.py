@@ -175,14 +175,14 @@ class Finishing:
         for key in cells if everything else self._candidates(complete, header):
             cell = cells[key]
             is_behind = cell.number < newest.get(key.name, -1)  # a rank logs a name in order: all have passed it
-            in_order = not cell.displaced and (bool(key.place.counted) or not self.is_interleaved)  # else likely
+            in_order = not cell.displaced and (bool(key.position.counted) or not self.is_interleaved)  # else likely
             passed = is_behind and (in_order or cell.born <= header.give_up_new)
             passed_by_all = in_order and cell.number < proof.get(key.name, -1)
             is_new = ledger.names[key.name].is_new
             new = is_new and cell.born <= header.give_up_new and not self._lacks_primary(key, cell)
             gave_up = cell.born <= header.give_up_all
             if everything or key in complete or passed or new or gave_up:
-                repeated = key.occurrence > 0 and not key.place.counted  # one rank alone may repeat a name
+                repeated = key.occurrence > 0 and not key.position.counted  # one rank alone may repeat a name
                 given_up = gave_up and not (is_new or repeated or everything or is_behind or key in complete)
                 by_now = not (everything or passed or new or gave_up)
                 ready.append(_Ready(key, given_up, everything or passed_by_all, if_complete=by_now))

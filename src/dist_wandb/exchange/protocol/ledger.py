@@ -25,7 +25,7 @@ from dist_wandb.exchange.protocol.cells import (
     Counted,
     Finished,
     Key,
-    Place,
+    Position,
     Spread,
     cell_as_list,
     cell_from_list,
@@ -38,9 +38,9 @@ _STALE_NOTED = 65_536  # names and occurrences for which the largest forgotten s
 _MOST_ASSUMED = 4  # assumed cells that are kept, as a multiple of the finished cells that are remembered
 
 
-def row_of(key: Key, origin: float) -> tuple[Place, float]:
+def row_of(key: Key, origin: float) -> tuple[Position, float]:
     """Return the key of a cell's row; without a step, each call is a row of its own."""
-    return key.place, origin if key.place.counted else 0.0
+    return key.position, origin if key.position.counted else 0.0
 
 
 class Members(NamedTuple):
@@ -66,7 +66,7 @@ class OpenCells(OrderedDict[Key, Cell]):
 
     def count_rows(self) -> int:
         """Return the number of rows that the cells belong to."""
-        return len({(key.place, key.occurrence if key.place.counted else 0) for key in self})
+        return len({(key.position, key.occurrence if key.position.counted else 0) for key in self})
 
     def close(self, key: Key) -> Cell:
         """Close a cell."""
@@ -87,20 +87,20 @@ class FinishedCells(OrderedDict[Key, tuple[Totals, float]]):
 
     def is_stale(self, key: Key) -> bool:
         """Return whether a cell may have been finished and forgotten, because one at its position or later was."""
-        if key.place.counted:
+        if key.position.counted:
             return key.occurrence <= self.stale.get((key.name, -1), -1)
         step = self.stale.get((key.name, key.occurrence))
-        return step is not None and key.place.step <= step
+        return step is not None and key.position.step <= step
 
     def forget(self, least: int) -> None:
         """Forget the oldest cells, but keep at least `least`; record the largest steps that were forgotten."""
         while len(self) > max(self._remembered, least):
             key, _ = self.popitem(last=False)
-            if key.place.counted:
+            if key.position.counted:
                 self.stale[key.name, -1] = max(key.occurrence, self.stale.get((key.name, -1), -1))
             else:
-                before = self.stale.get((key.name, key.occurrence), key.place.step)
-                self.stale[key.name, key.occurrence] = max(key.place.step, before)
+                before = self.stale.get((key.name, key.occurrence), key.position.step)
+                self.stale[key.name, key.occurrence] = max(key.position.step, before)
             while len(self.stale) > _STALE_NOTED:
                 del self.stale[next(iter(self.stale))]
 
@@ -202,14 +202,14 @@ class Ledger:
         return len(self.own) < len(self.open)
 
     def contributed(self) -> list[int]:
-        """Return the positions, among the open cells, of those to which this rank has contributed."""
-        return [position for position, key in enumerate(self.open) if key in self.own]
+        """Return the indices, among the open cells, of those to which this rank has contributed."""
+        return [index for index, key in enumerate(self.open) if key in self.own]
 
     def recount(self, contributed: Iterable[Counted]) -> None:
         """Count the contributors of open cells that no longer participate."""
         present = total_of(contributed)
-        for position, cell in enumerate(self.open.values()):  # a correction's earlier contributors are not known
-            cell.gone = 0 if cell.corrects else max(0, cell.totals.contributors - present[position])
+        for index, cell in enumerate(self.open.values()):  # a correction's earlier contributors are not known
+            cell.gone = 0 if cell.corrects else max(0, cell.totals.contributors - present[index])
 
     # Finished cells
 

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.batches import Row, Run, Slot, decoded, encoded, merged
-from dist_wandb.exchange.protocol.cells import Contributed, Key, Place
+from dist_wandb.exchange.protocol.cells import Contributed, Key, Position
 from dist_wandb.exchange.protocol.names import Names
 from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.series import is_attached
@@ -64,7 +64,7 @@ class Negotiation:
         self._proposed: list[dict[str, Contributed]] = []  # this rank's contributions to the next round, by row
         self.offered: dict[Key, Contributed] = {}  # this rank's contributions to a round for many cells
         self._focus: tuple[int, ...] = ()
-        self._turns: dict[tuple[Place, str], int] = {}
+        self._turns: dict[tuple[Position, str], int] = {}
         self._last = _Last()
         self._room = 1  # number of rows of any other round, unless there are too many names
         self._needed = (0, 0)  # rows that the last few rounds needed room for, and the number of these rounds
@@ -77,7 +77,7 @@ class Negotiation:
     @property
     def is_split(self) -> bool:
         """Whether the last round was for a part of a row without a step, some of whose names take turns."""
-        return bool(self._turns) and any(place.counted for place, _ in self._turns)
+        return bool(self._turns) and any(position.counted for position, _ in self._turns)
 
     def room(self, names: Names) -> int:
         """Return the number of rows of the next round, unless it is for many cells."""
@@ -105,18 +105,18 @@ class Negotiation:
 
     # Rows
 
-    def propose(self, outbox: Outbox, names: Names) -> list[tuple[Place, dict[str, Contributed]]]:
+    def propose(self, outbox: Outbox, names: Names) -> list[tuple[Position, dict[str, Contributed]]]:
         """Return this rank's rows for a round for rows."""
-        place = outbox.next_place(self._focus)
-        self.needs_names = place is not None and not outbox.waiting[place].keys() <= names.keys()
+        position = outbox.next_position(self._focus)
+        self.needs_names = position is not None and not outbox.waiting[position].keys() <= names.keys()
         rows = []
-        if place is not None:
+        if position is not None:
             is_one = self.is_under_way or self.needs_names
-            rows = [(place, outbox.due(place, self._turns))] if is_one else self._upcoming(outbox, names)
+            rows = [(position, outbox.due(position, self._turns))] if is_one else self._upcoming(outbox, names)
         self._proposed = [due for _, due in rows]
         return rows
 
-    def _upcoming(self, outbox: Outbox, names: Names) -> list[tuple[Place, dict[str, Contributed]]]:
+    def _upcoming(self, outbox: Outbox, names: Names) -> list[tuple[Position, dict[str, Contributed]]]:
         """Return the oldest rows, as many as there is room for."""
         rows = []
         apart: set[str] = set()
@@ -135,22 +135,22 @@ class Negotiation:
         rows = proposals(names, self.room(names), maxima)
         self._focus, taken = (), 0
         for proposal in rows:
-            place, self._focus = proposal.agreed()
-            if place is None:
+            position, self._focus = proposal.agreed()
+            if position is None:
                 break
             offered = self._proposed[taken] if taken < len(self._proposed) else {}
             for name, first, last, totals in read_row(names, taken, sums, maxima):
                 if first != last:
-                    self._turns[place, name] = first
+                    self._turns[position, name] = first
                     continue
                 mine = offered.get(name)
-                key = Key(place, name, first) if mine is None else mine.key
+                key = Key(position, name, first) if mine is None else mine.key
                 one = _new(Contributed, (key, totals, proposal.origin))
                 received[key] = received[key].with_later(one) if key in received else one
                 if mine is not None:
                     own.append(mine)
                 if self._turns:
-                    self._turns.pop((place, name), None)
+                    self._turns.pop((position, name), None)
             taken += 1
             if self._turns:
                 break
@@ -169,13 +169,13 @@ class Negotiation:
             if row is None:
                 self.needs_names = True
                 break
-            place, values = row
+            position, values = row
             attached = _attached(values)
             if len(offered) >= _MOST_CELLS or attached & apart:
                 break
             apart |= attached
             offered.update((one.key, one) for one in values.values())
-            rows.append(tuple(Slot(*place, names[name].index, one.key.occurrence) for name, one in values.items()))
+            rows.append(tuple(Slot(*position, names[name].index, one.key.occurrence) for name, one in values.items()))
         self.offered = offered
         return encoded(rows)
 
@@ -184,7 +184,7 @@ class Negotiation:
         rows = [decoded((Run(*run) for run in runs), 2 * _MOST_CELLS) for runs in offers]
         by_index = list(names)
         self.batch = [
-            Key(Place(slot.counted, slot.step), by_index[slot.name], slot.occurrence)
+            Key(Position(slot.counted, slot.step), by_index[slot.name], slot.occurrence)
             for slot in merged(rows, 2 * _MOST_CELLS)
         ]
         self.offered = {key: self.offered[key] for key in self.batch if key in self.offered}
@@ -193,7 +193,7 @@ class Negotiation:
 
     def rows_offered(self) -> int:
         """Return the number of rows that this rank contributes to a round for many cells."""
-        return len({one.origin if key.place.counted else key.place for key, one in self.offered.items()})
+        return len({one.origin if key.position.counted else key.position for key, one in self.offered.items()})
 
     def received_in(self, batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> _Received:
         """Return all ranks' and this rank's contributions in a round for many cells."""
@@ -206,7 +206,7 @@ class Negotiation:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON values."""
-        turns = [[*place, name, turn] for (place, name), turn in self._turns.items()]
+        turns = [[*position, name, turn] for (position, name), turn in self._turns.items()]
         state = {"many_wait": self.many_wait, "room": self._room, "needed": self._needed}
         return {**state, "focus": self._focus, "turns": turns}
 
@@ -216,4 +216,4 @@ class Negotiation:
         self._room = int(snapshot["room"])
         self._needed = tuple(snapshot["needed"])
         self._focus = tuple(snapshot["focus"])
-        self._turns = {(Place(counted, step), name): turn for counted, step, name, turn in snapshot["turns"]}
+        self._turns = {(Position(counted, step), name): turn for counted, step, name, turn in snapshot["turns"]}

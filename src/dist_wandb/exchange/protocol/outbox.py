@@ -14,10 +14,10 @@ from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import CALLS, Contributed, Key, Place
+from dist_wandb.exchange.protocol.cells import CALLS, Contributed, Key, Position
 
 _STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank restarts the count of its occurrences
-_WITHOUT_STEP = Place(1, 0)
+_WITHOUT_STEP = Position(1, 0)
 
 _new = tuple.__new__  # of named tuples, without a call in between: it is called for every number
 _Counts = tuple[tuple[str, int], ...]
@@ -33,7 +33,7 @@ class Outbox:
     """
 
     def __init__(self, rank: int, remembered: int) -> None:
-        self.waiting: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
+        self.waiting: OrderedDict[Position, dict[str, _Queue]] = OrderedDict()
         self.contributions: int = 0  # number of those that wait
         self.overtaking: set[Key] = set()  # cells of those that may be sent before earlier ones
         self._rank = rank
@@ -44,24 +44,24 @@ class Outbox:
 
     def post(self, values: Mapping[str, Totals], step: int | None, calls: int) -> list[Key]:
         """Add the values of one `log` call; see `Rounds.post`."""
-        place = _WITHOUT_STEP if step is None else Place(0, step)
+        position = _WITHOUT_STEP if step is None else Position(0, step)
         origin = -float(self._rank * CALLS + calls)
         if not values:
             return []
         self.contributions += len(values)
-        waiting = self.waiting.get(place)
-        overtakes = waiting is not None and next(reversed(self.waiting)) != place
+        waiting = self.waiting.get(position)
+        overtakes = waiting is not None and next(reversed(self.waiting)) != position
         if waiting is None:
-            waiting = self.waiting[place] = {}
+            waiting = self.waiting[position] = {}
         keys = []
         for (name, totals), occurrence in zip(values.items(), self._count(step, values), strict=True):
-            key = _new(Key, (place, name, occurrence))
+            key = _new(Key, (position, name, occurrence))
             keys.append(key)
             contributed = _new(Contributed, (key, totals, origin))
             if name in waiting:
                 waiting[name].append(contributed)
             else:
-                waiting[name] = deque((contributed,)) if place.counted else [contributed]
+                waiting[name] = deque((contributed,)) if position.counted else [contributed]
         if overtakes:
             self.overtaking.update(keys)
         return keys
@@ -87,11 +87,11 @@ class Outbox:
             The former and the new cell of each contribution.
         """
         renamed = []
-        for place, values in self.waiting.items():
-            step = None if place.counted else place.step
+        for position, values in self.waiting.items():
+            step = None if position.counted else position.step
             for contributed in values.pop(old, ()):
                 (occurrence,) = self._count(step, (new,))
-                key = Key(place, new, occurrence)
+                key = Key(position, new, occurrence)
                 values.setdefault(new, deque()).append(contributed._replace(key=key))
                 if contributed.key in self.overtaking:
                     self.overtaking.remove(contributed.key)
@@ -105,24 +105,25 @@ class Outbox:
         if self.overtaking:
             self.overtaking.difference_update([key for key, *_ in contributions])
         for contributed in contributions:
-            place, name, _ = contributed.key
-            values = self.waiting[place]
+            position, name, _ = contributed.key
+            values = self.waiting[position]
             queue = values[name]
             queue.remove(contributed)  # the first one, unless ranks contradict each other in their order
             if not queue:
                 del values[name]
                 if not values:
-                    del self.waiting[place]
+                    del self.waiting[position]
 
     def put_back(self, contributions: Iterable[Contributed]) -> None:
         """Put the contributions that were removed last back in front, given in the order of removal."""
         for contributed in reversed([*contributions]):
             key = contributed.key
-            queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
+            values = self.waiting.setdefault(key.position, {})
+            queue = values.setdefault(key.name, deque() if key.position.counted else [])
             queue.insert(0, contributed)
             self.contributions += 1
             self.overtaking.add(key)  # it may have been before
-            self.waiting.move_to_end(key.place, last=False)
+            self.waiting.move_to_end(key.position, last=False)
 
     # Queries
 
@@ -141,39 +142,39 @@ class Outbox:
         """Return the waiting names that are not in `known`, in the order in which they were logged."""
         return [name for name in self.names if name not in known]
 
-    def next_place(self, focus: tuple[int, ...]) -> Place | None:
+    def next_position(self, focus: tuple[int, ...]) -> Position | None:
         """Return the oldest position that begins with `focus`, which is empty unless ranks are looking for a row."""
-        return next((place for place in self.waiting if place[: len(focus)] == focus), None)
+        return next((position for position in self.waiting if position[: len(focus)] == focus), None)
 
-    def due(self, place: Place, turns: Mapping[tuple[Place, str], int]) -> dict[str, Contributed]:
+    def due(self, position: Position, turns: Mapping[tuple[Position, str], int]) -> dict[str, Contributed]:
         """Return the oldest contribution of each name at a position, unless it is an earlier occurrence's turn."""
         due = {
             name: queue[0]
-            for name, queue in self.waiting[place].items()
-            if turns.get((place, name), queue[0].key.occurrence) == queue[0].key.occurrence
+            for name, queue in self.waiting[position].items()
+            if turns.get((position, name), queue[0].key.occurrence) == queue[0].key.occurrence
         }
-        return _oldest(due) if place.counted and due else due
+        return _oldest(due) if position.counted and due else due
 
-    def is_oldest(self, place: Place, due: Mapping[str, Contributed]) -> bool:
+    def is_oldest(self, position: Position, due: Mapping[str, Contributed]) -> bool:
         """Return whether contributions are those of the oldest waiting row, or some of them."""
-        if place != next(iter(self.waiting)):
+        if position != next(iter(self.waiting)):
             return False
-        if not place.counted:
+        if not position.counted:
             return True
-        oldest = max(queue[0].origin for queue in self.waiting[place].values())
+        oldest = max(queue[0].origin for queue in self.waiting[position].values())
         return all(contributed.origin == oldest for contributed in due.values())
 
-    def rows(self, known: Container[str]) -> Iterator[tuple[Place, dict[str, Contributed]] | None]:
+    def rows(self, known: Container[str]) -> Iterator[tuple[Position, dict[str, Contributed]] | None]:
         """Yield rows in the order in which they are contributed; `None`, at the end, for a row with an unknown name."""
-        for place, values in self.waiting.items():
+        for position, values in self.waiting.items():
             if not all(name in known for name in values):
                 yield None
                 return
             queues = {name: iter(queue) for name, queue in values.items()}
             heads = {name: next(queue) for name, queue in queues.items()}
             while heads:
-                row = _oldest(heads) if place.counted else dict(heads)
-                yield place, row
+                row = _oldest(heads) if position.counted else dict(heads)
+                yield position, row
                 for name in row:
                     following = next(queues[name], None)
                     if following is None:

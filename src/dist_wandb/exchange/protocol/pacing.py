@@ -99,8 +99,8 @@ class Pacer:
             self._rounds.popleft()
 
     def _last_before(self, since: float) -> int | None:
-        position = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[position - 1][0] if position else None
+        index = bisect_right(self._rounds, since, key=itemgetter(1))
+        return self._rounds[index - 1][0] if index else None
 
     def _move_rounds(self, seconds: float) -> None:
         self._rounds = deque((number, at + seconds) for number, at in self._rounds)

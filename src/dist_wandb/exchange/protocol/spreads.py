@@ -56,12 +56,12 @@ class Spreads:
         ]
 
     def held(self) -> list[int]:
-        """Return the positions, among the awaiting values, of those to which this rank has contributed."""
-        return [position for position, value in enumerate(self.awaiting) if value.key in self._own]
+        """Return the indices, among the awaiting values, of those to which this rank has contributed."""
+        return [index for index, value in enumerate(self.awaiting) if value.key in self._own]
 
     def recount(self, held: Iterable[Counted]) -> None:
         """Drop the spread of values whose contributors do not all participate, given the `held()` of those that do."""
         holding = total_of(held)
-        for position, value in enumerate(self.awaiting):
-            if holding[position] < value.totals.number:
-                self.awaiting[position] = value._replace(spread=None)
+        for index, value in enumerate(self.awaiting):
+            if holding[index] < value.totals.number:
+                self.awaiting[index] = value._replace(spread=None)

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from dist_wandb.exchange.protocol.aggregates import MAX_LANES, SUM_LANES, Totals
-from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, Key, Place
+from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, Key, Position
 from dist_wandb.exchange.protocol.names import Names
 from dist_wandb.exchange.protocol.spreads import Spreads
 
@@ -51,27 +51,27 @@ class Header(NamedTuple):
 class Proposal(NamedTuple):
     """The row that a rank contributes in one of the row slots of a round; reduced by maximum."""
 
-    last_counted: float = NOTHING  # of its position, as `Place.counted`; a pair with the next field
+    last_counted: float = NOTHING  # of its position, as `Position.counted`; a pair with the next field
     first_counted: float = NOTHING  # the same, negated
     last_step: float = NOTHING  # its step; a pair with the next field
     first_step: float = NOTHING  # the same, negated
     origin: float = NOTHING  # as in `Cell`
 
     @classmethod
-    def of(cls, place: Place, due: Mapping[str, Contributed]) -> Proposal:
+    def of(cls, position: Position, due: Mapping[str, Contributed]) -> Proposal:
         """Return the proposal of a row."""
-        counted, step = map(float, place)
+        counted, step = map(float, position)
         origin = max((one.origin for one in due.values()), default=NOTHING)
         return cls(counted, -counted, step, -step, origin)
 
-    def agreed(self) -> tuple[Place | None, tuple[int, ...]]:
+    def agreed(self) -> tuple[Position | None, tuple[int, ...]]:
         """Return the position that all proposals share; otherwise `None`, and what the next ones must begin with."""
         if self.last_counted == NOTHING:
             return None, ()
         counted, step = int(-self.first_counted), int(-self.first_step)
         if self.last_counted != counted:
             return None, (counted,)
-        return (Place(counted, step), ()) if self.last_step == step else (None, (counted, step))
+        return (Position(counted, step), ()) if self.last_step == step else (None, (counted, step))
 
 
 _HEADER = len(Header._fields)
@@ -87,13 +87,17 @@ def header_of(maxima: Sequence[float]) -> Header:
 
 
 def row_lists(
-    header: Header, names: Names, rows: Sequence[tuple[Place, Mapping[str, Contributed]]], room: int, spreads: Spreads
+    header: Header,
+    names: Names,
+    rows: Sequence[tuple[Position, Mapping[str, Contributed]]],
+    room: int,
+    spreads: Spreads,
 ) -> Lists:
     """Return a rank's lists for a round for rows, given its contributions to each row by name."""
     sums: list[float] = []
     maxima: list[float] = [*header]
-    for place, due in rows:
-        maxima += Proposal.of(place, due)
+    for position, due in rows:
+        maxima += Proposal.of(position, due)
         for contributed in map(due.get, names):
             if contributed is None:
                 sums += _NO_SUMS

@@ -15,13 +15,13 @@ from typing import NamedTuple
 FAN_OUT = 16  # maximum number of members in a group
 
 
-class Place(NamedTuple):
+class GroupLayout(NamedTuple):
     """The membership of one member in one group of the tree."""
 
     level: int  # level of the group, 0 for the lowest
     # indices in the unit of the group's members; the first represents the group in the next level
     members: tuple[int, ...]
-    position: int  # index of this member in `members`
+    group_rank: int  # index of this member in `members`
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Tree(NamedTuple):
     """The tree of groups, from the view of one member."""
 
     # the groups of this member, from the lowest level upwards; it is the first member of all but the last
-    path: tuple[Place, ...]
+    path: tuple[GroupLayout, ...]
     levels: int  # number of levels of the whole tree
 
 
@@ -51,11 +51,11 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
         ..., 56.
     """
     if len(members) <= fan_out:
-        return Tree((Place(0, tuple(members), members.index(own)),), 1)
+        return Tree((GroupLayout(0, tuple(members), members.index(own)),), 1)
     heads: dict[int, list[int]] = {}
     for member, node in zip(members, nodes, strict=True):
         heads.setdefault(node, []).append(member)
-    path: list[Place] = []
+    path: list[GroupLayout] = []
     levels = 0
     while len(heads) > 1 or any(len(of_node) > 1 for of_node in heads.values()):
         if all(len(of_node) == 1 for of_node in heads.values()):
@@ -65,7 +65,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
             groups = _split(of_node, fan_out)
             next_heads[node] = [group[0] for group in groups]
             own_groups = (group for group in groups if own in group and len(group) > 1)
-            path += (Place(levels, tuple(group), group.index(own)) for group in own_groups)
+            path += (GroupLayout(levels, tuple(group), group.index(own)) for group in own_groups)
         heads = next_heads
         levels += 1
     return Tree(tuple(path), levels)
