@@ -117,7 +117,7 @@ class JobLink:
                 writers.
         """
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        writers = self._ask(lambda store: attached_writers(store, self.plan).news(), list[int](), within)
+        writers = self._ask(lambda store: attached_writers(store, self.plan).read_new(), list[int](), within)
         return set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:

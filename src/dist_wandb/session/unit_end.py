@@ -70,7 +70,7 @@ class UnitEnd:
         written = self._written(store)
 
         def have_written() -> bool | None:
-            written.news()
+            written.read_new()
             return set(writers).issubset(written.values) or None
 
         def wait() -> bool:

@@ -33,7 +33,7 @@ class RankValues:
 
     def read(self) -> dict[int, Any]:
         """Read all published values. Return them by global rank."""
-        self._published.news()
+        self._published.read_new()
         return self._known()
 
     def try_get_all(self, within: float) -> list[Any] | None:

@@ -57,12 +57,12 @@ class SharedList:
         """Return the number of values, including those that are about to be set."""
         return int(self._keys.try_get(f"{self._name}/count") or 0)
 
-    def news(self) -> list[Any]:
+    def read_new(self) -> list[Any]:
         """Read and return the new values, in order."""
         return self._read(self.count())
 
-    def news_soon(self) -> list[Any]:
-        """Read and return the new values like `news`, or none if the store does not answer soon."""
+    def read_new_soon(self) -> list[Any]:
+        """Read and return the new values like `read_new`, or none if the store does not answer soon."""
         with suppress(UnansweredError):
             return self._read(int(self._keys.try_get_soon(f"{self._name}/count") or 0), soon=True)
         return []

@@ -43,21 +43,21 @@ def list_of(keys_of: Callable[[int], JobStore]) -> ListOf:
 def test_appended_values_are_read_once_in_order(list_of: ListOf, number: int) -> None:
     appending, reading = list_of(0), list_of(1)
     assert [appending.append([value, "text"]) for value in range(number)] == list(range(1, number + 1))
-    assert reading.news() == [[value, "text"] for value in range(number)]
-    assert reading.news() == []
+    assert reading.read_new() == [[value, "text"] for value in range(number)]
+    assert reading.read_new() == []
     assert reading.append("own") == number + 1
-    assert (reading.news(), len(reading.values)) == (["own"], number + 1)
-    assert (list_of(0).count(), list_of(1).news_soon()[-1]) == (number + 1, "own")
+    assert (reading.read_new(), len(reading.values)) == (["own"], number + 1)
+    assert (list_of(0).count(), list_of(1).read_new_soon()[-1]) == (number + 1, "own")
 
 
 def test_checking_for_news_reads_one_key(list_of: ListOf, counts: Counts) -> None:
     appending, reading = list_of(0), list_of(1)
     for value in range(MANY):
         appending.append(value)
-    reading.news()
+    reading.read_new()
     before = counts.of(1), counts.operations[1]
     for _ in range(10):
-        reading.news()
+        reading.read_new()
     assert (counts.of(1) - before[0], counts.operations[1] - before[1]) == (10, 10)
     assert before[0] == 1 + 2 * MANY, "each key is checked, and read"
     assert before[1] <= 1 + 2 * 3
@@ -69,7 +69,7 @@ def test_append_once_counts_a_value_once(list_of: ListOf, counts: Counts) -> Non
     before = counts.of(1)
     reading = list_of(1)
     assert (reading.count(), counts.of(1) - before) == (2, 1)
-    assert reading.news() == [0, 1]
+    assert reading.read_new() == [0, 1]
 
 
 def test_a_counted_value_that_is_not_set_yet_is_read_later(list_of: ListOf, keys_of: Callable[[int], JobStore]) -> None:
@@ -78,10 +78,10 @@ def test_a_counted_value_that_is_not_set_yet_is_read_later(list_of: ListOf, keys
         list_of(0).append(value)
     assert keys_of(0).count("list/count") == 11
     list_of(0).append(12)
-    assert reading.news() == [*range(10), 12]
-    assert reading.news() == []
+    assert reading.read_new() == [*range(10), 12]
+    assert reading.read_new() == []
     keys_of(0).publish("list/11", 11)
-    assert reading.news() == [11]
+    assert reading.read_new() == [11]
 
 
 def test_only_the_rank_that_sets_the_last_value_finds_the_list_complete(
@@ -95,7 +95,7 @@ def test_only_the_rank_that_sets_the_last_value_finds_the_list_complete(
     assert held_up.count("list/there") == 3
     other = SharedList(keys_of(0), "other")
     assert [other.append_one_of(value, 3) for value in "abc"] == [False, False, True]
-    assert other.news() == ["a", "b", "c"]
+    assert other.read_new() == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
@@ -108,7 +108,7 @@ def test_lists_work_with_each_kind_of_store(kind: str, tmp_path: Path) -> None:
     keys = JobStore(stores[kind](), "test", Topology(0, 0, 0, 2, 2, 1), 30.0)  # type: ignore[no-untyped-call]
     appending, reading = SharedList(keys, "list"), SharedList(keys, "list")
     assert [appending.append([value]) for value in range(9)] == list(range(1, 10))
-    assert (reading.count(), reading.news(), reading.news()) == (9, [[value] for value in range(9)], [])
+    assert (reading.count(), reading.read_new(), reading.read_new()) == (9, [[value] for value in range(9)], [])
 
 
 def test_news_soon_returns_nothing_if_the_store_does_not_answer(
@@ -124,9 +124,9 @@ def test_news_soon_returns_nothing_if_the_store_does_not_answer(
         raise UnansweredError("it has not answered")
 
     monkeypatch.setattr(keys, "get_present", stall)
-    assert reading.news_soon() == []
+    assert reading.read_new_soon() == []
     monkeypatch.setattr(keys, "get_present", get_present)
-    assert reading.news_soon() == [1]
+    assert reading.read_new_soon() == [1]
 
 
 def test_own_keys_lists_the_keys_set_by_this_rank(keys_of: Callable[[int], JobStore]) -> None:
@@ -141,4 +141,4 @@ def test_malformed_values_are_an_error(keys_of: Callable[[int], JobStore]) -> No
     keys_of(0).count("list/count")
     keys_of(0)._store.set("list/1", "junk")
     with pytest.raises(RendezvousError, match="which no rank of this session has written"):
-        SharedList(keys_of(1), "list").news()
+        SharedList(keys_of(1), "list").read_new()

@@ -80,7 +80,7 @@ class Meeting:
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
-                met.news()
+                met.read_new()
             by_member = {one.member: one.address for one in (Endpoint(*entry) for entry in met.values)}
             if len(by_member) >= members:
                 self._keys.publish(f"{name}/all", list(dict.fromkeys(by_member.values())))

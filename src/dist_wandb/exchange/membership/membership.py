@@ -159,7 +159,7 @@ class Membership:
             return following or (claim() if is_first and are_complete() else None)
 
         def are_complete() -> bool:
-            read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.news()})
+            read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.read_new()})
             gone = self.presence.gone(generation.members)
             return (read.keys() | gone).issuperset(generation.members)
 
@@ -243,7 +243,7 @@ class Membership:
         if generation.number not in self._wanting:
             self._wanting = {generation.number: self.generations.wanting(generation)}
         wanting = self._wanting[generation.number]
-        wanting.news_soon()
+        wanting.read_new_soon()
         return {self.presence.learn(Arrival(*arrival)) for arrival in wanting.values} - set(generation.members)
 
     def leave(

@@ -81,7 +81,7 @@ class Departures:
 
     def among(self, ranks: Iterable[int]) -> set[int]:
         """Return those of some ranks that have published their departure. Reads new records."""
-        for entry in self._entries.news():
+        for entry in self._entries.read_new():
             record = DepartureRecord(*entry)
             self.known[record.member] = Departure(record.how, record.global_rank)
             if record.number is not None:
@@ -180,7 +180,7 @@ class Presence:
         return bool(self.here() - {self._unit.index})
 
     def _read_arrivals(self) -> None:
-        self._here.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.news())
+        self._here.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Return those of some ranks that have published their departure."""
