@@ -116,7 +116,7 @@ def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.store.connection._GLANCE", 0.3)
+    monkeypatch.setattr("dist_wandb.store.connection._QUICK_TIMEOUT", 0.3)
     monkeypatch.setattr("dist_wandb.store.connection._LEAST_PATIENCE", 0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)

@@ -25,7 +25,7 @@ from dist_wandb.session.job_description import next_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import Inquiry
+from dist_wandb.store.timed_caller import BackgroundPoll
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class LateJoin:
 
     def await_next(self) -> None:
         """Search for the session after the one that is open from now on."""
-        self._inquiry = Inquiry(self.look_up, _PAUSE, lambda: PartialState().num_processes)
+        self._poll = BackgroundPoll(self.read_next_job, _PAUSE, lambda: PartialState().num_processes)
 
-    def look_up(self) -> JobDescription | None:
+    def read_next_job(self) -> JobDescription | None:
         """Read the main process's description of the next session, if published. Waits for the store."""
         return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
 
@@ -72,14 +72,14 @@ class LateJoin:
         Raises:
             RendezvousError: The job's store is gone.
         """
-        job = self.look_up() if within is None else self._inquiry.look(within)
+        job = self.read_next_job() if within is None else self._poll.result(within)
         if job is not None:
             self.options = Options(**job["options"])
         return job is not None
 
     def discard_answer(self) -> None:
         """Query the store again, because the last answer proved wrong."""
-        self._inquiry.forget()
+        self._poll.restart()
 
     def keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
         """Keep a row until the rank is started. If there are too many, drop the oldest one."""

@@ -189,7 +189,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self._session is None:
             topology = current_topology()
             if self.late_join.is_possible:
-                self.late_join.look_up()  # skips sessions that took place without this rank
+                self.late_join.read_next_job()  # skips sessions that took place without this rank
             options = self.late_join.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
             self._session = open_session(options, self.arguments.merged, integration=INTEGRATION, topology=topology)
             self.late_join.await_next()

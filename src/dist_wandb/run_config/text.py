@@ -34,7 +34,7 @@ class ConfigText:
         self._given = given
         self._pieces: dict[str, str] = {}
         self._changeable: dict[str, None] = {}  # names of values that can change inside, the last checked at the end
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def renew(self, values: Mapping[str, Any]) -> bool:
         """Set values by name. Return whether any of them has changed."""
@@ -58,7 +58,7 @@ class ConfigText:
             Whether any of them has changed.
         """
         began = self._clock()
-        if began < self._next_look:
+        if began < self._next_check:
             return False
         is_new = False
         for name in list(self._changeable):  # in the order of the last checks
@@ -66,7 +66,7 @@ class ConfigText:
             if self._clock() - began > _ENOUGH:
                 break
         now = self._clock()
-        self._next_look = now + (now - began) / _SHARE
+        self._next_check = now + (now - began) / _SHARE
         return is_new
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _T = TypeVar("_T")
-_GLANCE = 1.0  # seconds
+_QUICK_TIMEOUT = 1.0  # seconds to wait for values that are not needed now
 _LEAST_PATIENCE = 2.0  # minimum timeout of the store, in seconds, even if other ranks are waited for less
 
 
@@ -51,7 +51,7 @@ class StoreConnection:
         self._rank = rank
         self._timeout = timeout
         self._caller = caller or TimedCaller(max(timeout, _LEAST_PATIENCE))
-        self._quick_caller = self._caller.at_most(_GLANCE)
+        self._quick_caller = self._caller.at_most(_QUICK_TIMEOUT)
         self._state = state or _State()
 
     def call(self, use_store: Callable[[], _T], *, soon: bool = False) -> _T:

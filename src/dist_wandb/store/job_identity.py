@@ -29,7 +29,7 @@ from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_i
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # like W&B's own ids
-_GLANCE = 1.0  # seconds to wait for a layout on which no plan depends
+_OPTIONAL_TIMEOUT = 1.0  # seconds to wait for a layout on which no plan depends
 _TERM = 2.0  # seconds that an elected rank has to publish which ranks are missing
 _BASE_ID, _NODE, _LAYOUT, _MISSING = "base_id", "node", "layout", "layout/missing"  # keys
 
@@ -61,11 +61,11 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
         RendezvousError: The layout is needed, but some ranks did not publish their node in time.
     """
     nodes = RankValues(job_store, _NODE)
-    if nodes.publish(node_identity()) and (names := nodes.try_get_all(_GLANCE)) is not None:
+    if nodes.publish(node_identity()) and (names := nodes.try_get_all(_OPTIONAL_TIMEOUT)) is not None:
         _publish_layout(job_store, names)
     if topology.knows_layout:
         return topology
-    within = job_store.timeout if needed else _GLANCE
+    within = job_store.timeout if needed else _OPTIONAL_TIMEOUT
     layout = poll(lambda: job_store.try_get(_LAYOUT), within, LONGEST_PAUSE, topology.world_size)
     if layout is None and needed:
         layout = _missed_layout(job_store, nodes)

@@ -16,27 +16,27 @@ _SLOWEST_OF_MANY = 5.0  # maximum seconds between two calls for any number of ra
 
 
 def poll(
-    look: Callable[[], _T | None],
+    query: Callable[[], _T | None],
     within: float,
     longest_pause: float,
     ranks: int = 1,
-    rest: Callable[[float], None] | None = None,
+    sleep: Callable[[float], None] | None = None,
 ) -> _T | None:
-    """Call `look` until it returns a result. An error ends the loop.
+    """Call `query` until it returns a result. An error ends the loop.
 
     Args:
-        look: Returns the result, or `None` if it is not available yet.
+        query: Returns the result, or `None` if it is not available yet.
         within: The timeout, in seconds.
         longest_pause: The pause between two calls doubles up to this, in seconds; then it grows with the time waited.
         ranks: Number of ranks that poll at the same time.
-        rest: Waits for a pause, in seconds; `time.sleep` if `None`.
+        sleep: Waits for a pause, in seconds; `time.sleep` if `None`.
 
     Returns:
         The result; `None` after the timeout.
     """
     began, pause = time.monotonic(), first_pause(longest_pause, ranks)
-    while (found := look()) is None and (waited := time.monotonic() - began) < within:
-        (rest or time.sleep)(min(pause, within - waited))
+    while (found := query()) is None and (waited := time.monotonic() - began) < within:
+        (sleep or time.sleep)(min(pause, within - waited))
         pause = next_pause(pause, waited, longest_pause, ranks)
     return found
 

@@ -88,32 +88,32 @@ class TimedCaller:
         return call.result  # type: ignore[no-any-return]  # what the function returns
 
 
-class Inquiry(Generic[_T]):
+class BackgroundPoll(Generic[_T]):
     """A poll in the background: its current result can be read without waiting.
 
     Args:
-        ask: Returns the result, or `None` if it is not available yet. An error counts as `None`.
+        query: Returns the result, or `None` if it is not available yet. An error counts as `None`.
         pause: The initial pause between two calls, in seconds; it grows as in `polling.poll`.
         ranks: Returns the number of ranks that poll at the same time.
     """
 
-    def __init__(self, ask: Callable[[], _T | None], pause: float, ranks: Callable[[], int] = lambda: 1) -> None:
-        self._ask = ask
+    def __init__(self, query: Callable[[], _T | None], pause: float, ranks: Callable[[], int] = lambda: 1) -> None:
+        self._query = query
         self._first_pause = self._pause = pause
         self._ranks = ranks
         self._began = time.monotonic()
         self._call: _Call | None = None
-        self._has_waited = False  # whether `look` has waited for the current call, which it does only once
+        self._has_waited = False  # whether `result` has waited for the current call
         self._next = 0.0
-        self._answer: _T | None = None
+        self._result: _T | None = None
 
-    def look(self, within: float = 0.0) -> _T | None:
+    def result(self, within: float = 0.0) -> _T | None:
         """Return the result, or `None` if it is not available yet. Start the next call if it is due.
 
         Args:
-            within: How long to wait for the current call, in seconds. Only one `look` waits for each call.
+            within: How long to wait for the current call, in seconds. Each call is waited for once only.
         """
-        if self._answer is None and self._call is None and time.monotonic() >= self._next:
+        if self._result is None and self._call is None and time.monotonic() >= self._next:
             self._begin()
         call = self._call
         if call is not None and within and not self._has_waited:
@@ -122,16 +122,16 @@ class Inquiry(Generic[_T]):
             now = time.monotonic()
             self._call, self._has_waited, self._next = None, False, now + self._pause
             self._pause = next_pause(self._pause, now - self._began, self._first_pause, self._ranks())
-            self._answer = call.result
-        return self._answer
+            self._result = call.result
+        return self._result
 
-    def forget(self) -> None:
+    def restart(self) -> None:
         """Discard the result, and poll again after a pause."""
         self._began, self._pause = time.monotonic(), self._first_pause
-        self._answer, self._next = None, self._began + self._pause
+        self._result, self._next = None, self._began + self._pause
 
     def _begin(self) -> None:
-        call = _Call(self._ask)
+        call = _Call(self._query)
         with suppress(RuntimeError):  # the interpreter shuts down, and some versions start no threads then
             call.start()
             self._call = call

@@ -170,7 +170,7 @@ def test_the_layout_is_learnt_even_if_no_plan_needs_it(
     store: dist.Store, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store is not None
-    monkeypatch.setattr(job_identity, "_GLANCE", 20.0)
+    monkeypatch.setattr(job_identity, "_OPTIONAL_TIMEOUT", 20.0)
 
     def open_one(rank: int) -> Session:
         unknown = Topology(rank, None, None, 2, None, None)

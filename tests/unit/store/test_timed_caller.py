@@ -12,7 +12,7 @@ import pytest
 from processes import wait_until
 
 from dist_wandb.store import timed_caller
-from dist_wandb.store.timed_caller import Inquiry, TimedCaller, UnansweredError, briefly, settle
+from dist_wandb.store.timed_caller import BackgroundPoll, TimedCaller, UnansweredError, briefly, settle
 
 SOON = 20.0  # seconds, on a busy machine
 
@@ -32,15 +32,15 @@ def test_results_and_errors_of_a_call_are_passed_on() -> None:
         caller.call(lambda: 1 / 0)
 
 
-def test_an_unanswered_inquiry_is_repeated_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unanswered_poll_is_repeated_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [0.0], list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    inquiry: Inquiry[None] = Inquiry(lambda: calls.append(now[0]), 0.05, lambda: 16_384)
-    for look in range(10_000):
-        now[0] = look / 100
-        inquiry.look()
-        if inquiry._call is not None:
-            inquiry._call.wait(SOON)
+    poll: BackgroundPoll[None] = BackgroundPoll(lambda: calls.append(now[0]), 0.05, lambda: 16_384)
+    for step in range(10_000):
+        now[0] = step / 100
+        poll.result()
+        if poll._call is not None:
+            poll._call.wait(SOON)
     assert len([at for at in calls if at < 1]) > 10
     assert len([at for at in calls if at > 60]) < 10
 
@@ -157,7 +157,7 @@ def test_a_call_is_made_directly_if_no_thread_can_be_started(monkeypatch: pytest
     assert TimedCaller(SOON).call(threading.get_ident) == threading.get_ident()
 
 
-def test_an_inquiry_is_repeated_in_the_background_until_it_is_answered(over: threading.Event) -> None:
+def test_a_poll_is_repeated_in_the_background_until_it_is_answered(over: threading.Event) -> None:
     calls: list[int] = []
 
     def ask() -> str | None:
@@ -167,16 +167,16 @@ def test_an_inquiry_is_repeated_in_the_background_until_it_is_answered(over: thr
         over.wait()
         return "yes" if len(calls) > 2 else None
 
-    inquiry = Inquiry(ask, 0.01)
-    wait_until(lambda: inquiry.look() is None and len(calls) == 2, within=SOON)
+    poll = BackgroundPoll(ask, 0.01)
+    wait_until(lambda: poll.result() is None and len(calls) == 2, within=SOON)
     began = time.monotonic()
-    assert [inquiry.look(0.1) for _ in range(300)] == [None] * 300  # only one look waits
+    assert [poll.result(0.1) for _ in range(300)] == [None] * 300  # only one call waits
     assert time.monotonic() - began < SOON
     assert len(calls) == 2
     over.set()
-    wait_until(lambda: inquiry.look() == "yes", within=SOON)
-    inquiry.forget()
-    wait_until(lambda: inquiry.look() == "yes", within=SOON)
+    wait_until(lambda: poll.result() == "yes", within=SOON)
+    poll.restart()
+    wait_until(lambda: poll.result() == "yes", within=SOON)
     assert len(calls) == 4
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.polling import look_until
+from dist_wandb.exchange.membership.polling import poll_until_stopped
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.store.addresses import address_among
@@ -19,7 +19,7 @@ from dist_wandb.topology.launch import job_setting
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_LOOK_FOR_LEAVING = 0.2  # seconds between two checks whether the generation is broken
+_BROKEN_CHECK_INTERVAL = 0.2  # seconds between two checks whether the generation is broken
 
 
 class Endpoint(NamedTuple):
@@ -76,7 +76,7 @@ class Meeting:
         members, name = len(layout.members), f"met/{generation.number}/{layout.name}"
         met = SharedList(self._keys, name)
         is_last = met.append_one_of(Endpoint(self._index, self._address), members)
-        look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
+        broken_check = Interval(interval(_BROKEN_CHECK_INTERVAL, len(generation.members)))
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
@@ -85,12 +85,12 @@ class Meeting:
             if len(by_member) >= members:
                 self._keys.publish(f"{name}/all", list(dict.fromkeys(by_member.values())))
             addresses: list[str | None] | None = self._keys.try_get(f"{name}/all")
-            if addresses is None and look_for_leaving.is_over(time.monotonic()):
+            if addresses is None and broken_check.is_over(time.monotonic()):
                 return [] if self._is_broken(generation) else None
             return addresses
 
         ranks = len(generation.members)
-        self._addresses = look_until(addresses_or_nothing, within, self._is_stopped, ranks) or []
+        self._addresses = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, ranks) or []
         return bool(self._addresses)
 
     def address(self) -> str | None:

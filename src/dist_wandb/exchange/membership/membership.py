@@ -53,7 +53,7 @@ from typing import Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Generation, GenerationStore
 from dist_wandb.exchange.membership.meeting import Meeting
-from dist_wandb.exchange.membership.polling import look_until
+from dist_wandb.exchange.membership.polling import poll_until_stopped
 from dist_wandb.exchange.membership.presence import Arrival, Presence
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
@@ -62,7 +62,7 @@ from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
-_LOOK_FOR_OVER = 1.0  # seconds between two checks whether the session has ended
+_OVER_CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended
 
 
 class Over(Exception):  # noqa: N818  # not an error either: this rank is late
@@ -110,13 +110,13 @@ class Membership:
             Over: There is no rank left to wait for.
         """
         is_last = self.presence.arrive()
-        look_for_over = Interval(interval(_LOOK_FOR_OVER, self._unit.size))
+        over_check = Interval(interval(_OVER_CHECK_INTERVAL, self._unit.size))
 
         def first() -> Generation | None:
             claimed = self.generations.get(0)
             if claimed is not None:
                 return claimed
-            if look_for_over.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
+            if over_check.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
                 raise Over
             is_time = is_last and self.presence.are_all_here()
             is_time = is_time or (is_ending() and self.presence.is_only_one(within))
@@ -277,8 +277,8 @@ class Membership:
 
     def _until(
         self,
-        look: Callable[[], Generation | None],
+        query: Callable[[], Generation | None],
         within: float,
         is_urgent: Callable[[], bool] = lambda: False,
     ) -> Generation | None:
-        return look_until(look, within, self._is_stopped, self._unit.size, is_urgent)
+        return poll_until_stopped(query, within, self._is_stopped, self._unit.size, is_urgent)

@@ -16,8 +16,8 @@ class Stopped(Exception):  # noqa: N818  # not an error: it was requested
     """Waiting was stopped."""
 
 
-def look_until(
-    look: Callable[[], _T | None],
+def poll_until_stopped(
+    query: Callable[[], _T | None],
     within: float,
     is_stopped: Callable[[], bool],
     ranks: int = 1,
@@ -26,7 +26,7 @@ def look_until(
     """Poll until there is a result. Return it, or `None` after the timeout.
 
     Args:
-        look: Returns the result, or `None` if it is not available yet.
+        query: Returns the result, or `None` if it is not available yet.
         within: The timeout, in seconds.
         is_stopped: Returns whether to stop waiting immediately.
         ranks: Number of ranks that wait at the same time: the more there are, the less often each one polls.
@@ -35,13 +35,13 @@ def look_until(
     Raises:
         Stopped: Waiting was stopped.
     """
-    found = poll(look, within, _LONGEST_PAUSE, ranks, lambda seconds: _rest(seconds, is_stopped, is_urgent))
+    found = poll(query, within, _LONGEST_PAUSE, ranks, lambda seconds: _sleep(seconds, is_stopped, is_urgent))
     if found is None and is_stopped():
         raise Stopped
     return found
 
 
-def _rest(seconds: float, is_stopped: Callable[[], bool], is_urgent: Callable[[], bool]) -> None:
+def _sleep(seconds: float, is_stopped: Callable[[], bool], is_urgent: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while True:
         if is_stopped():

@@ -14,7 +14,7 @@ from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
 _APART = 2.0  # maximum seconds between the starts of ranks: a rank that ends earlier waits as long for other ranks
-_LOOK = 0.5  # seconds between two polls in `Departures.is_gone`
+_POLL_INTERVAL = 0.5  # seconds between two polls in `Departures.is_gone`
 _OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
 
 
@@ -54,7 +54,7 @@ class Departures:
         self.summaries: dict[int, dict[int, CheckpointSummary]] = {}
         self._unit = unit
         self._entries = SharedList(keys, "gone")
-        self._look = Interval(interval(_LOOK, unit.size))
+        self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
 
     @property
     def left(self) -> set[int]:
@@ -95,7 +95,7 @@ class Departures:
 
     def is_gone(self, rank: int) -> bool:
         """Return whether a rank has published its departure. Polls the store at intervals only."""
-        if self._look.is_over(time.monotonic()):
+        if self._next_poll.is_over(time.monotonic()):
             self.among([rank])
         return rank in self.known
 
