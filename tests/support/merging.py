@@ -102,7 +102,7 @@ class Ranks:
         while waiting:
             waiting = [call for call in waiting if self._waits(call, group)]
         self.collectives = group.collectives
-        values: dict[str, Any] = self._ranks[0].take_values(key)[0]
+        values: dict[str, Any] = self._ranks[0].pop_values(key)[0]
         return values
 
     @staticmethod

@@ -28,7 +28,7 @@ _INTERVAL = 1.0  # seconds between two updates
 _SEARCH = 5.0  # seconds between two searches for files of ranks that start later
 _LATE_ENDS = 20.0  # seconds to wait for the ends of writers after the end of their run
 _MOST_WAITING = 500_000  # values of one file
-_TAKEN_AT_ONCE = 20_000  # records; the reader may be faster
+_DRAINED_AT_ONCE = 20_000  # records; the reader may be faster
 _TIME_TO_STOP = 5.0  # seconds
 _MOST_FILES = 256
 _EMPTY = 7  # bytes of a file without records
@@ -50,21 +50,21 @@ class FollowedFile:
         self.error: Exception | None = None
         self.is_read: bool = False
         self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # an interrupt leaves no lock held
-        self._put_values = self._taken_values = 0  # only one thread writes each
+        self._put_values = self._drained_values = 0  # only one thread writes each
         self._stopped = stopped
         self._problems: list[str] = []
         threading.Thread(target=self._read, name="dist_wandb-follow", daemon=True).start()
 
-    def take(self) -> bool:
-        """Take the records that were read; return whether there were any."""
-        took = False
+    def drain(self) -> bool:
+        """Process the records that were read; return whether there were any."""
+        has_records = False
         with suppress(Empty):
-            for _ in range(_TAKEN_AT_ONCE):
+            for _ in range(_DRAINED_AT_ONCE):
                 size, record = self._records.get_nowait()
                 self.contents.add(record)
-                self._taken_values += size
-                took = True
-        return took
+                self._drained_values += size
+                has_records = True
+        return has_records
 
     def stored(self) -> StoredRun | None:
         """Return the current state of the run; `None` before its first record."""
@@ -86,7 +86,7 @@ class FollowedFile:
 
     def _put(self, record: dict[str, Any]) -> None:
         size = size_of(record)
-        while self._put_values - self._taken_values > _MOST_WAITING and not self._stopped.is_set():
+        while self._put_values - self._drained_values > _MOST_WAITING and not self._stopped.is_set():
             time.sleep(0.01)
         self._put_values += size
         self._records.put((size, record))
@@ -111,9 +111,9 @@ class Followed:
             if path.name in self._names and (known is None or is_dead) and len(self.files) < _MOST_FILES:
                 self.files[path] = FollowedFile(path, self._metrics, self._stopped)
 
-    def take(self) -> bool:
-        """Take the records of all files that were read; return whether there were any."""
-        return sum(file.take() for file in self.files.values()) > 0
+    def drain(self) -> bool:
+        """Process the records that were read of all files; return whether there were any."""
+        return sum(file.drain() for file in self.files.values()) > 0
 
     def runs(self) -> list[LocalRun]:
         """Return the current state of the runs."""
@@ -179,7 +179,7 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
         if now - searched >= _SEARCH:
             followed.search()
             searched = now
-        if followed.take():
+        if followed.drain():
             changed = now
             show(followed.runs())
         runs = followed.runs()
@@ -188,7 +188,7 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
         if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
             return runs
         is_over = all(file.is_read and not _is_empty(file.path) for file in followed.files.values())
-        if is_over and followed.files and not followed.take():
+        if is_over and followed.files and not followed.drain():
             errors = [in_words(file.error, file.path) for file in followed.files.values() if file.error]
             if errors:
                 raise DistWandbError("; ".join(errors))

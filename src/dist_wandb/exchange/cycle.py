@@ -92,7 +92,7 @@ class Cycle:
             rounds.negotiation.agree([json.loads(offer) for offer in offers], names)
         result = group.reduce(*rounds.pack(regroup=regroup))
         self._rows.held.attachments.passed()
-        outcome = self._take(*result)
+        outcome = self._unpack(*result)
         if outcome.needs_names:
             self._exchange_names(group)
         self._exchange_attachments(group, _cells_of(self._due))
@@ -100,8 +100,8 @@ class Cycle:
         self.has_more = outcome.more
         return outcome
 
-    def _take(self, sums: list[float], maxima: list[float]) -> Outcome:
-        outcome = self._rounds.take(sums, maxima)
+    def _unpack(self, sums: list[float], maxima: list[float]) -> Outcome:
+        outcome = self._rounds.unpack(sums, maxima)
         self._result = sums, maxima
         self._due += outcome.finished
         self._names_due = outcome.needs_names
@@ -144,7 +144,7 @@ class Cycle:
         is_closed = False
         if checkpoint.round == self._rounds.ledger.round + 1 and checkpoint.result is not None:
             sums, maxima = checkpoint.result
-            is_closed = self._take(list(sums), list(maxima)).closed
+            is_closed = self._unpack(list(sums), list(maxima)).closed
         if checkpoint.round == self._rounds.ledger.round:
             self._rounds.learn([checkpoint.names])
         return is_closed
@@ -166,7 +166,7 @@ class Cycle:
 
     # Alone
 
-    def go_alone(self) -> None:
+    def continue_alone(self) -> None:
         """Switch to rounds of this rank only."""
         self.close()
         self.group = Alone()

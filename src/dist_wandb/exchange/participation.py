@@ -87,7 +87,7 @@ class Participation:
         membership = self._joined()
         if self._context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.ledger.round > generation.last_round:
-                self._rounds.take_back()  # the contributions to a round that this generation's members broke off
+                self._rounds.put_back()  # the contributions to a round that this generation's members broke off
             generation = self._rejoin(membership, membership.generations.latest(generation))
         membership.presence.departures.learn(generation.gone)
         before, self.generation = self.generation, generation

@@ -90,13 +90,13 @@ class Worker:
             self.participation.leave(self._has_delivered, is_closed=is_closed)
         except Over:
             self.messages.too_late(has_taken_part=self.participation.generation is not None)
-            self._go_on_alone()
+            self._continue_alone()
         except RendezvousError as error:
             self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
-            self._go_on_alone()
+            self._continue_alone()
         except Exception:  # noqa: BLE001  # the training must continue, and no logged row may be lost
             _log.exception("dist_wandb: the exchange of rank %d failed; it continues alone", self._context.rank)
-            self._go_on_alone()
+            self._continue_alone()
         finally:
             self._write_rest(is_closed=is_closed)
             self.messages.at_end()
@@ -209,11 +209,11 @@ class Worker:
 
     # Alone
 
-    def _go_on_alone(self) -> None:
+    def _continue_alone(self) -> None:
         """Write this rank's rows, without the others, until it finishes."""
         lifecycle = self._context.lifecycle
         lifecycle.phase = Phase.ALONE
-        self.cycle.go_alone()
+        self.cycle.continue_alone()
         self.participation.be_alone()
         self.output.forget()
         try:
@@ -233,7 +233,7 @@ class Worker:
 
     def _write_rest(self, *, is_closed: bool) -> None:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
-        self.cycle.go_alone()
+        self.cycle.continue_alone()
         try:
             while self.inbox.drain(_LAST_LOOK if self.inbox.computing else 0.0):
                 pass

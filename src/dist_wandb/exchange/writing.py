@@ -67,7 +67,7 @@ class Writing:
             row.update(self._held.extras.pop(value.key, ({}, None))[0])
         missing = value.missing
         if not totals.number:
-            taken = self._held.attachments.take(value)
+            taken = self._held.attachments.pop_values(value)
             if taken is None:
                 return  # a better value was written before
             row.update(taken[0])

@@ -31,7 +31,7 @@ class ScriptIds:
         self._offered: list[str] = []
         self._written: tuple[int, Path] | None = None  # the process that wrote the file, and its path
 
-    def take(self, proposal: str) -> tuple[int, str]:
+    def next_id(self, proposal: str) -> tuple[int, str]:
         """Return number and base id of the next logger: the parent's id, else `proposal`, which is then passed on."""
         number, self._next = self._next, self._next + 1
         launch = Launch.detect()

@@ -74,7 +74,7 @@ class SessionHolder:
         self._requested_id: str | None = arguments.get("id")
         self.number: int
         self.base_id: str
-        self.number, self.base_id = _script_ids.take(self._requested_id or make_id())
+        self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
         self._find_earlier_start()
 
     def for_copy(self, run: Run | None) -> SessionHolder:

@@ -247,7 +247,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     with pytest.raises(BrokenError):
         one.exchange([key], recording)  # type: ignore[arg-type]  # implements only the methods that are needed
     one.exchange([key], MalformedGroup(recording.received, sent))  # type: ignore[arg-type]
-    assert one.take_values(key)[0] == {}
+    assert one.pop_values(key)[0] == {}
     assert "'cat': left out of their rows on rank 0" in caplog.text
 
 
@@ -255,7 +255,7 @@ def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptu
     one = FusedMetrics(0, computes=True)
     key = Key(Position(0, 1), "odd\0metric\0[false,[[1e400]],false]", 0)
     one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
-    assert one.take_values(key) == ({}, 0)
+    assert one.pop_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()
     assert one.series("odd", take_snapshot(metric), [key.name]) != key.name
     assert "'odd' is left out of its rows on rank 0" in caplog.text

@@ -122,7 +122,7 @@ class Unit:
                 machine.negotiation.agree(offers, machine.ledger.names)
         packed = [machine.pack() for machine in machines]
         sums, maxima = reduced(packed)
-        outcomes = [machine.take(sums, maxima) for machine in machines]
+        outcomes = [machine.unpack(sums, maxima) for machine in machines]
         self.rounds += 1
         if outcomes[0].needs_names:
             unknown = [machine.outbox.unknown(machine.ledger.names) for machine in machines]
@@ -462,7 +462,7 @@ def test_no_spread_is_written_for_values_of_a_lost_rank_only() -> None:
     unit.machines[0].resize(1, 1)  # as a rank that is alone at the end, without a recount
     unit.machines[0].intent = Intent.CLOSING
     sums, maxima = unit.machines[0].pack()
-    (value,) = unit.machines[0].take(sums, maxima).finished
+    (value,) = unit.machines[0].unpack(sums, maxima).finished
     assert (value.totals.reduced("mean"), value.spread) == (1.0, None)
 
 
@@ -473,7 +473,7 @@ def test_a_spread_is_dropped_if_a_contributor_has_not_completed_the_round() -> N
         machine.post({"loss": Totals.of(float(rank))}, 0)
     packed = [first.pack(), second.pack()]
     sums, maxima = reduced(packed)
-    first.take(sums, maxima)
+    first.unpack(sums, maxima)
     assert [value.spread is None for value in first.spreads.awaiting] == [False]
     first.recount(
         [([], 2)], [(first.spreads.held(), 1), (second.spreads.held(), 1)]
@@ -848,7 +848,7 @@ def test_memory_is_bounded() -> None:
     machine.learn([["loss"]])
     for step in range(5000):
         machine.post({"loss": Totals.of(1.0)}, step)
-        machine.take(*machine.pack())
+        machine.unpack(*machine.pack())
     sizes = [len(value) for value in vars(machine).values() if isinstance(value, (dict, list))]
     assert max(sizes) <= 2 * 50
 
@@ -937,7 +937,7 @@ def test_only_the_late_rank_is_notified() -> None:
     unit.log(1, {"loss": 2.0}, 7)
     packed = [machine.pack() for machine in unit.machines]
     sums, maxima = reduced(packed)
-    outcomes = [machine.take(sums, maxima) for machine in unit.machines]
+    outcomes = [machine.unpack(sums, maxima) for machine in unit.machines]
     assert [outcome.late for outcome in outcomes] == [(), (Key(Position(0, 7), "loss", 0),)]
     assert outcomes[0] == outcomes[1]  # apart from `late`
 
@@ -974,7 +974,7 @@ def test_one_request_makes_all_ranks_regroup() -> None:
     def exchange(asking: int | None) -> list[Outcome]:
         packed = [machine.pack(regroup=rank == asking) for rank, machine in enumerate(unit.machines)]
         sums, maxima = reduced(packed)
-        return [machine.take(sums, maxima) for machine in unit.machines]
+        return [machine.unpack(sums, maxima) for machine in unit.machines]
 
     assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3
     assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3  # nothing is left
@@ -1293,7 +1293,7 @@ def test_late_values_do_not_replace_forgotten_rows() -> None:
     while unit.machines[1].outbox.pending:
         packed = [machine.pack() for machine in unit.machines]
         sums, maxima = reduced(packed)
-        outcomes = [machine.take(sums, maxima) for machine in unit.machines]
+        outcomes = [machine.unpack(sums, maxima) for machine in unit.machines]
         assert outcomes[0].finished == outcomes[1].finished
         assert outcomes[0].lost == ()
         lost += outcomes[1].lost

@@ -88,7 +88,7 @@ class Unit:
         packed = [machine.pack() for machine in self.rounds]
         sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
-        outcomes = [machine.take(sums, maxima) for machine in self.rounds]
+        outcomes = [machine.unpack(sums, maxima) for machine in self.rounds]
         if outcomes[0].needs_names:
             unknown = [machine.outbox.unknown(machine.ledger.names) for machine in self.rounds]
             for machine in self.rounds:

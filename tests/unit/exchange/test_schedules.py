@@ -65,20 +65,20 @@ class Job:
         """The actions of a rank: one call of `log` per row."""
         self.ranks.open(rank)
         exchange = self.ranks.exchanges[rank]
-        rounds, take, take_back = exchange.rounds, exchange.rounds.take, exchange.rounds.take_back
+        rounds, unpack, put_back = exchange.rounds, exchange.rounds.unpack, exchange.rounds.put_back
 
-        def taking(sums: list[float], maxima: list[float]) -> Any:
-            outcome = take(sums, maxima)
+        def unpacking(sums: list[float], maxima: list[float]) -> Any:
+            outcome = unpack(sums, maxima)
             is_last = outcome.paused and not outcome.finished  # the end: a rank with the result may leave
             if not (isinstance(exchange.group, Alone) or is_last):
                 self.taken[rank][rounds.ledger.round] = (sums, maxima)
             return outcome
 
-        def taking_back() -> None:
-            take_back()
+        def putting_back() -> None:
+            put_back()
             self.taken[rank].pop(rounds.ledger.round, None)  # the others continue from before it
 
-        def go_on_alone() -> None:
+        def continuing_alone() -> None:
             self.alone.add(rank)
             go()
 
@@ -88,8 +88,8 @@ class Job:
 
         cycle = exchange._worker.cycle
         catch_up, cycle.catch_up = cycle.catch_up, catching_up  # type: ignore[method-assign]
-        go, exchange._worker._go_on_alone = exchange._worker._go_on_alone, go_on_alone  # type: ignore[method-assign]
-        rounds.take, rounds.take_back = taking, taking_back  # type: ignore[method-assign, assignment]
+        go, exchange._worker._continue_alone = exchange._worker._continue_alone, continuing_alone  # type: ignore[method-assign]
+        rounds.unpack, rounds.put_back = unpacking, putting_back  # type: ignore[method-assign, assignment]
         for step, names, pause in rows:
             self.world.pause(pause)
             for name in names:

@@ -47,7 +47,7 @@ def test_a_series_of_an_unknown_kind_is_not_merged(text: str) -> None:
     assert series_of(text).text == text
     assert own.due([odd], has_primary=True) == []
     assert not own.needs_primary(text)
-    assert own.take(Finished(odd, Totals(contributors=2), 0, corrects=True, missing=0)) == ({}, 0)
+    assert own.pop_values(Finished(odd, Totals(contributors=2), 0, corrects=True, missing=0)) == ({}, 0)
 
 
 @pytest.mark.parametrize(

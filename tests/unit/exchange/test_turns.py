@@ -52,7 +52,7 @@ def exchange(ranks: list[Rounds]) -> None:
     sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
     maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
     for rank in ranks:
-        rank.take(sums, maxima)
+        rank.unpack(sums, maxima)
 
 
 @pytest.fixture

@@ -43,55 +43,55 @@ def file_in(directory: Path) -> Path:
 
 def test_a_child_takes_the_ids_of_its_parent_in_order(tmp_path: Path, child: Child) -> None:
     ids = ScriptIds(tmp_path)
-    assert (ids.take("first"), ids.take("second")) == ((0, "first"), (1, "second"))
+    assert (ids.next_id("first"), ids.take("second")) == ((0, "first"), (1, "second"))
     twin = child()
-    assert [twin.take("own"), twin.take("own"), twin.take("own")] == [(0, "first"), (1, "second"), (2, "own")]
+    assert [twin.next_id("own"), twin.take("own"), twin.take("own")] == [(0, "first"), (1, "second"), (2, "own")]
 
 
 def test_an_id_known_later_replaces_the_one_offered(tmp_path: Path, child: Child) -> None:
     ids = ScriptIds(tmp_path)
-    ids.take("first")
-    ids.take("second")
+    ids.next_id("first")
+    ids.next_id("second")
     ids.offer(0, "of the run")
     twin = child()
-    assert [twin.take("own")[1], twin.take("own")[1]] == ["of the run", "second"]
+    assert [twin.next_id("own")[1], twin.take("own")[1]] == ["of the run", "second"]
 
 
 def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
-    child().take("own")
+    child().next_id("own")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_child_uses_its_own_id_if_the_parent_offers_none(tmp_path: Path, child: Child) -> None:
     ScriptIds(tmp_path).offer(1, "second")
     twin = child()
-    assert [twin.take("mine")[1], twin.take("also mine")[1]] == ["mine", "second"]
+    assert [twin.next_id("mine")[1], twin.take("also mine")[1]] == ["mine", "second"]
 
 
 def test_a_process_without_a_parent_offers_only_its_own_ids(tmp_path: Path) -> None:
-    ScriptIds(tmp_path).take("of before")
-    assert ScriptIds(tmp_path).take("own") == (0, "own")
+    ScriptIds(tmp_path).next_id("of before")
+    assert ScriptIds(tmp_path).next_id("own") == (0, "own")
     assert file_in(tmp_path).read_text() == '["own"]'
 
 
 def test_ids_of_another_process_are_not_taken(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    ScriptIds(tmp_path).take("first")
+    ScriptIds(tmp_path).next_id("first")
     twin = child()
     monkeypatch.setattr(os, "getppid", lambda: os.getpid() + 1)
-    assert twin.take("own") == (0, "own")
+    assert twin.next_id("own") == (0, "own")
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "3", "[1"])
 def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -> None:
-    ScriptIds(tmp_path).take("first")
+    ScriptIds(tmp_path).next_id("first")
     file_in(tmp_path).write_text(content)
-    assert child().take("own") == (0, "own")
+    assert child().next_id("own") == (0, "own")
 
 
 def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
     shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
     shared.mkdir()
-    ScriptIds(shared).take("first")
+    ScriptIds(shared).next_id("first")
     link = file_in(shared)
     link.unlink()
     elsewhere.write_text('["forged"]')
@@ -99,7 +99,7 @@ def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, 
     ids = ScriptIds(shared)
     child()
     twin = ScriptIds(shared)
-    assert twin.take("own") == (0, "own")
+    assert twin.next_id("own") == (0, "own")
     ids.offer(0, "first")
     assert elsewhere.read_text() == '["forged"]'
     assert not link.is_symlink()
@@ -107,34 +107,34 @@ def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_obstacles_in_place_of_the_file_do_not_block_a_child(tmp_path: Path, child: Child, obstacle: str) -> None:
-    ScriptIds(tmp_path).take("first")
+    ScriptIds(tmp_path).next_id("first")
     place = file_in(tmp_path)
     place.unlink()
     OBSTACLES[obstacle](place)
     begun = time.monotonic()
-    assert child().take("own") == (0, "own")
+    assert child().next_id("own") == (0, "own")
     assert time.monotonic() - begun < 20
 
 
 def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    ScriptIds(tmp_path).take("first")
+    ScriptIds(tmp_path).next_id("first")
     give_away(file_in(tmp_path), monkeypatch)
-    assert child().take("own") == (0, "own")
+    assert child().next_id("own") == (0, "own")
 
 
 def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
-    ScriptIds(tmp_path).take("first")
+    ScriptIds(tmp_path).next_id("first")
     assert file_in(tmp_path).stat().st_mode & 0o077 == 0
 
 
 def test_if_the_file_cannot_be_written_ids_are_passed_later(tmp_path: Path) -> None:
-    assert ScriptIds(tmp_path / "missing").take("first") == (0, "first")
+    assert ScriptIds(tmp_path / "missing").next_id("first") == (0, "first")
 
 
 def test_the_file_is_removed_with_its_process_and_the_environment_unchanged(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; before = dict(os.environ); from dist_wandb.lightning.script_ids import ScriptIds; "
-        "ScriptIds().take('first'); print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*')))); "
+        "ScriptIds().next_id('first'); print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*')))); "
         "assert dict(os.environ) == before; os.fork() or sys.exit(); os.wait(); "
         "print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*'))))"
     )

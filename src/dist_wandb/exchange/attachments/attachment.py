@@ -62,7 +62,7 @@ class Attachment(Protocol):
     def passed(self) -> None:
         """Note the end of a round, which shows that all ranks have completed the exchange before it."""
 
-    def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
+    def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values by their names in the row, and the number of contributors."""
 
 
@@ -119,8 +119,8 @@ class Attachments:
         for attachment in self._by_type.values():
             attachment.passed()
 
-    def take(self, value: Finished) -> tuple[dict[str, Any], int] | None:
-        """Return the values of a finished cell by their names in the row, and the number of missing contributions.
+    def pop_values(self, value: Finished) -> tuple[dict[str, Any], int] | None:
+        """Remove the values of a finished cell. Return them by name, and how many contributions lack.
 
         Returns:
             `None` for a late correction that would replace a more complete value, because older contributions are no
@@ -129,7 +129,7 @@ class Attachments:
         attachment = self._of(value.key.name)
         if attachment is None:
             return {}, 0
-        values, contributors = attachment.take_values(value.key)
+        values, contributors = attachment.pop_values(value.key)
         missing = value.totals.contributors - contributors  # from ranks that were lost meanwhile, or are too late
         if missing > 0 and value.corrects:
             self._notices.warn(

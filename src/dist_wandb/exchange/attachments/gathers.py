@@ -153,7 +153,7 @@ class FusedGathers(Attachment):
             parts = []
         return parts if len(parts) == number else [b""] * number
 
-    def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
+    def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged value by its name in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 

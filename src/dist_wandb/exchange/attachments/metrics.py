@@ -187,7 +187,7 @@ class FusedMetrics(Attachment):
     def passed(self) -> None:
         """Do nothing: later exchanges drop snapshots."""
 
-    def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
+    def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values of a cell by their names in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 

@@ -5,7 +5,7 @@ Theory of operation
 
 Every rank of the unit has one `Rounds`, and all of them go through the same sequence of rounds. In a round, each rank
 packs its contributions into two lists of numbers (`pack`). The caller reduces these over the ranks, one by sum and one
-by maximum, and each rank takes the same reduced lists (`take`).
+by maximum, and each rank unpacks the same reduced lists (`unpack`).
 
 The path of one contribution: `post` puts it into the *outbox* and counts its occurrence, which determines its cell. The
 *negotiation* selects the rows, or the many cells, of the next round. The *wire* format encodes them as lists of numbers
@@ -27,9 +27,9 @@ Invariants
 
 - The shared state (`snapshot`) depends on reduced numbers only. It is therefore equal on all ranks after each round,
   all ranks reach the same conclusions, and their lists have equal lengths.
-- A contribution leaves the outbox only in `take`, when it is in a cell on all ranks. A round that was interrupted can
+- A contribution leaves the outbox only in `unpack`, when it is in a cell on all ranks. A round that was interrupted can
   be repeated with other ranks. A rank that completed a round which the others interrupted can take its contributions
-  back (`take_back`).
+  back (`put_back`).
 - A contribution is in exactly one cell. A written value that changes is written again (`Finished.corrects`).
 """
 
@@ -133,7 +133,7 @@ class Rounds:
         new, every = self._gives_up
         self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
 
-    def take_back(self) -> None:
+    def put_back(self) -> None:
         """Put the last round's contributions back: the others interrupted that round and continue from before it."""
         self.outbox.put_back(self._contributed)
         self._contributed = []
@@ -171,7 +171,7 @@ class Rounds:
             header = header._replace(disorder=max(header.disorder, OVERTAKING))
         return row_lists(header, names, rows, negotiation.room(names), self.spreads)
 
-    def take(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
+    def unpack(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the result of a round.
 
         Args:
@@ -183,7 +183,7 @@ class Rounds:
         self.side_data.most_published = header.published
         self._contributed = []
         batch, negotiation.batch = negotiation.batch, None
-        written = self._take_spreads(sums, maxima)
+        written = self._values_with_spread(sums, maxima)
         regroup = header.regroup > 0
         self.finishing.is_interleaved = self.finishing.is_interleaved or header.disorder >= INTERLEAVED
         needs_names = header.unknown > 0
@@ -212,7 +212,7 @@ class Rounds:
             written, more = written + finished, more or self.finishing.recheck
         return Outcome(written, needs_names, closed, paused, more, regroup, late, lost, self.finishing.silent)
 
-    def _take_spreads(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[Finished, ...]:
+    def _values_with_spread(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[Finished, ...]:
         """Return the values finished in the last round, with their spread."""
         written, self.spreads.awaiting = tuple(self.spreads.awaiting), []
         read_spreads(written, sums, maxima)
