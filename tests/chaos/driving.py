@@ -27,7 +27,7 @@ from dist_wandb.wandb_files.inspection import inspect
 _HERE = Path(__file__).parent
 _SUPPORT = _HERE.parent / "support"
 _SETTLING = 20.0  # seconds in which wandb's own processes may still write
-_LAST_WORDS = 3.0  # seconds for the stacks of processes that hang
+_STACKS_WAIT = 3.0  # seconds for the stacks of processes that hang
 _READERS = 2
 
 Row = dict[str, Any]
@@ -200,7 +200,7 @@ def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> lis
             if "python" in _name(pid):
                 _signal(pid, signal.SIGCONT)
                 _signal(pid, signal.SIGABRT)
-        time.sleep(_LAST_WORDS)
+        time.sleep(_STACKS_WAIT)
         job.kill()
     return codes
 

@@ -25,7 +25,7 @@ from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
-_LAST_WORDS = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
+_LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 _MORE_TIME = 1.2  # factor on the estimated time to write the rows that the others have not received
@@ -87,7 +87,7 @@ class CollectiveExchange:
         self._ask(Demand.ABORT if failed else Demand.CLOSE)
         limit = self._limits.flush_timeout if timeout is None else timeout
         if failed:
-            limit = min(limit, _LAST_WORDS)
+            limit = min(limit, _LAST_WRITES)
         if self._await_end(limit) and not self._lifecycle.is_stopped:
             return self._lifecycle.has_kept_all
         if not failed:
@@ -129,7 +129,7 @@ class CollectiveExchange:
             self._stay_while_needed(within)
         if not self._lifecycle.ended.wait(_LAST_ROUND):
             self._stop()
-        self._thread.join(_LAST_WORDS)
+        self._thread.join(_LAST_WRITES)
 
     def _stay_while_needed(self, within: float) -> None:
         """Wait until ranks that are behind have requested everything that belongs to this rank's values."""
@@ -165,7 +165,7 @@ class CollectiveExchange:
 
     def _stop(self, to_write: float = 0.0) -> None:
         self._ask(Demand.STOP)
-        if not self._lifecycle.ended.wait(_LAST_WORDS + to_write):
+        if not self._lifecycle.ended.wait(_LAST_WRITES + to_write):
             self._rows.writing.is_over = True
 
     def _is_foreign(self) -> bool:

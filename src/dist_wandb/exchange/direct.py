@@ -27,7 +27,7 @@ from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.settings.limits import Limits
 
-_LAST_WORDS = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
+_LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
 
 
 class DirectExchange:
@@ -115,7 +115,7 @@ class DirectExchange:
         self._ask(Demand.CLOSE)
         if self._thread in self._unstarted:
             return True
-        if not self._lifecycle.ended.wait(_LAST_WORDS):
+        if not self._lifecycle.ended.wait(_LAST_WRITES):
             self._lifecycle.ask(Demand.STOP)
         return not self._waiting.warn_of_lost()
 
@@ -131,7 +131,7 @@ class DirectExchange:
             self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
         self._ask(Demand.STOP)
         if self._thread.ident is not None:
-            self._thread.join(_LAST_WORDS)
+            self._thread.join(_LAST_WRITES)
 
     def _ask(self, demand: Demand) -> None:
         self._lifecycle.ask(demand)

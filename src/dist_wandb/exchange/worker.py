@@ -45,7 +45,7 @@ from dist_wandb.store.job_store import JobStore
 
 _log = logging.getLogger("dist_wandb")
 
-_LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, gets when the thread ends
+_LAST_WAIT = 0.5  # seconds to wait for a device, or for the encoding of images, when the thread ends
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Hooks:
     """The session's functions that the thread calls."""
 
     find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
-    look: Callable[[float], None] = lambda _: None  # called between rounds, with the most publications of any rank
+    between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
-    news: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
+    publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
 
 
 class Worker:
@@ -165,9 +165,9 @@ class Worker:
 
     def _await_turn(self) -> None:
         destroy_closed()
-        self._hooks.look(self._rounds.side_data.most_published)
+        self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
-        self._rounds.side_data.published = self._hooks.news()
+        self._rounds.side_data.published = self._hooks.publications()
 
     def _post(self, contribution: Contribution) -> None:
         try:
@@ -235,7 +235,7 @@ class Worker:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
         self.cycle.continue_alone()
         try:
-            while self.inbox.drain(_LAST_LOOK if self.inbox.computing else 0.0):
+            while self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
                 pass
             if self.inbox.computing:
                 self.messages.not_computed(self.inbox.computing)

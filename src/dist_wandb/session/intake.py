@@ -139,16 +139,16 @@ def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
 
 
 def exchange_of(
-    link: JobLink, own: OwnRun, rows: Rows, look: Callable[[float], None], news: Callable[[], int]
+    link: JobLink, own: OwnRun, rows: Rows, between_rounds: Callable[[float], None], publications: Callable[[], int]
 ) -> Exchange:
     """The exchange for this rank's rows: one that reduces them with other ranks', or one for its own rows alone.
 
-    See `Hooks` for `look` and `news`.
+    See `Hooks` for `between_rounds` and `publications`.
     """
     options = link.options
     if link.reduces:
         spread = (*check_spread(options.spread), f"{TIMES}*")
-        hooks = Hooks(link.find_store, look, link.is_over, news)
+        hooks = Hooks(link.find_store, between_rounds, link.is_over, publications)
         return CollectiveExchange(link.unit, hooks, rows, options.limits, spread)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

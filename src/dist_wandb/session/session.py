@@ -98,7 +98,7 @@ class Session(AsRun):
             rank=self.topology.global_rank,
             is_first=not link.unit.index,
         )
-        self._exchange = exchange_of(link, own, rows, self._look, lambda: config_sync.publications)
+        self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications)
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
@@ -106,8 +106,8 @@ class Session(AsRun):
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         self._shutdown = Shutdown(*parts, closed=lambda handed_over: self._closed(rows if handed_over else None))
 
-    def _look(self, published: float) -> None:
-        self._shutdown.look(published)  # made after the exchange, which calls this
+    def _refresh(self, published: float) -> None:
+        self._shutdown.refresh(published)  # made after the exchange, which calls this
 
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)

@@ -112,7 +112,7 @@ class Shutdown:
             within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
         self.finish(exit_code, within)
 
-    def look(self, published: float) -> None:
+    def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it.
 
         Args:
