@@ -25,7 +25,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange import collective, participation
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership, presence
-from dist_wandb.exchange.membership.presence import Presence, say_opened
+from dist_wandb.exchange.membership.presence import Presence, publish_opened
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol import pacing
 from dist_wandb.settings.limits import Limits
@@ -402,7 +402,7 @@ def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     monkeypatch.setattr(presence, "_APART", 0.0)
     unit = ranks(2, 0)
     topology = Topology(1, 1, 0, 2, 2, 1)
-    say_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
+    publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
     unit.log(0, {"loss": 1.0}, 0)
     assert not unit.exchanges[0]._lifecycle.ended.is_set()
     unit.exchanges[0].detach()

@@ -59,7 +59,7 @@ class DirectExchange:
         self._at_once = at_once
         self._lifecycle = Lifecycle()
         self._waiting = OwnRows(rows, limits, rank, self._lifecycle, has_all_writers)
-        self._writing_here: int | None = None  # the user's thread that is writing a row
+        self._writing_thread: int | None = None  # the user's thread that is writing a row
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._waiting.run, name="dist_wandb-own-rows", daemon=True)
         self._unstarted = deque([self._thread])  # the caller that pops it starts it
@@ -73,18 +73,18 @@ class DirectExchange:
         """Write the contribution as one row, or hand it to the thread."""
         if not self._rows.has_run:
             return
-        is_free = self._at_once and self._waiting.is_empty and self._writing_here != threading.get_ident()
+        is_free = self._at_once and self._waiting.is_empty and self._writing_thread != threading.get_ident()
         if self._lifecycle.is_closing or (is_free and contribution.has_arrived()):
-            self._write_here(contribution)
+            self._write_directly(contribution)
         elif self._waiting.has_room():
             self._hand_over(contribution)
 
-    def _write_here(self, contribution: Contribution) -> None:
-        self._writing_here = threading.get_ident()
+    def _write_directly(self, contribution: Contribution) -> None:
+        self._writing_thread = threading.get_ident()
         try:
             self._rows.posting.write_own(contribution)
         finally:
-            self._writing_here = None
+            self._writing_thread = None
 
     def _hand_over(self, item: Contribution | Flush) -> None:
         self._waiting.put(item)

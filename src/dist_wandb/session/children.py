@@ -33,7 +33,7 @@ class Children:
         self._remote: RemoteSession | None = None
 
     @property
-    def is_here(self) -> bool:
+    def is_fork(self) -> bool:
         """Whether this process is a fork of the session's."""
         return os.getpid() != self._pid
 
@@ -45,13 +45,13 @@ class Children:
 
     def reduced(self) -> tuple[Any, ...]:
         """Reduce the session for pickle: in another process, such as a spawned worker, it sends rows to this one."""
-        if self.is_here:
+        if self.is_fork:
             return self.remote().__reduce__()
         return RemoteSession, (self._relay.open(), self._topology, self._metadata(True))
 
     def prepare_fork(self) -> None:
         """Prepare to receive rows from a fork of this process."""
-        if not self.is_here:
+        if not self.is_fork:
             self._relay.open()
             self._for_forks = self._metadata(False)
 
@@ -61,5 +61,5 @@ class Children:
 
     def close(self, *, failed: bool) -> None:
         """Receive the rows that they have logged until now, and no more; if `failed`, not even these."""
-        if not self.is_here:
+        if not self.is_fork:
             self._relay.close(failed=failed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, say_opened
+from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, publish_opened
 from dist_wandb.runs.opening import attached_writers, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
@@ -69,7 +69,7 @@ class JobLink:
     def report_opened(self) -> None:
         """Publish to the other ranks of the unit that this one takes part."""
         if self.store is not None and self.unit.is_member:
-            say_opened(self.store.below(keys_of(self.unit)), self.unit)
+            publish_opened(self.store.below(keys_of(self.unit)), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Find the store and publish the job's description, for a session that was opened before there was a store."""

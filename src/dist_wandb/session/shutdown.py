@@ -79,7 +79,7 @@ class Shutdown:
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within
         patience = within + (options.limits.upload_timeout if failed is None else 0.0)
-        if self._children.is_here or not self._life.claim_finish(patience):
+        if self._children.is_fork or not self._life.claim_finish(patience):
             return
         try:
             if self._life.phase is Phase.OPEN:
@@ -126,7 +126,7 @@ class Shutdown:
 
     def close_without_run(self) -> None:
         """Close after the user has finished this rank's run, so that nothing more can be written."""
-        if self._children.is_here:
+        if self._children.is_fork:
             self._close(handed_over=False)
             return
         self._exchange.detach()

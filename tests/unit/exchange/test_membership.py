@@ -274,7 +274,7 @@ def test_leaving_breaks_a_generation_that_has_just_admitted_the_rank() -> None:
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     late = job.rank(2)
     assert late.arrive(LONG) == before
-    late.generations.wanting(before).append(late.presence.own_arrival())
+    late.generations.join_requests(before).append(late.presence.own_arrival())
     following = job.rank(0).admit(before, knows(4), {})
     assert following.members == (0, 1, 2)
     assert not job.rank(1).generations.is_broken(following)

@@ -100,9 +100,9 @@ class GenerationStore:
         """Return the list of `CheckpointSummary`s that the remaining members publish when a generation breaks."""
         return SharedList(self._keys, f"summaries/{generation.number}")
 
-    def wanting(self, generation: Generation) -> SharedList:
+    def join_requests(self, generation: Generation) -> SharedList:
         """Return the list of ranks that request to join the next generation: each a `presence.Arrival`."""
-        return SharedList(self._keys, f"want/{generation.number}")
+        return SharedList(self._keys, f"join/{generation.number}")
 
     def is_elected(self, number: int, term: int) -> bool:
         """Return whether this rank is elected to claim a generation in this term; the next term elects another rank."""

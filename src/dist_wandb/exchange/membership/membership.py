@@ -6,7 +6,7 @@ of them.
 - *First.* Ranks publish their arrival in the store. The last one, or a rank that is elected after `join_timeout`, reads
   all arrivals and claims generation 0 with these ranks (`arrive`). All claims are made by compare-and-set. The first
   claim counts, so all ranks read the same members.
-- *The only one.* A rank publishes immediately that it has opened a session (`presence.say_opened`). If rank 0 ends, or
+- *The only one.* A rank publishes immediately that it has opened a session (`publish_opened`). If rank 0 ends, or
   `join_timeout` passes, and no other rank has done so, `init` was called under ``if rank == 0``: rank 0 begins alone,
   and no rank counts as missing. It waits at least 2 s first, because the ranks of a job do not start at the same time.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
@@ -87,7 +87,7 @@ class Membership:
         self._unit = unit
         self._keys = keys
         self._is_stopped = is_stopped
-        self._wanting: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
+        self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
     def arrive(
         self,
@@ -118,14 +118,14 @@ class Membership:
                 return claimed
             if over_check.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
                 raise Over
-            is_time = is_last and self.presence.are_all_here()
+            is_time = is_last and self.presence.have_all_arrived()
             is_time = is_time or (is_ending() and self.presence.is_only_one(within))
             return self._claim_first() if is_time else None
 
         return self._until(first, within, is_ending) or self._elected(0, self._claim_first)
 
     def _claim_first(self) -> Generation:
-        return self._claim(Generation(0, tuple(sorted(self.presence.here()))))
+        return self._claim(Generation(0, tuple(sorted(self.presence.present()))))
 
     def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """Return a generation by number. An elected rank claims it; if that rank is gone, the next elected one."""
@@ -218,7 +218,7 @@ class Membership:
         while self._unit.index not in generation.members:
             if self.has_ended(generation):
                 raise Over
-            self.generations.wanting(generation).append(self.presence.own_arrival())
+            self.generations.join_requests(generation).append(self.presence.own_arrival())
             following = self._until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
@@ -240,11 +240,11 @@ class Membership:
 
     def joining(self, generation: Generation) -> set[int]:
         """Return the ranks that request to join the generation after `generation`."""
-        if generation.number not in self._wanting:
-            self._wanting = {generation.number: self.generations.wanting(generation)}
-        wanting = self._wanting[generation.number]
-        wanting.read_new_soon()
-        return {self.presence.learn(Arrival(*arrival)) for arrival in wanting.values} - set(generation.members)
+        if generation.number not in self._join_requests:
+            self._join_requests = {generation.number: self.generations.join_requests(generation)}
+        join_requests = self._join_requests[generation.number]
+        join_requests.read_new_soon()
+        return {self.presence.learn(Arrival(*arrival)) for arrival in join_requests.values} - set(generation.members)
 
     def leave(
         self,

@@ -109,7 +109,7 @@ def keys_of(unit: Unit) -> str:
     return f"unit/{unit.name}"
 
 
-def say_opened(keys: JobStore, unit: Unit) -> None:
+def publish_opened(keys: JobStore, unit: Unit) -> None:
     """Publish that this rank opens its session, so that no other rank assumes that it is the only one.
 
     Args:
@@ -145,14 +145,14 @@ class Presence:
         self.departures: Departures = Departures(unit, keys)
         self._unit = unit
         self._keys = keys
-        self._here: set[int] = set()  # indices of all arrivals read so far
+        self._arrived: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
         self._began = time.monotonic()
         self._is_accompanied = False
 
     def arrive(self) -> bool:
         """Publish that this rank has arrived. Return whether it is the last one."""
-        say_opened(self._keys, self._unit)
+        publish_opened(self._keys, self._unit)
         return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
 
     def own_arrival(self) -> Arrival:
@@ -165,22 +165,22 @@ class Presence:
         self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
         return arrival.member
 
-    def are_all_here(self) -> bool:
+    def have_all_arrived(self) -> bool:
         """Return whether all ranks of the unit have arrived. Reads new entries."""
         self._read_arrivals()
-        return len(self._here) == self._unit.size
+        return len(self._arrived) == self._unit.size
 
-    def here(self) -> set[int]:
+    def present(self) -> set[int]:
         """Return the ranks that have arrived and are not gone."""
         self._read_arrivals()
-        return self._here - self.gone(self._here)
+        return self._arrived - self.gone(self._arrived)
 
     def has_others(self) -> bool:
-        """Return whether any other rank is here."""
-        return bool(self.here() - {self._unit.index})
+        """Return whether any other rank is present."""
+        return bool(self.present() - {self._unit.index})
 
     def _read_arrivals(self) -> None:
-        self._here.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
+        self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Return those of some ranks that have published their departure."""
