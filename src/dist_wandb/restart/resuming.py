@@ -41,11 +41,11 @@ def continued(
         topology: Rank and layout of this process.
         has_store: Whether the ranks can agree on the base id.
     """
-    resume = requested.wanted_resume(init_arguments)
+    resume = requested.resume(init_arguments)
     if earlier is not None:
         given = {} if requested.continues(init_arguments) else {"resume": "allow"}
         return {**init_arguments, **given, "id": earlier.record.base_id}
-    is_named_by_job = topology.world_size > 1 and not has_store and requested.wanted_id(init_arguments) is None
+    is_named_by_job = topology.world_size > 1 and not has_store and requested.run_id(init_arguments) is None
     if is_named_by_job and Launch.detect().requeues and resume is None:
         return {
             **init_arguments,
@@ -57,7 +57,7 @@ def continued(
 def name_for_id(session: str, init_arguments: Mapping[str, Any]) -> str:
     """Return a name of the session from which its base id can be made if only the launcher's job name is known."""
     requeues = Launch.detect().requeues
-    return f"{session}/{requeues}" if requeues and requested.wanted_resume(init_arguments) == "never" else session
+    return f"{session}/{requeues}" if requeues and requested.resume(init_arguments) == "never" else session
 
 
 def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> bool:
@@ -72,9 +72,9 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
     Raises:
         ConfigurationError: The ranks need one id, the user gave none, and they cannot agree on one.
     """
-    if can_look_back(options, topology, has_store=has_store) or requested.wanted_id(init_arguments) is not None:
+    if can_look_back(options, topology, has_store=has_store) or requested.run_id(init_arguments) is not None:
         return
-    if requested.wanted_resume(init_arguments) == "auto":
+    if requested.resume(init_arguments) == "auto":
         raise ConfigurationError(
             f"resume='auto' takes the run id from a restart record that one process finds, but {topology.world_size} "
             "ranks need it, and have no way to agree on it yet. Call init_process_group first, or pass id= (the same "

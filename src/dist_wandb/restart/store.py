@@ -94,8 +94,8 @@ class RestartStore:
         self._mine = RestartRecord(
             base_id="",
             session=session_name,
-            project=requested.wanted(init_arguments, "project"),
-            entity=requested.wanted(init_arguments, "entity"),
+            project=requested.value(init_arguments, "project"),
+            entity=requested.value(init_arguments, "entity"),
             run_mode=options.run_mode,
             rank_scope=options.rank_scope,
             world_size=topology.world_size,
@@ -119,14 +119,14 @@ class RestartStore:
 
     def find(self) -> Earlier | None:
         """Find the start that this one continues; `None` if this one starts anew."""
-        resume = requested.wanted_resume(self._arguments)
+        resume = requested.resume(self._arguments)
         if resume == "never" or requested.rewinds(self._arguments):
             return None
-        wanted = requested.wanted_id(self._arguments)
+        requested_id = requested.run_id(self._arguments)
         for record, reason in self._candidates(asked_for=resume == "auto"):
             if record is None:
                 return None
-            if wanted in (None, record.base_id) and self._matches(record, reason):
+            if requested_id in (None, record.base_id) and self._matches(record, reason):
                 self._continued_job = record.job
                 return Earlier(record, reason)
         return None

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
+from dist_wandb.runs import requested
 from dist_wandb.runs.client_settings import (
     client_settings,
     setting_in,
@@ -28,7 +29,7 @@ from dist_wandb.runs.client_settings import (
     workspace_settings,
 )
 from dist_wandb.runs.destination import Destination, is_address, is_same_server, refusal_of, without_password
-from dist_wandb.runs.requested import user_setting, wanted_mode
+from dist_wandb.runs.requested import user_setting
 from dist_wandb.runs.wandb_process import inherits_service
 from dist_wandb.wandb_files.small_files import read_small
 
@@ -77,7 +78,7 @@ def setup(trusted: str | None = None) -> Setup:
         trusted: The server to which the user allows the API key to go in any case, if any.
     """
     try:
-        mode, settings = wanted_mode({}), client_settings()
+        mode, settings = requested.mode({}), client_settings()
         server = destination(trusted=trusted)
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
         return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
@@ -132,7 +133,7 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         return
     found = []
     with suppress(ConfigurationError):  # wandb.init raises it
-        if wanted_mode(init_arguments) != "online":
+        if requested.mode(init_arguments) != "online":
             return
         server = destination(init_arguments)
         if server.origin == "workspace settings" and not server.takes_key:

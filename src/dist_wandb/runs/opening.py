@@ -207,7 +207,7 @@ class Opening:
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
         wandb_process.drop_inherited_service()  # reading the mode uses wandb
-        return requested.wanted_mode(self.arguments) == "online"
+        return requested.mode(self.arguments) == "online"
 
     def _is_primary_offline(self) -> bool:
         assert self.job_store is not None, "only ranks that follow a primary get here"  # noqa: S101

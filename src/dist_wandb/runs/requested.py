@@ -29,7 +29,7 @@ _WANDB_MODES: dict[str, Mode] = {
 }
 
 
-def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
+def run_id(init_arguments: Mapping[str, Any]) -> str | None:
     """Return the requested run id: from the arguments, else the settings, else `WANDB_RUN_ID`; `None` for none."""
     given = init_arguments.get("id") or user_setting(init_arguments, "run_id")
     if given is None and init_arguments.get("resume_from"):  # W&B rewinds that run, so the opened run has its id
@@ -40,7 +40,7 @@ def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
     return check_id(in_environment, f"WANDB_RUN_ID={in_environment!r}") if in_environment else None
 
 
-def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
+def resume(init_arguments: Mapping[str, Any]) -> str | None:
     """Return the requested resume mode: from the arguments, else the settings, else `WANDB_RESUME`; `None` for none.
 
     It is `"allow"`, `"must"`, `"never"` or `"auto"`; for W&B, `True` means `"auto"`.
@@ -61,7 +61,7 @@ def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
     """Return whether the arguments allow W&B to resume a run."""
-    return wanted_resume(init_arguments) in ("allow", "must", "auto")
+    return resume(init_arguments) in ("allow", "must", "auto")
 
 
 def rewinds(init_arguments: Mapping[str, Any]) -> bool:
@@ -70,7 +70,7 @@ def rewinds(init_arguments: Mapping[str, Any]) -> bool:
     return any(init_arguments.get(name) or user_setting(init_arguments, name) for name in names)
 
 
-def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
+def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
     """Return a requested value: from the arguments, else the settings, else the environment; `None` for none.
 
     Args:
@@ -78,24 +78,24 @@ def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
         name: `"project"`, `"entity"`, `"group"` or `"name"`.
     """
     setting, variable = _SOURCES[name]
-    value = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
-    return str(value) if value else None
+    found = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
+    return str(found) if found else None
 
 
-def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
+def mode(init_arguments: Mapping[str, Any]) -> Mode:
     """Return the requested W&B mode: from the arguments, else the settings, `WANDB_MODE`, or ``wandb offline``.
 
     Raises:
         ConfigurationError: A mode that W&B does not know, or an empty `WANDB_MODE`.
     """
     in_environment = os.environ.get("WANDB_MODE")
-    mode = init_arguments.get("mode") or user_setting(init_arguments, "mode") or in_environment
-    if not mode and in_environment is not None:
+    found = init_arguments.get("mode") or user_setting(init_arguments, "mode") or in_environment
+    if not found and in_environment is not None:
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
-    mode = mode or str(client_settings().mode)
-    if mode not in _WANDB_MODES:
-        raise ConfigurationError(f"The W&B mode {mode!r} is unknown. {suggest(mode, _WANDB_MODES)}")
-    return _WANDB_MODES[mode]
+    found = found or str(client_settings().mode)
+    if found not in _WANDB_MODES:
+        raise ConfigurationError(f"The W&B mode {found!r} is unknown. {suggest(found, _WANDB_MODES)}")
+    return _WANDB_MODES[found]
 
 
 def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:

@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
-from dist_wandb.runs import sweeps
+from dist_wandb.runs import requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.directories import wandb_directory
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.requested import wanted, wanted_mode, wanted_resume
 from dist_wandb.runs.wandb_process import drop_inherited_service
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
@@ -143,7 +142,7 @@ def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `wandb.init` that the plan changes."""
     arguments: dict[str, Any] = {"id": unit_run_id(plan)}
-    name = wanted(given, "name")
+    name = requested.value(given, "name")
     if name and plan.name_suffix:
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
@@ -151,10 +150,10 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     if plan.attaches:
         arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
     has_own_directory = plan.own_directory or plan.attaches
-    mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
+    mode = requested.mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
         arguments["dir"] = str(wandb_directory(given) / f"rank-{topology.global_rank}")
-    if wanted_resume(given) == "auto":  # the id is known; W&B would use the last id of the directory
+    if requested.resume(given) == "auto":  # the id is known; W&B would use the last id of the directory
         arguments["resume"] = "allow"
     if plan.has_writers and mode != "disabled":
         arguments["settings"] = _writer_settings(given.get("settings"), plan, is_online=mode == "online")

@@ -178,7 +178,7 @@ class Opener:
         options, topology = self._options, self._topology
         base_id = self._base_id(proposed_id)
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
-        plan = job_description.planned(topology, options, base_id, requested.wanted(self._arguments, "group"))
+        plan = job_description.planned(topology, options, base_id, requested.value(self._arguments, "group"))
         if topology.is_coordinator:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
             for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
@@ -188,15 +188,16 @@ class Opener:
 
     def _base_id(self, proposed: str | None) -> str | None:
         """The base id if this rank's plan needs it. The coordinator also publishes it for ranks that need it."""
-        options, topology, wanted = self._options, self._topology, requested.wanted_id(self._arguments)
+        options, topology, requested_id = self._options, self._topology, requested.run_id(self._arguments)
         if topology.world_size == 1:
-            return wanted
+            return requested_id
         name = resuming.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
-            return wanted or (None if self._has_store else id_of_job(name, topology))
+            return requested_id or (None if self._has_store else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
-            return wanted or id_of_job(name, topology) or proposed or make_id()  # no other rank's plan contains it
-        return agree_on_base_id(self._store, topology, wanted, proposed, name)
+            # no other rank's plan contains it
+            return requested_id or id_of_job(name, topology) or proposed or make_id()
+        return agree_on_base_id(self._store, topology, requested_id, proposed, name)
 
     def open(
         self,

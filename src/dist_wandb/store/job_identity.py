@@ -99,14 +99,14 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
 
 
 def agree_on_base_id(
-    job_store: JobStore | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
+    job_store: JobStore | None, topology: Topology, requested: str | None, proposed: str | None, session_name: str
 ) -> str:
     """Return the coordinator's base id on all ranks.
 
     Args:
         job_store: The job's store, if there is one yet.
         topology: The topology of this rank.
-        wanted: The id that the user has given on this rank. Only the coordinator's is used, because scripts often
+        requested: The id that the user has given on this rank. Only the coordinator's is used, because scripts often
             generate one per process.
         proposed: On the coordinator, the id to use if the user has given none; random if `None`.
         session_name: Name of the session, equal on all ranks, for launchers that name the job but have no store.
@@ -116,15 +116,15 @@ def agree_on_base_id(
         ConfigurationError: The coordinator opens no run; see `refuse`.
     """
     if job_store is None:
-        return wanted or id_of_job(session_name, topology) or _no_way_to_agree(topology)
+        return requested or id_of_job(session_name, topology) or _no_way_to_agree(topology)
     if topology.is_coordinator:
-        base_id = wanted or proposed or make_id()
+        base_id = requested or proposed or make_id()
         publish_base_id(job_store, base_id)
         return base_id
     agreed = wait_base_id(job_store, topology)
-    if wanted not in (None, agreed):
-        main = f"rank {topology.coordinator}"
-        message = f"Rank {topology.global_rank} was given the run id {wanted!r}, {main} {agreed!r}: {main}'s is used."
+    if requested not in (None, agreed):
+        rank, main = topology.global_rank, f"rank {topology.coordinator}"
+        message = f"Rank {rank} was given the run id {requested!r}, {main} {agreed!r}: {main}'s is used."
         warnings.warn(f"{message} Pass the same id on all ranks, or leave it to dist_wandb.", stacklevel=2)
     return agreed
 

@@ -280,7 +280,7 @@ def test_resume_is_read_from_arguments_settings_and_environment(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert requested.wanted_resume(arguments) == wanted
+    assert requested.resume(arguments) == wanted
 
 
 def test_lasting_keys_are_shared_by_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:

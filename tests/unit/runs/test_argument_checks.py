@@ -148,7 +148,7 @@ def test_a_refused_id_is_named_with_its_origin(
     if variable is not None:
         monkeypatch.setenv("WANDB_RUN_ID", variable)
     with pytest.raises(ConfigurationError, match=re.escape(origin)):
-        requested.wanted_id(arguments)
+        requested.run_id(arguments)
 
 
 @pytest.mark.parametrize("given_id", ["", "a:b", 7])

@@ -13,17 +13,16 @@ import wandb
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import requested
-from dist_wandb.runs.requested import wanted_mode
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
 
-WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
-    (requested.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
-    (partial(requested.wanted, name="project"), "project", "project", "WANDB_PROJECT"),
-    (partial(requested.wanted, name="entity"), "entity", "entity", "WANDB_ENTITY"),
-    (partial(requested.wanted, name="group"), "group", "run_group", "WANDB_RUN_GROUP"),
-    (partial(requested.wanted, name="name"), "name", "run_name", "WANDB_NAME"),
+REQUESTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
+    (requested.run_id, "id", "run_id", "WANDB_RUN_ID"),
+    (partial(requested.value, name="project"), "project", "project", "WANDB_PROJECT"),
+    (partial(requested.value, name="entity"), "entity", "entity", "WANDB_ENTITY"),
+    (partial(requested.value, name="group"), "group", "run_group", "WANDB_RUN_GROUP"),
+    (partial(requested.value, name="name"), "name", "run_name", "WANDB_NAME"),
 ]
 BAD_ADDRESS = "http://user:hunter2@127.0.0.1:1/a b"
 OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there
@@ -37,24 +36,24 @@ def open_offline(upload_timeout: float | None = None, **arguments: Any) -> None:
     open_run(plan, alone, {"mode": "offline", **arguments}, upload_timeout=upload_timeout)
 
 
-@pytest.mark.parametrize(("wanted", "argument", "setting", "variable"), WANTED)
+@pytest.mark.parametrize(("read", "argument", "setting", "variable"), REQUESTED)
 def test_arguments_take_precedence_over_settings_and_settings_over_the_environment(
-    wanted: Callable[[dict[str, Any]], str | None],
+    read: Callable[[dict[str, Any]], str | None],
     argument: str,
     setting: str,
     variable: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert wanted({}) is None
+    assert read({}) is None
     monkeypatch.setenv(variable, "")
-    assert wanted({}) is None
+    assert read({}) is None
     monkeypatch.setenv(variable, "environment")
-    assert wanted({}) == "environment"
-    assert wanted({"settings": wandb.Settings()}) == "environment"
+    assert read({}) == "environment"
+    assert read({"settings": wandb.Settings()}) == "environment"
     settings: dict[str, Any] = {setting: "settings"}
-    assert wanted({"settings": wandb.Settings(**settings)}) == "settings"
-    assert wanted({"settings": settings}) == "settings"
-    assert wanted({"settings": settings, argument: "argument"}) == "argument"
+    assert read({"settings": wandb.Settings(**settings)}) == "settings"
+    assert read({"settings": settings}) == "settings"
+    assert read({"settings": settings, argument: "argument"}) == "argument"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,9 @@ def test_arguments_take_precedence_over_settings_and_settings_over_the_environme
     ],
 )
 def test_all_names_of_wandbs_modes_are_understood(mode: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wanted_mode({"mode": mode}) == expected
+    assert requested.mode({"mode": mode}) == expected
     monkeypatch.setenv("WANDB_MODE", mode)
-    assert wanted_mode({}) == expected
+    assert requested.mode({}) == expected
 
 
 @pytest.mark.parametrize("settings", [{"mode": "offline"}, wandb.Settings(mode="offline")], ids=["dict", "Settings"])
@@ -78,26 +77,26 @@ def test_the_mode_in_settings_ranks_between_argument_and_environment(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert wanted_mode({"settings": settings}) == "offline"
-    assert wanted_mode({"settings": settings, "mode": "online"}) == "online"
+    assert requested.mode({"settings": settings}) == "offline"
+    assert requested.mode({"settings": settings, "mode": "online"}) == "online"
 
 
 @pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
 def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert wanted_mode({"settings": settings}) == "offline"
+    assert requested.mode({"settings": settings}) == "offline"
 
 
 def test_an_empty_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "")
     with pytest.raises(ConfigurationError, match="WANDB_MODE is set but empty, which W&B refuses"):
-        wanted_mode({})
+        requested.mode({})
 
 
 def test_an_unknown_mode_is_refused_and_the_nearest_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ConfigurationError, match=r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"):
-        wanted_mode({})
+        requested.mode({})
 
 
 @pytest.mark.parametrize("file", [OF_USER, pytest.param("wandb/settings", id="workspace")])
@@ -105,16 +104,16 @@ def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file:
     settings = fresh_wandb / file
     settings.parent.mkdir(exist_ok=True)
     settings.write_text("[default]\nmode = offline\n")
-    assert wanted_mode({}) == "offline"
+    assert requested.mode({}) == "offline"
 
 
 @pytest.mark.usefixtures("fresh_wandb")
 def test_by_default_wandb_is_online() -> None:
-    assert wanted_mode({}) == "online"
+    assert requested.mode({}) == "online"
 
 
 @pytest.mark.usefixtures("fresh_wandb")
-@pytest.mark.parametrize("read", [lambda: requested.init_timeout({}), lambda: wanted_mode({}), open_offline])
+@pytest.mark.parametrize("read", [lambda: requested.init_timeout({}), lambda: requested.mode({}), open_offline])
 def test_errors_about_settings_do_not_repeat_their_values(
     read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,8 +227,8 @@ def test_a_lost_store_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> N
 # --- the base id ------------------------------------------------------------------------------------------------------
 
 
-def agree(at: At, number: int, wanted: str | None = None, proposed: str | None = None) -> str:
-    return agree_on_base_id(at(number, 3), rank(number, 3), wanted, proposed, "DistWandbLogger/1")
+def agree(at: At, number: int, requested: str | None = None, proposed: str | None = None) -> str:
+    return agree_on_base_id(at(number, 3), rank(number, 3), requested, proposed, "DistWandbLogger/1")
 
 
 def test_all_ranks_agree_on_an_id_generated_by_rank_0(at: At, on_ranks: OnRanks) -> None:
@@ -242,22 +242,22 @@ def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
 
 
 def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
-    assert on_ranks(3, lambda number: agree(at, number, wanted="mine", proposed="other")) == ["mine"] * 3
+    assert on_ranks(3, lambda number: agree(at, number, requested="mine", proposed="other")) == ["mine"] * 3
 
 
 def test_a_different_id_on_another_rank_warns_and_that_of_rank_0_is_used(at: At) -> None:
-    assert agree(at, 0, wanted="of-rank-0") == "of-rank-0"
+    assert agree(at, 0, requested="of-rank-0") == "of-rank-0"
     with pytest.warns(UserWarning, match="Rank 2 was given the run id 'of-rank-2', rank 0 'of-rank-0'") as warned:
-        assert agree(at, 2, wanted="of-rank-2") == "of-rank-0"
+        assert agree(at, 2, requested="of-rank-2") == "of-rank-0"
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize("wanted", ["same", None])
-def test_ranks_with_the_same_id_or_none_do_not_warn(at: At, wanted: str | None) -> None:
-    agree(at, 0, wanted="same")
+@pytest.mark.parametrize("requested", ["same", None])
+def test_ranks_with_the_same_id_or_none_do_not_warn(at: At, requested: str | None) -> None:
+    agree(at, 0, requested="same")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert agree(at, 1, wanted=wanted) == "same"
+        assert agree(at, 1, requested=requested) == "same"
 
 
 def test_a_missing_base_id_is_an_error_that_names_rank_0(at: At) -> None:
@@ -265,10 +265,10 @@ def test_a_missing_base_id_is_an_error_that_names_rank_0(at: At) -> None:
         agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
 
 
-def alone(number: int, *, wanted: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
+def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
     """Return the base id of a rank of a job without a store."""
     with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
-        return agree_on_base_id(None, rank(number), wanted, proposed, name)
+        return agree_on_base_id(None, rank(number), requested, proposed, name)
 
 
 @pytest.fixture(params=[{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"PMIX_NAMESPACE": "prterun-1"}])
@@ -300,7 +300,7 @@ def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest
 
 @pytest.mark.usefixtures("named_job")
 def test_the_users_id_is_used_without_a_store() -> None:
-    assert alone(1, wanted="mine") == "mine"
+    assert alone(1, requested="mine") == "mine"
 
 
 def test_an_error_without_store_or_job_name_explains_what_to_do() -> None:
