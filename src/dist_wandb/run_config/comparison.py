@@ -2,7 +2,7 @@
 
 With ``config_sync="warn"`` each rank compares its config with the coordinator's, once that is published; the first to
 find a difference claims a key, and warns for all. With ``"check"`` the coordinator compares all configs and claims a
-verdict, which all ranks read before they open anything. A rank that times out waiting for it claims a verdict without
+result, which all ranks read before they open anything. A rank that times out waiting for it claims a result without
 differences, so that either all ranks raise or none does.
 
 Objects that neither JSON nor W&B support are compared by their repr, without addresses. Names whose values differ
@@ -19,7 +19,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.run_config.messages import ALL_GIVEN, DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
+from dist_wandb.run_config.messages import (
+    ALL_GIVEN,
+    DIFFERS,
+    GIVEN,
+    RESULT,
+    SALT,
+    ComparisonResult,
+    Digests,
+    GivenConfig,
+)
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.store.rank_values import RankValues
@@ -74,19 +83,19 @@ class Comparison:
         given.publish(self._message())
         if topology.is_coordinator:
             self.publish_given()
-            verdict = self._judge(job_store, given)
+            result = self._compare_all(job_store, given)
         else:
             try:
-                verdict = job_store.wait_get(VERDICT, f"rank {topology.coordinator}")
-            except RendezvousError:  # later ranks read this verdict, so all continue or none
-                verdict = job_store.claim(VERDICT, Verdict(differences=[]))
-        if verdict["differences"]:
+                result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
+            except RendezvousError:  # later ranks read this result, so all continue or none
+                result = job_store.claim(RESULT, ComparisonResult(differences=[]))
+        if result["differences"]:
             raise ConfigurationError(
-                f"config_sync='check', but the ranks were given different configs: {listed(verdict['differences'])}. "
+                f"config_sync='check', but the ranks were given different configs: {listed(result['differences'])}. "
                 "Give all ranks the same, or pass config_sync='warn'."
             )
 
-    def _judge(self, job_store: JobStore, all_given: RankValues) -> Verdict:
+    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> ComparisonResult:
         """Compare the configs of all ranks, except for ranks that do not publish theirs in time."""
         main = self._connection.topology.coordinator
         if all_given.try_get_all(job_store.timeout) is None:
@@ -97,11 +106,11 @@ class Comparison:
                 f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which never waits.",
                 self.opened_at,
             )
-        given: dict[int, Given] = all_given.read()
+        given: dict[int, GivenConfig] = all_given.read()
         values = {rank: message["values"] for rank, message in given.items()}
         found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
-        verdict: Verdict = job_store.claim(VERDICT, Verdict(differences=found))
-        return verdict
+        result: ComparisonResult = job_store.claim(RESULT, ComparisonResult(differences=found))
+        return result
 
     def publish_given(self) -> None:
         """On the coordinator, publish its given config, once there is a store."""
@@ -114,7 +123,7 @@ class Comparison:
     def compare(self) -> None:
         """On the other ranks, compare the given config with the coordinator's, once it is published."""
         main, rank = self._connection.topology.coordinator, self._connection.rank
-        first: Given | None = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}")
+        first: GivenConfig | None = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}")
         if first is None:
             return
         self._has_compared = True
@@ -145,9 +154,9 @@ class Comparison:
         now, given = comparable(values), comparable(self.given)
         return [name for name in now if name not in given or now[name][1] != given[name][1]]
 
-    def _message(self, salt: str | None = None) -> Given:
+    def _message(self, salt: str | None = None) -> GivenConfig:
         salt = salt or self._salt
-        return Given(salt=salt, values=without_ranks(self._publishable, self._comparable(salt), salt))
+        return GivenConfig(salt=salt, values=without_ranks(self._publishable, self._comparable(salt), salt))
 
     @cached_property
     def _publishable(self) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-GIVEN, VERDICT, SALT = "config/given", "config/verdict", "config/salt"
+GIVEN, RESULT, SALT = "config/given", "config/result", "config/salt"
 ALL_GIVEN = "config/given by all"  # a list of the configs that all ranks were given
 DIFFERS, REFUSED = "config/differs", "config/refused"  # claimed by the rank that warns for all
 # Appended to the key of a `PublishedRun`: its `Digests`, and its `Version`.
 OF_DIGESTS, OF_VERSION = "/given", "/version"
 
 
-class Given(TypedDict):
+class GivenConfig(TypedDict):
     """The config that a rank was given, for other ranks to compare."""
 
     salt: str
@@ -25,7 +25,7 @@ class Version(TypedDict):
     is_over: bool
 
 
-class Verdict(TypedDict):
+class ComparisonResult(TypedDict):
     """The result of the comparison with ``config_sync="check"``."""
 
     differences: list[str]
