@@ -43,9 +43,9 @@ def file_in(directory: Path) -> Path:
 
 def test_a_child_takes_the_ids_of_its_parent_in_order(tmp_path: Path, child: Child) -> None:
     ids = ScriptIds(tmp_path)
-    assert (ids.next_id("first"), ids.take("second")) == ((0, "first"), (1, "second"))
+    assert (ids.next_id("first"), ids.next_id("second")) == ((0, "first"), (1, "second"))
     twin = child()
-    assert [twin.next_id("own"), twin.take("own"), twin.take("own")] == [(0, "first"), (1, "second"), (2, "own")]
+    assert [twin.next_id("own"), twin.next_id("own"), twin.next_id("own")] == [(0, "first"), (1, "second"), (2, "own")]
 
 
 def test_an_id_known_later_replaces_the_one_offered(tmp_path: Path, child: Child) -> None:
@@ -54,7 +54,7 @@ def test_an_id_known_later_replaces_the_one_offered(tmp_path: Path, child: Child
     ids.next_id("second")
     ids.offer(0, "of the run")
     twin = child()
-    assert [twin.next_id("own")[1], twin.take("own")[1]] == ["of the run", "second"]
+    assert [twin.next_id("own")[1], twin.next_id("own")[1]] == ["of the run", "second"]
 
 
 def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
@@ -65,7 +65,7 @@ def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
 def test_a_child_uses_its_own_id_if_the_parent_offers_none(tmp_path: Path, child: Child) -> None:
     ScriptIds(tmp_path).offer(1, "second")
     twin = child()
-    assert [twin.next_id("mine")[1], twin.take("also mine")[1]] == ["mine", "second"]
+    assert [twin.next_id("mine")[1], twin.next_id("also mine")[1]] == ["mine", "second"]
 
 
 def test_a_process_without_a_parent_offers_only_its_own_ids(tmp_path: Path) -> None:
