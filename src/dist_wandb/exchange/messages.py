@@ -132,8 +132,9 @@ class Messages:
             what = f"the last rows of rank {rank} (about {backlog}) are written with its own numbers, and flagged: they"
             self._context.warn("finish", f"{what} had not been exchanged with the other ranks {within}")
         else:
-            what = f"what rank {rank} logged after {rows.writing.last_position} may be lost"
-            self._context.warn("lost", f"{what}: these rows (about {backlog}) had not been exchanged {within}")
+            last = rows.writing.last_position
+            what = f"what rank {rank} logged after {last} may be lost: these rows (about {backlog})"
+            self._context.warn("lost", f"{what} had not been exchanged {within}")
 
     def not_computed(self, number: int) -> None:
         """Warn that a device has not computed rows in time."""
