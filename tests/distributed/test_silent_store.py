@@ -182,10 +182,10 @@ def test_members_publish_their_addresses_when_they_meet(
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
-    store, generation, layout = dist.HashStore(), Generation(0, (0, 1)), GroupLayout(0, (0, 1), 0)
+    store, generation, group = dist.HashStore(), Generation(0, (0, 1)), GroupLayout(0, (0, 1), 0)
     assert not SharedList(job_store(store), "met/0/0/0").append_one_of([1, reported], 2)
     meeting = Membership(Unit("", 0, 2, 0, range(2)), job_store(store), lambda: False).meeting
-    assert meeting.wait(generation, layout, SOON)
+    assert meeting.wait(generation, group, SOON)
     assert meeting.address() == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # set by the user
     assert meeting.address() is None

@@ -268,10 +268,10 @@ def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
 
     store_of = Meeting.store_of
 
-    def store_on_node(meeting: Meeting, generation: Generation, layout: layout.GroupLayout) -> Any:
-        if layout.level:
+    def store_on_node(meeting: Meeting, generation: Generation, group: layout.GroupLayout) -> Any:
+        if group.level:
             raise BrokenError("no way between hosts")
-        return store_of(meeting, generation, layout)
+        return store_of(meeting, generation, group)
 
     monkeypatch.setattr(Meeting, "store_of", store_on_node)
     unit = ranks(9, per_node=3)

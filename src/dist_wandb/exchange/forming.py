@@ -140,15 +140,15 @@ class Forming:
         forming = gloo.FORMING + _FORMING_PER_MEMBER * len(members)
         per_level = min(patience, forming) + gloo.FORMING_MORE
 
-        def form(layout: GroupLayout) -> GlooGroup:
-            if not membership.meeting.wait(generation, layout, patience + layout.level * per_level):
+        def form(group: GroupLayout) -> GlooGroup:
+            if not membership.meeting.wait(generation, group, patience + group.level * per_level):
                 raise BrokenError("the members did not find each other")
-            size, address = len(layout.members), membership.meeting.address()
+            size, address = len(group.members), membership.meeting.address()
             try:
-                store = membership.meeting.store_of(generation, layout)
-                return gloo.GlooGroup(store, layout.group_rank, size, patience, should_abort, address, forming)
+                store = membership.meeting.store_of(generation, group)
+                return gloo.GlooGroup(store, group.group_rank, size, patience, should_abort, address, forming)
             except BrokenError as error:
-                raise _UnformedError(str(error), layout.members) from error
+                raise _UnformedError(str(error), group.members) from error
 
         deadline = time.monotonic() + 2 * patience + levels * per_level
         try:

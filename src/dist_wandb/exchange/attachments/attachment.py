@@ -120,7 +120,7 @@ class Attachments:
             attachment.passed()
 
     def pop_values(self, value: Finished) -> tuple[dict[str, Any], int] | None:
-        """Remove the values of a finished cell. Return them by name, and how many contributions lack.
+        """Remove and return the values of a finished cell by name, and the number of missing contributions.
 
         Returns:
             `None` for a late correction that would replace a more complete value, because older contributions are no

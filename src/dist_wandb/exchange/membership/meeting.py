@@ -53,7 +53,7 @@ class Meeting:
         self._address: str | None = None
         self._addresses: list[str | None] = []  # of all members of the latest group
 
-    def wait(self, generation: Generation, layout: GroupLayout, within: float) -> bool:
+    def wait(self, generation: Generation, group: GroupLayout, within: float) -> bool:
         """Wait until all members are ready to form their group, because forming it cannot be interrupted.
 
         Each member publishes its address, and the last one publishes the addresses of all. So each member polls a
@@ -61,7 +61,7 @@ class Meeting:
 
         Args:
             generation: The generation that begins.
-            layout: The group, as this rank sees it.
+            group: The group, as this rank sees it.
             within: The timeout, in seconds.
 
         Returns:
@@ -73,7 +73,7 @@ class Meeting:
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
-        members, name = len(layout.members), f"met/{generation.number}/{layout.name}"
+        members, name = len(group.members), f"met/{generation.number}/{group.name}"
         met = SharedList(self._keys, name)
         is_last = met.append_one_of(Endpoint(self._index, self._address), members)
         broken_check = Interval(interval(_BROKEN_CHECK_INTERVAL, len(generation.members)))
@@ -99,8 +99,8 @@ class Meeting:
             return None
         return address_among(self._address, self._addresses)
 
-    def store_of(self, generation: Generation, layout: GroupLayout) -> Store:
+    def store_of(self, generation: Generation, group: GroupLayout) -> Store:
         """Return the store through which the members of a group connect."""
-        group = f"group/{generation.number}/{layout.name}"
-        self._keys.record_key(f"{group}/0/{layout.group_rank}")  # gloo writes its address there
-        return self._keys.store(group)
+        prefix = f"group/{generation.number}/{group.name}"
+        self._keys.record_key(f"{prefix}/0/{group.group_rank}")  # gloo writes its address there
+        return self._keys.store(prefix)

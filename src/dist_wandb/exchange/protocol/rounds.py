@@ -28,7 +28,7 @@ Invariants
 - The shared state (`snapshot`) depends on reduced numbers only. It is therefore equal on all ranks after each round,
   all ranks reach the same conclusions, and their lists have equal lengths.
 - A contribution leaves the outbox only in `unpack`, when it is in a cell on all ranks. A round that was interrupted can
-  be repeated with other ranks. A rank that completed a round which the others interrupted can take its contributions
+  be repeated with other ranks. A rank that completed a round which the others interrupted can put its contributions
   back (`put_back`).
 - A contribution is in exactly one cell. A written value that changes is written again (`Finished.corrects`).
 """

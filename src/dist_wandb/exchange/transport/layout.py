@@ -16,7 +16,7 @@ FAN_OUT = 16  # maximum number of members in a group
 
 
 class GroupLayout(NamedTuple):
-    """The membership of one member in one group of the tree."""
+    """One group of the tree, from the view of one of its members."""
 
     level: int  # level of the group, 0 for the lowest
     # indices in the unit of the group's members; the first represents the group in the next level
