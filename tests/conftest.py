@@ -267,7 +267,7 @@ def fake_wandb(
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
     monkeypatch.setattr(records, "_notices", Notices())
     for module in (collective, direct):
-        monkeypatch.setattr(module, "_LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
+        monkeypatch.setattr(module, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
     monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
     monkeypatch.chdir(tmp_path)
     return fake

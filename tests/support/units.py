@@ -160,7 +160,7 @@ def making() -> Iterator[Callable[..., Ranks]]:
         return made[-1].open(*present)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collective, "_LAST_WRITES", 20.0)  # a thread may be held up, also at its end
+        patch.setattr(collective, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
         patch.setattr(worker, "_LAST_WAIT", 10.0)
         yield make
         for unit in made:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
-from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
+from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle, Phase
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
@@ -25,7 +25,6 @@ from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
-_LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 _MORE_TIME = 1.2  # factor on the estimated time to write the rows that the others have not received
@@ -87,7 +86,7 @@ class CollectiveExchange:
         self._ask(Demand.ABORT if failed else Demand.CLOSE)
         limit = self._limits.flush_timeout if timeout is None else timeout
         if failed:
-            limit = min(limit, _LAST_WRITES)
+            limit = min(limit, LAST_WRITES)
         if self._await_end(limit) and not self._lifecycle.is_stopped:
             return self._lifecycle.has_kept_all
         if not failed:
@@ -129,7 +128,7 @@ class CollectiveExchange:
             self._stay_while_needed(within)
         if not self._lifecycle.ended.wait(_LAST_ROUND):
             self._stop()
-        self._thread.join(_LAST_WRITES)
+        self._thread.join(LAST_WRITES)
 
     def _stay_while_needed(self, within: float) -> None:
         """Wait until ranks that are behind have requested everything that belongs to this rank's values."""
@@ -165,7 +164,7 @@ class CollectiveExchange:
 
     def _stop(self, to_write: float = 0.0) -> None:
         self._ask(Demand.STOP)
-        if not self._lifecycle.ended.wait(_LAST_WRITES + to_write):
+        if not self._lifecycle.ended.wait(LAST_WRITES + to_write):
             self._rows.writing.is_over = True
 
     def _is_foreign(self) -> bool:

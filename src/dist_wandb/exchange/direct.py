@@ -21,13 +21,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
-from dist_wandb.exchange.lifecycle import Demand, Lifecycle
+from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
 from dist_wandb.exchange.own_rows import OwnRows
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.settings.limits import Limits
-
-_LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
 
 
 class DirectExchange:
@@ -115,7 +113,7 @@ class DirectExchange:
         self._ask(Demand.CLOSE)
         if self._thread in self._unstarted:
             return True
-        if not self._lifecycle.ended.wait(_LAST_WRITES):
+        if not self._lifecycle.ended.wait(LAST_WRITES):
             self._lifecycle.ask(Demand.STOP)
         return not self._waiting.warn_of_lost()
 
@@ -131,7 +129,7 @@ class DirectExchange:
             self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
         self._ask(Demand.STOP)
         if self._thread.ident is not None:
-            self._thread.join(_LAST_WRITES)
+            self._thread.join(LAST_WRITES)
 
     def _ask(self, demand: Demand) -> None:
         self._lifecycle.ask(demand)

@@ -17,6 +17,8 @@ from __future__ import annotations
 import threading
 from enum import Enum, IntEnum, auto
 
+LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
+
 
 class Demand(IntEnum):
     """A demand on the exchange; each includes those before it."""
