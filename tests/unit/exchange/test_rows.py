@@ -550,7 +550,7 @@ def test_a_corrected_row_has_only_the_corrected_value() -> None:
     assert unit.close() == [{"loss": 1.0, "text": "a", "global_step": 0}, {"loss": 2.0, "global_step": 0}]
 
 
-def test_the_last_place_is_described_as_step_or_row() -> None:
+def test_the_last_position_is_described_as_step_or_row() -> None:
     unit = Unit(1)
     rows = unit.ranks[0]
     assert rows.writing.last_position == "the start"
