@@ -20,7 +20,8 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "support"))
 
 from drawing import draw
 from driving import play
-from judging import Violation, judge
+from judging import judge
+from row_rules import Violation
 
 _LIMIT = 150.0  # seconds for a job, on a busy machine
 

@@ -38,9 +38,11 @@ def main(spec_file: str, directory: str) -> None:
                 if fault.kind == "raise":
                     raise ChaosError
                 stop(os.getpid(), fault.value)
-        value = value_of(rank, row)
-        number = ledger.intend(0, {"loss": (row, value)}, step=row)
-        accelerator.log({"loss": value}, step=row)
+        time.sleep(spec.lag(rank, row))
+        names = ["loss", *(["own_0"] if rank == 0 else [])]
+        values = {name: value_of(rank, row) for name in names}
+        number = ledger.intend(0, {name: (row, value) for name, value in values.items()}, step=row)
+        accelerator.log(values, step=row)
         ledger.done(number)
         time.sleep(spec.pace)
     ledger.write("end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -35,9 +36,12 @@ class Model(LightningModule):
         for fault in self.spec.faults_of(self.global_rank):
             if fault.row == batch_idx:
                 self.suffer(fault.kind, fault.value)
+        time.sleep(self.spec.lag(self.global_rank, batch_idx))
         value = value_of(self.global_rank, batch_idx)
-        number = self.ledger.intend(0, {"loss": (batch_idx, value)})
-        self.log("loss", value)
+        names = ["loss", *(["own_0"] if self.global_rank == 0 else [])]
+        number = self.ledger.intend(0, dict.fromkeys(names, (batch_idx, value)), step=batch_idx)
+        for name in names:
+            self.log(name, value)
         self.ledger.done(number)
         result: torch.Tensor = self.layer(batch[0]).mean()
         return result

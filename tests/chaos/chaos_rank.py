@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drawing import FATAL, HARD, Fault, Spec, from_json, value_of
+from drawing import AXIS, FATAL, HARD, NOTE, Fault, Spec, from_json, text_of, value_of
 from ledger import Ledger, watch_messages
 from processes import wait_until
 
@@ -93,6 +93,9 @@ class Rank:
             **spec.options,
             **more,
         )
+        if spec.axis:
+            run.define_metric(AXIS)
+            run.define_metric(spec.axis, step_metric=AXIS)
         self.ledger.write("opened", session=session)
         (self.directory / f"opened-{self.rank}").touch()
         return run
@@ -108,6 +111,7 @@ class Rank:
                 for fault in self.spec.faults_of(self.rank):
                     if last and fault.row == row:
                         self._suffer(fault)
+                time.sleep(self.spec.lag(self.rank, row))
                 for stream in self._streams.values():
                     stream(run, session, row)
                 if self.spec.nested and row == self.spec.rows // 2:
@@ -131,7 +135,8 @@ class Rank:
         """Let the rank that hosts the job's store wait until the others have ended, if it should."""
         spec = self.spec
         (self.directory / f"ended-{self.rank}").touch()
-        if self.rank == 0 and (spec.meets or spec.has("never") or spec.guarded):
+        is_needed = spec.run_mode == "new" and spec.session_count > 1  # sessions do not wait for each other's end there
+        if self.rank == 0 and (spec.meets or spec.has("never") or spec.guarded or is_needed):
             others = [rank for rank in range(1, spec.world_size) if not spec.faults_of(rank, *FATAL)]
             marks = [self.directory / f"ended-{rank}" for rank in others]
             with contextlib.suppress(AssertionError):  # the judge detects ranks that have not ended
@@ -139,14 +144,35 @@ class Rank:
 
     # --- what is logged -----------------------------------------------------------------------------------------------
 
-    def _log(self, run: Any, session: int, names: dict[str, int], step: int | None = None) -> None:
-        """Log numbers, each with a cell that is unique among the numbers of its name."""
-        row = {name: value_of(self.rank, cell) for name, cell in names.items()}
-        step = step if self.spec.steps else None
+    def _log(self, run: Any, session: int, names: dict[str, int], row: int) -> None:
+        """Log numbers and texts in a row, each with a cell that is unique among the values of its name."""
+        cells = {name: (cell, value_of(self.rank, cell)) for name, cell in names.items()}
+        values = {name: text_of(value) if name == NOTE else value for name, (_, value) in cells.items()}
         weight = 1.0 + (self.rank + max(names.values())) % 3 if self.spec.weighted else None
-        cells = {name: (cell, row[name]) for name, cell in names.items()}
-        number = self.ledger.intend(session, cells, weight=weight, step=step)
-        run.log(row, step=step, weight=weight)
+        self._hand_over(run, session, row, values, cells, weight, {"weight": weight})
+
+    def _hand_over(
+        self,
+        run: Any,
+        session: int,
+        row: int,
+        values: Mapping[str, Any],
+        cells: Mapping[str, tuple[int, float]],
+        weight: float | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        axes: Mapping[str, float] | None = None,
+    ) -> None:
+        """Log values in a row, with the user's axis, and record them before and after."""
+        step = row if self.spec.steps and run is not None else None
+        given = (self.spec.axes(name, self.rank, row) for name in values)
+        axes = axes or {axis: value for named in given for axis, value in named.items()}
+        number = self.ledger.intend(session, cells, weight=weight, step=step, axes=axes)
+        if run is None:  # a helper that only uses wandb
+            import wandb
+
+            wandb.log({**values, **axes})
+        else:
+            run.log({**values, **axes}, step=step, **(arguments or {}))
         self.ledger.done(number)
 
     def _next(self, session: int, name: str, step: int | None = None) -> int:
@@ -180,6 +206,41 @@ class Rank:
         step = order[row - start]
         self._log(run, session, {"shuffled": step}, step)
 
+    def _own(self, run: Any, session: int, row: int) -> None:
+        """Log a common name with one that only this rank logs, and a text: rank 0 in each row, others in some."""
+        names = ["common", f"own_{self.rank}", NOTE] if row % (1 + self.rank) == 0 else ["common"]
+        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
+
+    def _cadence(self, run: Any, session: int, row: int) -> None:
+        """Log a name often, others in every second or third of its calls, and another in its own call now and then."""
+        every = {"often": 1, "second": 2, "third": 3}
+        names = [name for name, rows in every.items() if row % rows == 0]
+        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
+        if row % 5 == 4:
+            self._log(run, session, {"fifth": self._next(session, "fifth", row)}, row)
+
+    def _split(self, run: Any, session: int, row: int) -> None:
+        """Log two names in one call on every second rank, in two calls on the others."""
+        cells = {name: self._next(session, name, row) for name in ("split_a", "split_b")}
+        if self.rank % 2 == self.spec.seed % 2:
+            self._log(run, session, cells, row)
+        else:
+            for name, cell in cells.items():
+                self._log(run, session, {name: cell}, row)
+
+    def _turned(self, run: Any, session: int, row: int) -> None:
+        """Log two names in two calls, in another order on every second rank."""
+        names = ["turned_a", "turned_b"]
+        for name in names if self.rank % 2 else reversed(names):
+            self._log(run, session, {name: self._next(session, name, row)}, row)
+
+    def _axis(self, run: Any, session: int, row: int) -> None:
+        """Log names on an axis of the user's, one of them only on rank 0, another one in every third row."""
+        names = ["axis_loss", *(["axis_lr"] if self.rank == 0 else []), *(["axis_third"] if row % 3 == 2 else [])]
+        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
+        if self.spec.axis and row % 7 == 6:
+            self._hand_over(run, session, row + 1, {}, {}, axes=self.spec.axes("axis_only", self.rank, row + 1))
+
     def _dynamic(self, run: Any, session: int, row: int) -> None:
         self._log(run, session, {f"dynamic_{row}": self._next(session, f"dynamic_{row}", row)}, row)
 
@@ -193,13 +254,11 @@ class Rank:
         if row % 5 == 0:
             import dist_wandb
 
-            step = row if self.spec.steps else None
-            length = 2**self.rank + 8 * (row // 5 + 1)
+            length = 2**self.rank + 16 * (row // 5 + 1)
             cell = self._next(session, "table", row)
-            number = self.ledger.intend(session, {"table.nrows": (cell, length)}, step=step)
             rows = [[float(index), "text"] for index in range(length)]
-            run.log({"table": dist_wandb.gathered(rows, ["number", "text"])}, step=step)
-            self.ledger.done(number)
+            table = {"table": dist_wandb.gathered(rows, ["number", "text"])}
+            self._hand_over(run, session, row, table, {"table.nrows": (cell, length)})
 
     def _metric(self, run: Any, session: int, row: int) -> None:
         from torchmetrics import MeanMetric
@@ -207,10 +266,8 @@ class Rank:
         metric, cell = MeanMetric(), self._next(session, "metric", row)
         weight = 1.0 + (self.rank + cell) % 3
         metric.update(value_of(self.rank, cell), weight=weight)
-        step = row if self.spec.steps else None
-        number = self.ledger.intend(session, {"metric": (cell, value_of(self.rank, cell))}, weight=weight, step=step)
-        run.log({"metric": metric}, step=step)
-        self.ledger.done(number)
+        cells = {"metric": (cell, value_of(self.rank, cell))}
+        self._hand_over(run, session, row, {"metric": metric}, cells, weight)
 
     def _handler(self, run: Any, session: int, row: int) -> None:
         """Do nothing in a row: see `_signals`."""
@@ -272,9 +329,8 @@ class Rank:
             self._lockstep(run, session, row)
         if wandb.run is not None:
             cell = self._next(session, "beside")
-            number = self.ledger.intend(session, {"beside": (cell, value_of(self.rank, cell))})
-            wandb.log({"beside": value_of(self.rank, cell)})
-            self.ledger.done(number)
+            value = value_of(self.rank, cell)
+            self._hand_over(None, session, row, {"beside": value}, {"beside": (cell, value)})
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 

@@ -9,12 +9,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 LAUNCHERS = ("processes", "torchrun", "spawn", "lightning", "accelerate")
+AXIS = "samples"
+"""Name of the user's x axis."""
+NOTE = "note"
+"""Name of a text, which each rank writes for itself."""
 STREAMS = (
     "lockstep",  # all ranks log the same name in each row
     "guarded",  # only one rank logs it
     "mixed",  # each rank logs some of five names
     "uneven",  # the higher the rank, the fewer rows
     "shuffled",  # each rank has its own order of steps
+    "own",  # names of one rank in a call that all ranks make
+    "cadence",  # names in every second, third and fifth row, in a common call and in their own
+    "split",  # one call on some ranks, two calls on the others
+    "turned",  # two calls, in another order on some ranks
+    "axis",  # names on an x axis of the user's
     "dynamic",  # another name in each row
     "burst",  # many rows at once in the middle
     "table",  # tables of all ranks
@@ -35,6 +44,8 @@ ABSENT = ("never",)
 OTHER = ("stop", "late", "core_kill", "core_stop", "tmp_gone")
 
 _CODES = (1, 3, 7)
+_PACES = (0.0, 0.01, 0.05, 0.1)
+_CALLS = ("own", "cadence", "split", "turned", "axis")  # streams whose calls have several names, or differ
 _LAYOUTS = ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 1), (2, 2), (1, 2), (2, 1))
 
 
@@ -56,6 +67,27 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Lag:
+    """How a rank falls behind now and then.
+
+    Args:
+        rank: Global rank.
+        every: Number of rows from one time to the next.
+        first: The first row before which it sleeps.
+        seconds: How long it sleeps.
+    """
+
+    rank: int
+    every: int
+    first: int
+    seconds: float
+
+    def before(self, row: int) -> float:
+        """Return for how many seconds the rank sleeps before a row."""
+        return self.seconds if row % self.every == self.first else 0.0
+
+
+@dataclass(frozen=True)
 class Spec:
     """A job.
 
@@ -71,6 +103,8 @@ class Spec:
         per_rank: See `run_mode`.
         weighted: Whether numbers have weights.
         steps: Whether rows are logged with a step.
+        axis: The pattern of the names on an x axis of the user's; empty for none.
+        axis_differs: Whether its values differ between ranks.
         rows: Number of rows of each session.
         pace: Seconds between two rows.
         streams: The values logged in each row, of `STREAMS`.
@@ -82,6 +116,7 @@ class Spec:
         server: Behaviour of W&B's server, of `SERVERS`.
         nofile: Largest number of descriptors of a rank; 0 for the limit of the system.
         limits: `join_timeout`, `peer_timeout`, `finish_timeout` and `heartbeat`.
+        lags: Ranks that are behind now and then.
         faults: Faults of ranks.
     """
 
@@ -96,6 +131,8 @@ class Spec:
     per_rank: bool
     weighted: bool
     steps: bool
+    axis: str
+    axis_differs: bool
     rows: int
     pace: float
     streams: tuple[str, ...]
@@ -107,6 +144,7 @@ class Spec:
     server: str
     nofile: int
     limits: dict[str, float]
+    lags: tuple[Lag, ...]
     faults: tuple[Fault, ...]
 
     @property
@@ -123,6 +161,16 @@ class Spec:
         """Return the faults of a rank; only those of the given kinds, if any are given."""
         return [fault for fault in self.faults if fault.rank == rank and (not kinds or fault.kind in kinds)]
 
+    def lag(self, rank: int, row: int) -> float:
+        """Return for how many seconds a rank sleeps before a row because it falls behind."""
+        return sum(lag.before(row) for lag in self.lags if lag.rank == rank)
+
+    def axes(self, name: str, rank: int, row: int) -> dict[str, float]:
+        """Return the values of the user's axis that a rank logs with a name, in a row."""
+        if not self.axis or not name.startswith(self.axis.removesuffix("*")):
+            return {}
+        return {AXIS: 10.0 * row + (rank / 8 if self.axis_differs else 0.0)}
+
     def has(self, *kinds: str) -> bool:
         """Return whether any rank has a fault of these kinds."""
         return any(fault.kind in kinds for fault in self.faults)
@@ -138,6 +186,8 @@ class Spec:
             return None if self._reduce is None else "sum"
         if name.startswith("metric"):
             return None if self._reduce is None else "mean"
+        if name == NOTE:
+            return None if self._reduce is None else "own"
         by_name = self._reduce if isinstance(self._reduce, dict) else {"*": self._reduce}
         found: str | None = by_name.get(name, by_name["*"])
         return found
@@ -161,12 +211,15 @@ class Spec:
     def describe(self) -> str:
         """Return one line that identifies the job."""
         faults = [f"{fault.kind}@{fault.rank}:{fault.row}({fault.value:g})" for fault in self.faults]
+        lags = [f"lag@{lag.rank}:{lag.first}/{lag.every}({lag.seconds:g})" for lag in self.lags]
+        steps = " with steps" if self.steps else ""
+        axis = f", {self.axis} on {AXIS}{' of each rank' if self.axis_differs else ''}" if self.axis else ""
         words = [
             f"{self.launcher}{'/' + self.strategy if self.strategy else ''} {'+'.join(map(str, self.nodes))}",
             f"{self.run_mode}/{self.rank_scope} reduce={self.reduce}",
-            f"{self.sessions}{'+1' if self.nested else ''} x {self.rows} rows of {','.join(self.streams)}",
+            f"{self.sessions}{'+1' if self.nested else ''} x {self.rows} rows of {','.join(self.streams)}{steps}{axis}",
             f"{self.server} {self.ending}{' guarded' if self.guarded else ''}",
-            " ".join(faults) or "no fault",
+            " ".join([*lags, *(faults or ["no fault"])]),
         ]
         return "; ".join(words)
 
@@ -175,12 +228,18 @@ def from_json(text: str) -> Spec:
     """Parse the result of `Spec.to_json`."""
     values = json.loads(text)
     values["faults"] = tuple(Fault(**fault) for fault in values["faults"])
+    values["lags"] = tuple(Lag(**lag) for lag in values["lags"])
     return Spec(**{**values, "nodes": tuple(values["nodes"]), "streams": tuple(values["streams"])})
 
 
 def value_of(rank: int, cell: int) -> float:
     """Return the number that a rank logs. It identifies the cell, and every mean or sum identifies the ranks in it."""
     return 100.0 * (cell + 1) + 2.0**rank
+
+
+def text_of(value: float) -> str:
+    """Return a text that contains a number."""
+    return f"note {value}"
 
 
 def draw(seed: int) -> Spec:
@@ -203,6 +262,7 @@ def draw(seed: int) -> Spec:
         server, streams = "offline", ("lockstep", "table")
     if reduce is None and "table" in streams:  # rejected in mode `auto` because rows would be lost
         reduce = "mean"
+    axis = _axis(rng, streams) if plain else ""
     if sessions > 1 or nested:
         streams = tuple(stream for stream in streams if stream not in ("beside", "forked", "handler")) or ("lockstep",)
     return Spec(
@@ -217,8 +277,10 @@ def draw(seed: int) -> Spec:
         per_rank=rng.random() < 0.7,
         weighted=plain and rng.random() < 0.3,
         steps=steps,
+        axis=axis,
+        axis_differs=bool(axis) and rng.random() < 0.3,
         rows=rows,
-        pace=rng.choice((0.0, 0.01, 0.05, 0.1)),
+        pace=rng.choice(_PACES),
         streams=streams,
         sessions=sessions,
         nested=nested,
@@ -228,6 +290,7 @@ def draw(seed: int) -> Spec:
         server=server,
         nofile=rng.choice((0, 0, 0, 0, 128)),
         limits=_limits(faults, server),
+        lags=_lags(rng, sum(nodes)),
         faults=_in_rows(rng, faults, rows),
     )
 
@@ -283,7 +346,22 @@ def _limits(faults: Sequence[Fault], server: str) -> dict[str, float]:
 def _streams(rng: random.Random, steps: bool) -> tuple[str, ...]:
     known = [stream for stream in STREAMS if steps or stream != "shuffled"]
     drawn = rng.sample(known, rng.choice((1, 2, 3)))
+    drawn += rng.sample(_CALLS, rng.choices((0, 1, 2), weights=(30, 50, 20))[0])
     return tuple(sorted({*drawn, *(["lockstep"] if rng.random() < 0.5 else [])}, key=STREAMS.index))
+
+
+def _axis(rng: random.Random, streams: Sequence[str]) -> str:
+    """Draw the names on an x axis of the user's: those of one stream, or all."""
+    if "axis" in streams:
+        return rng.choice(("axis_*", "*"))
+    return "*" if rng.random() < 0.15 else ""
+
+
+def _lags(rng: random.Random, size: int) -> tuple[Lag, ...]:
+    """Let ranks fall behind now and then, in two of three jobs."""
+    behind = rng.sample(range(size), rng.choices((0, 1, min(2, size)), weights=(33, 47, 20))[0])
+    every = {rank: rng.choice((3, 5, 7)) for rank in behind}
+    return tuple(Lag(rank, every[rank], rng.randrange(every[rank]), rng.uniform(0.05, 0.2)) for rank in sorted(behind))
 
 
 def _sessions(rng: random.Random) -> tuple[int, bool]:

@@ -6,7 +6,6 @@ The judge counts these excuses, so that a package that loses values in every job
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 import re
@@ -15,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos_facts import Facts
-from drawing import HARD
+from calls import Cells, Contribution, calls_of, cells_of, differing_axes
+from chaos_facts import Facts, Writer
+from columns import Column, deviation
+from drawing import HARD, NOTE
 from driving import Evidence, Row, RunFile
+from row_rules import DEGRADED, REGULAR, RowRules, Violation, brief
 
-DEGRADED = "dist_wandb/degraded"
-LIGHTNING_X, X = "trainer/global_step", "global_step"
 SAME_EVENT = 2
 """How often a rank may emit the same warning, except for numbers and names, for each event of a session."""
 MORE_DESCRIPTORS, MORE_THREADS = (
@@ -28,22 +28,9 @@ MORE_DESCRIPTORS, MORE_THREADS = (
     2,
 )  # that later sessions of a process may hold in addition to those of the second one
 
-_REGULAR = ("loss", "burst", "thread", "metric", "beside")  # names that all ranks log equally often
+_ATTACHED = ("table", "metric")  # names of values that have no label
 # Messages without any fault: how to upload, and those caused by ranks with their own order of steps.
 _QUIET = re.compile(r"wandb sync|rank \d+'s own|A corrected row follows")
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A broken promise.
-
-    Args:
-        kind: Its kind in a word or two.
-        text: Description.
-    """
-
-    kind: str
-    text: str
 
 
 @dataclass
@@ -56,43 +43,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Contribution:
-    value: float
-    weight: float
-    step: int | None
-    certain: bool
-    at: float
-
-
-@dataclass(frozen=True)
 class _Found:
-    """A number on disk: its contributors, how many ranks are missing according to the row, position and file."""
+    """A number on disk: its contributors, how many ranks are missing according to the row, and the file."""
 
     ranks: frozenset[int]
     missing: int
-    x: Any
     file: int
-
-
-class _Known:
-    """Cells and contributors by number. Lookups have a small tolerance because some numbers had single precision.
-
-    Args:
-        meanings: Cell and contributors by number.
-    """
-
-    def __init__(self, meanings: dict[float, tuple[int, frozenset[int]]]) -> None:
-        self._meanings = meanings
-        self._sorted = sorted(meanings)
-
-    def of(self, number: float) -> tuple[int, frozenset[int]] | None:
-        """Return the meaning of the nearest number, if it is near enough."""
-        index = bisect.bisect(self._sorted, number)
-        nearest = min(self._sorted[max(0, index - 1) : index + 1], key=lambda each: abs(each - number), default=None)
-        return self._meanings[nearest] if nearest is not None and math.isclose(nearest, number, rel_tol=1e-6) else None
-
-
-_Cells = dict[int, dict[int, _Contribution]]  # by cell and rank
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -157,13 +113,14 @@ def _of_growth(evidence: Evidence) -> Iterator[Violation]:
 def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     spec = evidence.spec
     events = 1 + len(spec.faults) + (spec.server not in ("offline", "healthy"))
+    differing = {axis for calls in calls_of(evidence.entries).values() for axis in differing_axes(calls)}
     warning_counts: Counter[tuple[int, str]] = Counter()
     for entry in evidence.entries:
         if entry["event"] == "warning":
             warning_counts[entry["rank"], kind_of(entry["text"])] += 1
             if entry["trace"]:
                 yield Violation("traceback", f"rank {entry['rank']}: {entry['text'][:300]}")
-            elif not facts.has_reasons and not _QUIET.search(entry["text"]):
+            elif not facts.has_reasons and not _is_expected(entry["text"], differing):
                 yield Violation("warning without a reason", f"rank {entry['rank']}: {entry['text'][:300]}")
     for (rank, kind), number in warning_counts.items():
         if number > SAME_EVENT * events * spec.session_count:
@@ -175,6 +132,11 @@ def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
             yield Violation("traceback", trace[-600:])
     if "recvValue failed" in evidence.output and "dist_wandb:" not in evidence.output:
         yield Violation("torch's stack", "with no line that explains it")
+
+
+def _is_expected(text: str, differing: Iterable[str]) -> bool:
+    """Return whether a message may appear without a fault: also one of an axis whose values differ between ranks."""
+    return _QUIET.search(text) is not None or ("differ" in text and any(axis in text for axis in differing))
 
 
 def kind_of(text: str) -> str:
@@ -239,124 +201,87 @@ def _canonical(row: Row) -> str:
 
 
 def _of_rows(evidence: Evidence, facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    contributions = _contributions(evidence)
+    """Check each number, then each row: see `row_rules`."""
+    calls = calls_of(evidence.entries)
     for writer in facts.writers():
         files = files_of(evidence, writer.run_id, writer.directory)
-        for name, cells in contributions[writer.session].items():
-            if name.startswith("table") and evidence.spec.run_mode == "new" and writer.rank != min(writer.unit):
-                continue  # gathered values are only in the run of the first rank
-            own = {cell: {writer.rank: ranks[writer.rank]} for cell, ranks in cells.items() if writer.rank in ranks}
-            reduction = evidence.spec.reduction(name)
-            if writer.primary:
-                ours = own if facts.is_alone(writer, reduction) else _of_unit(cells, writer.unit, reduction)
-                check = _Check(evidence, facts, verdict, files, writer.rank, name, name, reduction or "mean", ours)
-                yield from check.violations()
-            if writer.label and evidence.spec.per_rank and reduction is not None and not name.startswith("table"):
-                labelled = f"{writer.label}/{name}"
-                check = _Check(evidence, facts, verdict, files, writer.rank, name, labelled, "own", own)
-                yield from check.violations()
+        columns = list(_columns(evidence, facts, writer, cells_of(calls[writer.session])))
+        for column in columns:
+            yield from _Check(evidence, facts, verdict, files, writer.rank, column).violations()
+        unit = {writer.rank} if not writer.primary or evidence.spec.reduction("loss") is None else writer.unit
+        theirs = [call for call in calls[writer.session] if call.rank in unit]
+        yield from RowRules(evidence.spec, facts, verdict.excused, files, writer, columns, theirs).violations()
 
 
-def _of_unit(cells: _Cells, unit: frozenset[int], reduction: str | None) -> _Cells:
+def _columns(evidence: Evidence, facts: Facts, writer: Writer, contributions: Mapping[str, Cells]) -> Iterator[Column]:
+    """Yield the columns of a writer's run."""
+    spec = evidence.spec
+    for name, cells in contributions.items():
+        if name.startswith("table") and spec.run_mode == "new" and writer.rank != min(writer.unit):
+            continue  # gathered values are only in the run of the first rank
+        own = {cell: {writer.rank: ranks[writer.rank]} for cell, ranks in cells.items() if writer.rank in ranks}
+        reduction = spec.reduction(name)
+        is_own = reduction == "own" or facts.is_alone(writer, reduction)
+        if writer.primary:
+            ours = own if is_own else _of_unit(cells, writer.unit, reduction)
+            yield Column(name, name, reduction or "mean", ours, facts.has_faults)
+        has_label = writer.label and spec.per_rank and reduction is not None and not name.startswith(_ATTACHED)
+        if has_label and not (name == NOTE and writer.primary):
+            yield Column(name, f"{writer.label}/{name}", "own", own, facts.has_faults)
+
+
+def _of_unit(cells: Cells, unit: frozenset[int], reduction: str | None) -> Cells:
     """Return the contributions that are reduced together; only those of the first rank for `"first"`."""
     members = {min(unit)} if reduction == "first" else unit
     chosen = {cell: {rank: given for rank, given in ranks.items() if rank in members} for cell, ranks in cells.items()}
     return {cell: ranks for cell, ranks in chosen.items() if ranks}
 
 
-def _contributions(evidence: Evidence) -> dict[int, dict[str, _Cells]]:
-    """Return the contributions according to the ledgers, by session, name, cell and rank."""
-    done = {(entry["pid"], entry["number"]) for entry in evidence.entries if entry["event"] == "done"}
-    found: dict[int, dict[str, _Cells]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
-    for entry in evidence.entries:
-        if entry["event"] != "log":
-            continue
-        is_certain = (entry["pid"], entry["number"]) in done
-        for name, (cell, value) in entry["cells"].items():
-            weight = 1.0 if entry["weight"] is None else entry["weight"]
-            given = _Contribution(value, weight, entry["step"], is_certain, entry["at"])
-            found[entry["session"]][name][cell][entry["rank"]] = given
-    return found
-
-
 @dataclass(frozen=True)
 class _Check:
-    """The check of one name in one writer's run.
-
-    Args:
-        name: Name that the ranks logged.
-        column: Name in the rows.
-    """
+    """The check of one name in one writer's run."""
 
     evidence: Evidence
     facts: Facts
     verdict: Verdict
     files: list[RunFile]
     writer: int
-    name: str
-    column: str
-    reduction: str
-    cells: _Cells
+    column: Column
 
     def violations(self) -> Iterator[Violation]:
-        known = self._known()
+        column = self.column
         found: dict[int, _Found] = {}
         for number_of_file, file in enumerate(self.files):
             for row in file.rows:
-                if self.column not in row:
+                if column.column not in row:
                     continue
-                number, x = float(row[self.column]), row.get(self._axis)
-                if (decoded := known.of(number)) is None:
-                    yield self._violation("wrong value", f"{number} at {x}, which no ranks' numbers give")
+                if (meaning := column.meaning(row[column.column])) is None:
+                    yield self._violation(
+                        "wrong value", f"{row[column.column]}, which no ranks' numbers give, in {brief(row)}"
+                    )
                     continue
-                cell, ranks = decoded
-                now = _Found(ranks, int(row.get(DEGRADED, 0)), x, number_of_file)
-                yield from self._of_places(cell, now, found.get(cell))
-                yield from self._of_spread(row, cell, ranks)
-                found[cell] = now  # a later row corrects it
-        for cell, ranks_of_cell in self.cells.items():
+                now = _Found(meaning.ranks, int(row.get(DEGRADED, 0)), number_of_file)
+                before = found.get(meaning.cell)
+                if before is not None and before.file != now.file and before.ranks == now.ranks:
+                    yield self._violation("twice", f"place {meaning.cell}, in two files")
+                yield from self._of_spread(row, meaning.cell, meaning.ranks)
+                found[meaning.cell] = now  # a later row corrects it
+        for cell, ranks_of_cell in column.cells.items():
             self.verdict.cells += 1
             yield from self._of_cell(cell, ranks_of_cell, found.get(cell))
 
-    def _of_places(self, cell: int, now: _Found, before: _Found | None) -> Iterator[Violation]:
-        """Check that a number is at its step, and not in two files."""
-        steps = {self.cells[cell][rank].step for rank in now.ranks} - {None}
-        if steps and steps != {now.x} and self.evidence.spec.launcher != "lightning":
-            yield self._violation("wrong place", f"place {cell} at {now.x}, not {sorted(steps, key=str)}")
-        if before is not None and before.file != now.file and before.ranks == now.ranks:
-            yield self._violation("twice", f"place {cell}, in two files")
-        elif before is not None and before.x != now.x:
-            self.verdict.excused["corrected elsewhere"] += 1
-
     def _violation(self, kind: str, text: str) -> Violation:
-        return Violation(kind, f"{self.column} of rank {self.writer}'s run: {text}")
+        return Violation(kind, f"{self.column.column} of rank {self.writer}'s run: {text}")
 
-    @property
-    def _axis(self) -> str:
-        return LIGHTNING_X if self.evidence.spec.launcher == "lightning" else X
-
-    def _known(self) -> _Known:
-        """Return cell and contributors by number: of several possibilities the one with the most contributors."""
-        known: dict[float, tuple[int, frozenset[int]]] = {}
-        largest = max((len(ranks) for ranks in self.cells.values()), default=0)
-        for size in range(largest, 0, -1):
-            for cell, ranks in self.cells.items():
-                for chosen in itertools.combinations(sorted(ranks), size):
-                    number = reduced(self.reduction, [ranks[rank] for rank in chosen])
-                    known.setdefault(number, (cell, frozenset(chosen)))
-        return _Known(known)
-
-    def _of_cell(self, cell: int, ranks: dict[int, _Contribution], found: _Found | None) -> Iterator[Violation]:
-        certain = {rank for rank, given in ranks.items() if given.certain}
+    def _of_cell(self, cell: int, ranks: dict[int, Contribution], found: _Found | None) -> Iterator[Violation]:
+        certain = {rank for rank, given in ranks.items() if given.is_certain}
         if found is None:
             yield from self._of_lost(cell, certain)
             return
         lacking = certain - found.ranks
-        if self.reduction in ("min", "max"):  # these do not identify their contributors
+        if not self.column.identifies_ranks:
             lacking = set() if found.missing else lacking
-        if found.missing and not self.facts.has_faults:
-            yield self._violation("flag without a fault", f"place {cell} lacks {found.missing}, it says")
-        elif lacking and found.missing:
+        if lacking and found.missing:
             self.verdict.excused["flagged"] += 1
         elif lacking and self.writer in self.facts.left_alone:
             self.verdict.excused["said to be alone"] += 1
@@ -381,54 +306,37 @@ class _Check:
             self.verdict.excused["said to be alone"] += 1
         elif self.evidence.spec.run_mode == "new" and certain <= self.facts.given_up:
             self.verdict.excused["given up"] += 1
-        elif self.name.startswith("table") and self.evidence.spec.has("tmp_gone"):
+        elif self.column.name.startswith("table") and self.evidence.spec.has("tmp_gone"):
             self.verdict.excused["no directory for tables"] += 1
         else:
             yield self._violation("lost", f"place {cell}, of rank {sorted(certain)}")
 
     def _of_spread(self, row: Row, cell: int, ranks: frozenset[int]) -> Iterator[Violation]:
-        has_spread = self.reduction not in ("own", "first", "min", "max") and f"{self.column}/argmax_rank" in row
-        if not has_spread or ranks != frozenset(self.cells[cell]):
+        name = self.column.column
+        has_spread = self.column.reduction not in ("own", "first", "min", "max") and f"{name}/argmax_rank" in row
+        given = self.column.cells[cell]
+        if not has_spread or ranks != frozenset(given):
             return
-        given = self.cells[cell]
         at = max(ranks, key=lambda rank: given[rank].value)
         expected = {
             "min": min(given[rank].value for rank in ranks),
             "max": given[at].value,
-            "std": _deviation([given[rank] for rank in ranks]),
+            "std": deviation([given[rank] for rank in ranks]),
             "argmax_rank": at,
         }
-        written = {kind: float(row.get(f"{self.column}/{kind}", math.nan)) for kind in expected}
+        written = {kind: float(row.get(f"{name}/{kind}", math.nan)) for kind in expected}
         if not all(math.isclose(written[kind], number, abs_tol=1e-6) for kind, number in expected.items()):
             yield self._violation("wrong spread", f"place {cell}: {written}, not {expected}")
 
     @property
     def _is_irregular(self) -> bool:
         """Whether it is unknown which ranks should contribute."""
-        return self.name.partition("_")[0] not in _REGULAR
+        return self.column.name.partition("_")[0] not in REGULAR
 
     def _is_early(self, lacking: set[int]) -> bool:
         """Return whether the name was so new that its missing ranks are not yet expected."""
-        first = min(self.cells)
-        return all(rank in self.cells[first] for rank in lacking) and len(self.cells) <= 2
-
-
-def _deviation(given: list[_Contribution]) -> float:
-    mean = reduced("mean", given)
-    squares = math.fsum(each.weight * (each.value - mean) ** 2 for each in given)
-    return math.sqrt(squares / math.fsum(each.weight for each in given))
-
-
-def reduced(reduction: str, given: list[_Contribution]) -> float:
-    """Reduce the numbers of several ranks."""
-    values = [each.value for each in given]
-    if reduction in ("own", "first"):
-        return values[0]
-    if reduction == "mean":
-        return math.fsum(each.weight * each.value for each in given) / math.fsum(each.weight for each in given)
-    if reduction == "sum":
-        return math.fsum(values)
-    return min(values) if reduction == "min" else max(values)
+        cells = self.column.cells
+        return all(rank in cells[min(cells)] for rank in lacking) and len(cells) <= 2
 
 
 def kinds(violations: Iterable[Violation]) -> Counter[str]:

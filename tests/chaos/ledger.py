@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Ledger:
         self.rank = rank
         self._file = self._owner = -1
         self._numbers = itertools.count()
+        self._calls: Counter[int] = Counter()
 
     def write(self, event: str, **facts: Any) -> None:
         """Write an entry immediately."""
@@ -43,10 +45,17 @@ class Ledger:
         *,
         weight: float | None = None,
         step: int | None = None,
+        axes: Mapping[str, float] | None = None,
     ) -> int:
-        """Record cell and number by name before they are logged. Return a number for `done`."""
-        number = next(self._numbers)
-        self.write("log", number=number, session=session, cells=dict(cells), weight=weight, step=step)
+        """Record a whole call before its values are logged: cell and number by name, step, and values of axes.
+
+        Returns:
+            A number for `done`.
+        """
+        number, call = next(self._numbers), self._calls[session]
+        self._calls[session] += 1
+        whole = {"cells": dict(cells), "weight": weight, "step": step, "axes": dict(axes or {})}
+        self.write("log", number=number, session=session, call=call, **whole)
         return number
 
     def done(self, number: int) -> None:

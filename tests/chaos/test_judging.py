@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from drawing import Fault, Spec, draw, from_json, value_of
+from drawing import AXIS, Fault, Spec, draw, from_json, value_of
 from driving import Evidence, RunFile
 from judging import judge, kind_of, kinds
 from ledger import Entry
+from right_rows import draw_plain, evidence_of
+from row_rules import DEGRADED
 
 ROWS = 6
 Change = Callable[[Evidence], None]
@@ -28,6 +31,8 @@ def job(**changes: Any) -> Spec:
         "per_rank": True,
         "weighted": False,
         "steps": True,
+        "axis": "",
+        "axis_differs": False,
         "rows": ROWS,
         "streams": ("lockstep",),
         "sessions": 1,
@@ -36,6 +41,7 @@ def job(**changes: Any) -> Spec:
         "ending": "finish",
         "server": "offline",
         "nofile": 0,
+        "lags": (),
         "faults": (),
     }
     return replace(draw(0), **{**plain, **changes})
@@ -47,11 +53,47 @@ def entries_of(spec: Spec, rank: int, until: int = ROWS) -> list[Entry]:
     entries: list[Entry] = [{"event": "opened", "session": 0}]
     for step in range(until):
         cells = {"loss": [step, value_of(rank, step)]}
-        entries.append({"event": "log", "number": step, "session": 0, "cells": cells, "weight": None, "step": step})
+        call = {"number": step, "call": step, "session": 0, "cells": cells, "weight": None, "step": step, "axes": {}}
+        entries.append({"event": "log", **call})
         entries.append({"event": "done", "number": step})
     if until == spec.rows:
         entries.append({"event": "end"})
     return [{**about, "at": float(number), **entry} for number, entry in enumerate(entries)]
+
+
+def whole_job(*, steps: bool = False, **changes: Any) -> Evidence:
+    """Return the evidence of a job whose ranks log `loss`, and each a name of its own, in one call, on an axis.
+
+    After each such call they log `acc`. The numbers of rank 1's calls are larger by one.
+    """
+    spec = job(steps=steps, axis="*", streams=("axis",), **changes)
+    entries: list[Entry] = []
+    for rank in (0, 1):
+        entries.append({"event": "opened", "session": 0, "rank": rank})
+        for at, names, cell in calls_of_whole_job(rank):
+            call = {"number": at, "call": at, "session": 0, "weight": None, "step": cell if steps else None}
+            values = {"cells": {name: [cell, value_of(rank, cell)] for name in names}, "axes": {AXIS: 10.0 * cell}}
+            entries.append({"event": "log", "rank": rank, **call, **values})
+            entries.append({"event": "done", "rank": rank, "number": at})
+        entries.append({"event": "end", "rank": rank})
+    entries = [{"pid": 100 + entry["rank"], "at": float(at), **entry} for at, entry in enumerate(entries)]
+    return Evidence(spec, entries, [0, 0], files=[RunFile("s0", None, rows_of_whole_job(steps=steps))])
+
+
+def calls_of_whole_job(rank: int) -> list[tuple[int, list[str], int]]:
+    """Return the calls of a rank: number, names and cell. Rank 1 makes one more call before all others."""
+    first = [(["early"], 0)] if rank == 1 else []
+    common = [(names, step) for step in range(ROWS) for names in (["loss", f"own_{rank}"], ["acc"])]
+    return [(number, names, cell) for number, (names, cell) in enumerate([*first, *common])]
+
+
+def rows_of_whole_job(*, steps: bool) -> list[dict[str, Any]]:
+    rows = [{"early": value_of(1, 0), AXIS: 0.0, "global_step": 0}]
+    for number, names, cell in calls_of_whole_job(0):
+        common = {name: (value_of(0, cell) + value_of(1, cell)) / 2 for name in names if name in ("loss", "acc")}
+        own = {f"own_{rank}": value_of(rank, cell) for rank in (0, 1) if "loss" in names}
+        rows.append({**common, **own, AXIS: 10.0 * cell, "global_step": cell if steps else number})
+    return rows
 
 
 def row(step: int, ranks: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, Any]:
@@ -197,6 +239,219 @@ def test_planted_violations_are_found(plant: Change, kind: str) -> None:
     assert kind in found(evidence)
 
 
+def put_a_part_elsewhere(rows: list[dict[str, Any]]) -> None:
+    rows.append({"own_0": rows[3].pop("own_0"), AXIS: rows[3][AXIS], "global_step": rows[3]["global_step"]})
+
+
+def put_an_addition_elsewhere(rows: list[dict[str, Any]]) -> None:
+    rows.append({"own_1": rows[3].pop("own_1"), AXIS: rows[3][AXIS], "global_step": rows[3]["global_step"] + 1})
+
+
+def put_a_value_beside_those_of_another_call(rows: list[dict[str, Any]]) -> None:
+    rows[5]["own_0"], rows[7]["own_0"] = rows[7]["own_0"], rows[5]["own_0"]
+
+
+def put_an_addition_beside_those_of_another_call(rows: list[dict[str, Any]]) -> None:
+    rows[5]["own_1"], rows[7]["own_1"] = rows[7]["own_1"], rows[5]["own_1"]
+
+
+def join_two_calls(rows: list[dict[str, Any]]) -> None:
+    rows[5].update(acc=rows.pop(6)["acc"])
+
+
+def join_calls_of_two_steps(rows: list[dict[str, Any]]) -> None:
+    rows[5].update(acc=rows.pop(8)["acc"])
+
+
+def put_at_the_place_of_another_call(rows: list[dict[str, Any]]) -> None:
+    rows[5]["global_step"] += 1
+
+
+def put_at_the_place_of_a_higher_rank(rows: list[dict[str, Any]]) -> None:
+    for row in rows[1:]:
+        row["global_step"] += 1
+
+
+def give_the_axis_of_another_call(rows: list[dict[str, Any]]) -> None:
+    rows[5][AXIS] = rows[3][AXIS]
+
+
+def leave_the_axis_out(rows: list[dict[str, Any]]) -> None:
+    del rows[5][AXIS]
+
+
+def add_up_the_axis(rows: list[dict[str, Any]]) -> None:
+    rows[5][AXIS] *= 2
+
+
+def write_the_axis_alone(rows: list[dict[str, Any]]) -> None:
+    rows.append({AXIS: rows[5][AXIS], "global_step": rows[5]["global_step"]})
+
+
+def write_nothing(rows: list[dict[str, Any]]) -> None:
+    rows.append({"global_step": 3})
+
+
+def repeat_a_row(rows: list[dict[str, Any]]) -> None:
+    rows.append(dict(rows[5]))
+
+
+def correct_a_part(rows: list[dict[str, Any]]) -> None:
+    right = dict(rows[5])
+    rows[5].update(loss=value_of(0, 2), **{DEGRADED: 1})
+    rows.append({name: value for name, value in right.items() if name != "own_0"})
+
+
+def write_early_without_a_mark(rows: list[dict[str, Any]]) -> None:
+    right = dict(rows[5])
+    rows[5].update(loss=value_of(0, 2))
+    del rows[5]["own_1"]
+    rows.append(right)
+
+
+TORN: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
+    (put_a_part_elsewhere, "torn row"),
+    (put_an_addition_elsewhere, "torn row"),
+    (put_a_value_beside_those_of_another_call, "mixed row"),
+    (put_an_addition_beside_those_of_another_call, "mixed row"),
+    (join_calls_of_two_steps, "mixed row"),
+    (put_at_the_place_of_another_call, "wrong place"),
+    (put_at_the_place_of_a_higher_rank, "wrong place"),
+    (give_the_axis_of_another_call, "wrong axis"),
+    (leave_the_axis_out, "wrong axis"),
+    (add_up_the_axis, "wrong axis"),
+    (write_the_axis_alone, "axis-only row"),
+    (write_nothing, "empty row"),
+    (repeat_a_row, "repeated row"),
+    (correct_a_part, "torn row"),
+    (write_early_without_a_mark, "unmarked early row"),
+]
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["without steps", "with steps"])
+@pytest.mark.parametrize(("plant", "kind"), TORN, ids=[plant.__name__ for plant, _ in TORN])
+def test_rows_that_are_not_whole_or_elsewhere_are_found(
+    plant: Callable[[list[dict[str, Any]]], None], kind: str, steps: bool
+) -> None:
+    evidence = whole_job(steps=steps)
+    assert found(evidence) == set()
+    plant(evidence.files[0].rows)
+    assert kind in found(evidence)
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["without steps", "with steps"])
+def test_calls_are_one_row_only_at_the_same_step(steps: bool) -> None:
+    evidence = whole_job(steps=steps)
+    join_two_calls(evidence.files[0].rows)
+    assert found(evidence) == (set() if steps else {"mixed row"})
+
+
+def test_calls_at_the_same_step_with_other_values_of_the_axis_are_two_rows() -> None:
+    evidence = whole_job(steps=True)
+    for entry in evidence.entries:
+        if entry["event"] == "log" and "acc" in entry["cells"]:
+            entry["axes"] = {AXIS: entry["axes"][AXIS] + 1}
+    for written in evidence.files[0].rows:
+        if "acc" in written:
+            written[AXIS] += 1
+    assert found(evidence) == set()
+    join_two_calls(evidence.files[0].rows)
+    assert found(evidence) == {"mixed row"}
+
+
+def test_calls_with_other_values_of_the_axis_are_not_joined_by_one_without_it() -> None:
+    evidence = whole_job(steps=True)
+    for entry in evidence.entries:
+        if entry["event"] == "log" and "early" in entry["cells"]:
+            entry["axes"] = {AXIS: -1.0}
+        elif entry["event"] == "log" and "acc" in entry["cells"]:
+            entry["axes"] = {}
+    rows = evidence.files[0].rows
+    rows[0][AXIS] = -1.0
+    for written in rows:
+        if "acc" in written:
+            del written[AXIS]
+    assert found(evidence) == set()
+    first = {**rows.pop(0), **rows.pop(0), **rows.pop(0)}
+    rows.append(first)
+    assert found(evidence) == {"wrong axis"}
+
+
+def test_a_marked_row_may_be_corrected_as_a_whole_once() -> None:
+    evidence = whole_job(faults=(Fault("stop", 1, 3, 9.0),))
+    rows = evidence.files[0].rows
+    rows.append(dict(rows[5]))
+    rows[5].update(loss=value_of(0, 2), **{DEGRADED: 1})
+    verdict = judge(evidence)
+    assert (verdict.violations, verdict.excused) == ([], {"corrected rows": 1})
+
+
+def test_a_call_of_the_axis_alone_has_a_row() -> None:
+    evidence = whole_job()
+    number = len(calls_of_whole_job(0))
+    call = {"number": 99, "call": number, "session": 0, "weight": None, "step": None, "cells": {}, "axes": {AXIS: 7.0}}
+    about = {"rank": 0, "pid": 100, "at": 999.0}
+    evidence.entries.extend([{"event": "log", **about, **call}, {"event": "done", **about, "number": 99}])
+    assert found(evidence) == {"lost"}
+    evidence.files[0].rows.append({AXIS: 7.0, "global_step": number})
+    assert found(evidence) == set()
+
+
+def without_the_axis(rows: list[dict[str, Any]]) -> None:
+    del rows[5][AXIS]
+
+
+def with_the_last_axis(rows: list[dict[str, Any]]) -> None:
+    rows[5][AXIS] = rows[3][AXIS]
+
+
+def without_a_part(rows: list[dict[str, Any]]) -> None:
+    del rows[5]["rank-1/own_1"]
+
+
+def with_the_place_of_rank_0(rows: list[dict[str, Any]]) -> None:
+    rows[5]["global_step"] -= 1
+
+
+LABELLED: list[tuple[Callable[[list[dict[str, Any]]], None], set[str]]] = [
+    (without_the_axis, {"wrong axis"}),
+    (with_the_last_axis, {"wrong axis"}),
+    (without_a_part, {"torn row", "lost"}),
+    (with_the_place_of_rank_0, {"wrong place"}),
+]
+
+
+@pytest.mark.parametrize(("plant", "kinds_found"), LABELLED, ids=[plant.__name__ for plant, _ in LABELLED])
+def test_rows_of_a_rank_under_its_label_are_whole_and_at_their_place(
+    plant: Callable[[list[dict[str, Any]]], None], kinds_found: set[str]
+) -> None:
+    evidence = whole_job(run_mode="shared")
+    files = [RunFile("s0", rank, rows_of_whole_job(steps=False) if rank == 0 else []) for rank in (0, 1)]
+    evidence.files[:] = files
+    for rank in (0, 1):
+        for number, names, cell in calls_of_whole_job(rank):
+            own = {f"rank-{rank}/{name}": value_of(rank, cell) for name in names}
+            if rank == 0:
+                files[0].rows[number + 1].update(own)
+            else:
+                files[1].rows.append({**own, AXIS: 10.0 * cell, "global_step": number})
+    assert found(evidence) == set()
+    plant(files[1].rows)
+    assert found(evidence) == kinds_found
+
+
+def test_a_number_under_the_label_of_the_primary_stands_in_the_row_of_its_call() -> None:
+    evidence = sound(job(run_mode="shared"))
+    evidence.files[:] = [
+        RunFile("s0", 0, [{**row(step), "rank-0/loss": value_of(0, step)} for step in range(ROWS)]),
+        RunFile("s0", 1, [{"global_step": step, "rank-1/loss": value_of(1, step)} for step in range(ROWS)]),
+    ]
+    assert found(evidence) == set()
+    rows = evidence.files[0].rows
+    rows.append({"rank-0/loss": rows[2].pop("rank-0/loss"), "global_step": 2})
+    assert found(evidence) == {"torn row"}
+
+
 @pytest.mark.parametrize("plant", [lose_a_row, falsify, stay, hang, raise_within, log_a_traceback])
 def test_a_fault_excuses_nothing_that_it_does_not_cause(plant: Change) -> None:
     evidence = killed()
@@ -279,3 +534,10 @@ def test_rows_of_ranks_under_their_labels_are_compared() -> None:
 def test_a_description_survives_a_json_round_trip(seed: int) -> None:
     spec = draw(seed)
     assert from_json(spec.to_json()) == spec == draw(seed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_right_rows_have_no_violations(seed: int, tmp_path: Path) -> None:
+    evidence = evidence_of(draw_plain(seed), tmp_path)
+    verdict = judge(evidence)
+    assert (verdict.violations, verdict.excused.keys() - {"corrected rows"}) == ([], set()), evidence.spec.describe()

@@ -6,10 +6,12 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from history import (
     AFTER_BREAK,
+    BEHIND,
     BREAK,
     DEGRADED,
     FLUSHED,
@@ -24,6 +26,7 @@ from history import (
 )
 from processes import Finished, clean_environment, run_job, torchrun
 from ranks import rank_commands, run_ranks
+from whole_rows import differences
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -44,10 +47,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
 MEANS = {step: 2.0 * step + 0.5 for step in range(STEPS)}  # of 2 * step + rank
 
 
+def rows_at_steps(**columns: dict[int, Any]) -> list[dict[str, Any]]:
+    """Return the rows of calls that log all of these names at the steps at which they have values."""
+    steps = sorted({step for values in columns.values() for step in values})
+    named = ({name: values[step] for name, values in columns.items() if step in values} for step in steps)
+    return [{**row, "global_step": step} for row, step in zip(named, steps, strict=True)]
+
+
 def test_logs_guarded_by_rank_do_not_block_collectives_of_the_training(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "guarded")
-    assert found.last("guarded") == found.last("guarded_on_1") == {step: float(step) for step in range(STEPS)}
+    own = {step: float(step) for step in range(STEPS)}
+    assert found.last("guarded") == found.last("guarded_on_1") == own
     assert found.last("loss") == MEANS
+    calls = [*rows_at_steps(guarded=own), *rows_at_steps(loss=MEANS), *rows_at_steps(guarded_on_1=own)]
+    assert found.unlike(calls, joins=True) == []
     assert found.written("loss") == Counter(range(STEPS))
     assert not found.is_flagged
 
@@ -59,7 +72,83 @@ def test_logs_without_step_are_matched_by_their_count_despite_other_logs(plain: 
     assert found.values("extra_on_1") == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     calls_of_0 = [step + 1 + step // 3 for step in range(STEPS)]  # rank 0's earlier calls, including extra ones
     assert [row["global_step"] for row in found.rows_with("loss")] == calls_of_0
+    common = [{"loss": MEANS[step], "global_step": calls_of_0[step]} for step in range(STEPS)]
+    extra = [{"extra": float(step), "global_step": calls_of_0[step] - 1} for step in range(0, STEPS, 3)]
+    extra += [{"extra_on_1": float(step), "global_step": step + step // 2} for step in range(0, STEPS, 2)]
+    assert found.unlike([*common, *extra]) == []
     assert not found.is_flagged
+
+
+def test_with_a_step_each_call_is_one_row_on_the_axis_of_the_user_although_a_rank_is_behind(
+    plain: tuple[Path, Finished],
+) -> None:
+    found = history(plain[0] / "behind")
+    calls = [
+        {"loss": 2.0 * step + 0.5, "lr": step / 8, "samples": 10 * step, "global_step": step} for step in range(BEHIND)
+    ]
+    assert found.unlike(calls) == []
+
+
+def test_without_a_step_each_call_is_one_row_at_its_place_although_ranks_are_behind(
+    plain: tuple[Path, Finished],
+) -> None:
+    found = history(plain[0] / "behind_without_step")
+    calls = []
+    for epoch in range(6):
+        for batch in range(5):
+            numbers = {"loss": 10.0 * epoch + 2 * batch + 0.5, "own_0": batch, "own_1": batch}
+            calls.append({**numbers, "global_step": 6 * epoch + batch})
+        calls.append({"accuracy": epoch + 0.25, "epoch": epoch, "global_step": 6 * epoch + 5})
+    assert found.unlike(calls) == []
+
+
+def test_rows_of_different_cadences_have_the_axis_of_their_call(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "cadences_on_an_axis")
+    places = [row + row // 5 for row in range(BEHIND)]
+    calls = [
+        {"loss": 2.0 * row + 0.5, "samples": 10 * row, "global_step": place} for row, place in enumerate(places)
+    ] + [{"accuracy": row + 0.25, "samples": 10 * row, "global_step": places[row] + 1} for row in range(4, BEHIND, 5)]
+    assert found.unlike(calls, axis="samples") == []
+
+
+def test_calls_of_one_rank_do_not_move_those_of_another(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "uneven_calls")
+    calls = [{"a": float(row), "global_step": row} for row in range(8)]
+    assert found.unlike([*calls, *({"b": float(call), "global_step": call} for call in range(24))]) == []
+
+
+def test_rows_are_those_of_the_calls_of_the_lowest_rank(plain: tuple[Path, Finished]) -> None:
+    found, half = history(plain[0] / "split_calls"), STEPS // 2
+    values = [({"a": 2.0 * row + 0.5}, {"b": 4.0 * row + 0.5}) for row in range(STEPS)]
+    joint = [{**a, **b, "global_step": row} for row, (a, b) in enumerate(values[:half])]
+    places = range(half, half + 2 * (STEPS - half), 2)
+    apart = [
+        {**part, "global_step": place + index}
+        for place, parts in zip(places, values[half:], strict=True)
+        for index, part in enumerate(parts)
+    ]
+    assert found.unlike([*joint, *apart]) == []
+
+
+def test_rows_of_a_rank_under_its_label_have_the_axis_of_their_call(plain: tuple[Path, Finished]) -> None:
+    found = histories(plain[0] / "labels_on_an_axis", 2)
+    for rank in (0, 1):
+        reduced = {"loss": MEANS} if rank == 0 else {}
+        own = {f"rank-{rank}/loss": {row: 2.0 * row + rank for row in range(STEPS)}}
+        calls = rows_at_steps(**reduced, **own, samples={row: 10 * row for row in range(STEPS)})
+        assert found[rank].unlike(calls) == []
+
+
+def test_the_axis_of_the_user_is_not_reduced_and_stands_alone_only_if_it_was_logged_alone(
+    plain: tuple[Path, Finished],
+) -> None:
+    found = history(plain[0] / "axis_alone")
+    alone = [row for row in found.rows if row["global_step"] == 7]
+    assert [row["samples"] for row in alone if "loss" not in row][:1] == [70]
+    rows = [row for row in found.rows if row not in alone]  # rank 1's call of the axis alone may have a row, too
+    sums = {row: 4.0 * row + 1 for row in range(STEPS) if row != 7}
+    calls = [{"loss": total, "samples": 10 * row, "global_step": row} for row, total in sums.items()]
+    assert differences(rows, calls) == []
 
 
 def test_a_name_first_logged_after_many_rows_without_step_follows_them(plain: tuple[Path, Finished]) -> None:
@@ -74,6 +163,8 @@ def test_names_in_another_order_on_each_rank_do_not_mix(plain: tuple[Path, Finis
         expected = {step: 100.0 * index + step + 0.5 for step in range(STEPS)}
         assert found.last(f"name_{index}") == expected
     assert found.names == {f"name_{index}" for index in range(5)}
+    columns = {f"name_{index}": {step: 100.0 * index + step + 0.5 for step in range(STEPS)} for index in range(5)}
+    assert found.unlike(rows_at_steps(**columns)) == []
 
 
 def test_all_names_that_differ_between_ranks_are_written_and_no_others(plain: tuple[Path, Finished]) -> None:
@@ -83,6 +174,8 @@ def test_all_names_that_differ_between_ranks_are_written_and_no_others(plain: tu
     assert {name: found.last(name) for name in once} == once
     assert found.last("own_0") == found.last("own_1") == {step: float(step) for step in range(STEPS)}
     assert found.last("both") == at(range(STEPS), 0.5)
+    own = {f"own_{rank}": {step: float(step) for step in range(STEPS)} for rank in (0, 1)}
+    assert found.unlike(rows_at_steps(both=at(range(STEPS), 0.5), **own, **once)) == []
 
 
 def test_further_steps_of_one_rank_have_its_own_numbers(plain: tuple[Path, Finished]) -> None:
@@ -100,6 +193,8 @@ def test_steps_that_restart_each_epoch_are_matched_within_their_epoch(plain: tup
     of_1 = {(4, 100.0 * epoch + 9) for epoch in range(3)}
     assert set(rows) == of_both | of_1
     assert found.values("epoch") == [0, 1, 2]
+    calls = [{"val": value, "global_step": batch} for batch, value in of_both | of_1]
+    assert found.unlike([*calls, *({"epoch": epoch, "global_step": epoch} for epoch in range(3))], joins=True) == []
 
 
 def test_numbers_of_all_types_are_reduced(plain: tuple[Path, Finished]) -> None:
@@ -136,6 +231,7 @@ def test_names_are_reduced_according_to_their_pattern(plain: tuple[Path, Finishe
     for name, more in added.items():
         expected = {step: 2 * step + 3 if more is None else step + more for step in range(STEPS)}
         assert found.last(name) == expected, name
+    assert found.written("global_step") == Counter(range(STEPS)), "the names of a call are one row"
 
 
 def test_without_reduction_rows_are_those_of_the_primary(plain: tuple[Path, Finished]) -> None:
@@ -160,14 +256,19 @@ def test_a_shared_run_has_the_reduced_series_and_one_for_each_rank(plain: tuple[
     assert found[1].names == {"rank-1/loss"}
     assert found[0].last("loss") == MEANS
     for rank in (0, 1):
-        assert found[rank].last(f"rank-{rank}/loss") == {step: 2.0 * step + rank for step in range(STEPS)}
+        own = {f"rank-{rank}/loss": {step: 2.0 * step + rank for step in range(STEPS)}}
+        assert found[rank].last(f"rank-{rank}/loss") == own[f"rank-{rank}/loss"]
+        reduced = {"loss": MEANS, "quiet": at(range(STEPS), 1)} if rank == 0 else {}
+        assert found[rank].unlike(rows_at_steps(**reduced, **own)) == []
 
 
 def test_separate_runs_have_the_numbers_of_their_rank(plain: tuple[Path, Finished]) -> None:
     found = histories(plain[0] / "new", 2)
     for rank in (0, 1):
         assert found[rank].names == {"loss", f"own_{rank}"}
-        assert found[rank].last("loss") == {step: 2.0 * step + rank for step in range(STEPS - 3 * rank)}
+        own = {step: 2.0 * step + rank for step in range(STEPS - 3 * rank)}
+        assert found[rank].last("loss") == own
+        assert found[rank].unlike(rows_at_steps(loss=own, **{f"own_{rank}": at(own, 1)})) == []
 
 
 def test_invalid_input_on_one_rank_affects_only_its_own_row(plain: tuple[Path, Finished]) -> None:
@@ -224,6 +325,8 @@ def test_ten_thousand_rows_in_a_tight_loop_are_complete(plain: tuple[Path, Finis
     found = history(plain[0] / "many")
     assert found.values("loss") == [2.0 * step + 0.5 for step in range(MANY)]
     assert [row["global_step"] for row in found.rows_with("other")] == list(range(MANY))
+    columns = {"loss": {step: 2.0 * step + 0.5 for step in range(MANY)}, "other": at(range(MANY), 1)}
+    assert found.unlike(rows_at_steps(**columns)) == []
     assert not found.is_flagged
 
 
@@ -276,14 +379,25 @@ def check_rows_without_rank_1(found: History, finished: Finished, until: int) ->
     assert finished.output.count("Lost rank 1 after") == 2
 
 
+def check_whole_rows(found: History) -> None:
+    """Every row, also one that is corrected later, has both names of its call, and none is written twice."""
+    for row in found.rows:
+        assert {"ones", "mean"} <= row.keys(), row
+        assert row["mean"] == row["global_step"], row
+    contents = [(row["global_step"], row["ones"], row.get(DEGRADED, 0)) for row in found.rows]
+    assert len(set(contents)) == len(contents)
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_when_one_of_three_ranks_is_lost_the_others_continue_and_report_it(tmp_path: Path, how: str) -> None:
     found, finished = break_a_rank(tmp_path, how)
     check_rows_without_rank_1(found, finished, AFTER_BREAK)
+    check_whole_rows(found)
 
 
 def test_a_stopped_rank_that_continues_is_included_again(tmp_path: Path) -> None:
     found, finished = break_a_rank(tmp_path, "continued")
+    check_whole_rows(found)
     assert found.last("ones") == at(range(REJOINED), 3)
     assert found.flags("ones") == at(range(REJOINED), 0)
     assert {step: found.written("ones")[step] for step in range(AFTER_BREAK, REJOINED)} == at(
@@ -301,6 +415,8 @@ def test_a_rank_that_sleeps_does_not_delay_others_and_its_rows_are_correct(tmp_p
     assert found.last("loss") == MEANS
     assert found.written("loss") == Counter(range(STEPS))
     assert found.last("own_0") == found.last("own_1") == at(range(1, STEPS), 1)
+    own = {f"own_{rank}": at(range(1, STEPS), 1) for rank in (0, 1)}
+    assert found.unlike(rows_at_steps(loss=MEANS, **own)) == []
     assert not found.is_flagged
 
 
@@ -333,6 +449,9 @@ def test_accelerate_reduces_with_trackers_started_on_the_main_process_only(tmp_p
     assert found.last("lr") == at(range(STEPS), 0.1)
     assert found.last("validation") == {step: float(step) for step in range(0, STEPS, 3)}
     assert found.names == {"train_loss", "lr", "validation"}
+    validation = {step: float(step) for step in range(0, STEPS, 3)}
+    calls = rows_at_steps(train_loss=MEANS, lr=at(range(STEPS), 0.1))
+    assert found.unlike([*calls, *rows_at_steps(validation=validation)], joins=True) == []
 
 
 def run_lightning(directory: Path, *scenarios: str) -> Finished:
@@ -367,6 +486,9 @@ def test_lightning_values_logged_on_one_rank_are_written(lightning: tuple[Path, 
     assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
     assert found.last("only_on_0") == found.last("only_on_1") == {step: float(step) for step in range(8)}
     assert found.last("guarded") == {step: 10.0 + step for step in range(8)}
+    for step, row in enumerate(found.rows_with("loss_step")):
+        whole = {"loss_step": 2.0 * step + 0.5, "only_on_0": step, "only_on_1": step, "guarded": 10 + step, "epoch": 0}
+        assert whole.items() <= row.items(), "all that Lightning logs at once is one row"
     assert not found.is_flagged
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 import torch.distributed as dist
-from history import LARGEST_EXACT, MANY, STEPS
+from history import BEHIND, LAG, LARGEST_EXACT, MANY, STEPS
 from processes import wait_until
 from stored import PATIENT
 
@@ -63,6 +63,80 @@ def burst_without_step(run: Session, rank: int) -> None:
     for step in range(100):
         run.log({"loss": 2.0 * step + rank})
     run.log({"val": 1.0})
+
+
+@scenario()
+def behind(run: Session, rank: int) -> None:
+    """Rank 0 is behind now and then, and logs one more name; the x axis is the user's."""
+    run.define_metric("samples")
+    run.define_metric("*", step_metric="samples")
+    for step in range(BEHIND):
+        time.sleep(0.01 + LAG * (rank == 0 and step % 7 == 3))
+        own = {"lr": step / 8} if rank == 0 else {}
+        run.log({"loss": 2.0 * step + rank, **own, "samples": 10 * step}, step=step)
+
+
+@scenario()
+def behind_without_step(run: Session, rank: int) -> None:
+    """Both ranks make the same calls, and one of them is behind once an epoch."""
+    for epoch in range(6):
+        if rank == epoch % 2:
+            time.sleep(LAG)
+        for batch in range(5):
+            time.sleep(0.01)
+            run.log({"loss": 10.0 * epoch + 2 * batch + rank, f"own_{rank}": batch})
+        run.log({"accuracy": epoch + rank / 2, "epoch": epoch})
+        dist.barrier()
+
+
+@scenario()
+def cadences_on_an_axis(run: Session, rank: int) -> None:
+    """Names of every row, and of every fifth one in a call of their own, on the user's axis; without a step."""
+    run.define_metric("samples")
+    run.define_metric("*", step_metric="samples")
+    for row in range(BEHIND):
+        time.sleep(0.01 + LAG * (rank == 1 and row % 6 == 2))
+        run.log({"loss": 2.0 * row + rank, "samples": 10 * row})
+        if row % 5 == 4:
+            run.log({"accuracy": row + rank / 2, "samples": 10 * row})
+
+
+@scenario()
+def uneven_calls(run: Session, rank: int) -> None:
+    """Rank 0 logs one name once in each row, rank 1 another one three times."""
+    for row in range(8):
+        for call in range(3 if rank else 1):
+            run.log({"b": 3.0 * row + call} if rank else {"a": float(row)})
+        time.sleep(0.1)
+        dist.barrier()
+
+
+@scenario()
+def split_calls(run: Session, rank: int) -> None:
+    """Rank 0 logs two names in one call, rank 1 in two calls, and later the other way round; without a step."""
+    for row in range(STEPS):
+        time.sleep(LAG * (rank == row % 2 and row % 4 == 1))
+        values = {"a": 2.0 * row + rank, "b": 4.0 * row + rank}
+        for part in [values] if (row < STEPS // 2) is (rank == 0) else [{name: values[name]} for name in values]:
+            run.log(part)
+
+
+@scenario(run_mode="shared")
+def labels_on_an_axis(run: Session, rank: int) -> None:
+    run.define_metric("samples")
+    run.define_metric("*", step_metric="samples")
+    for row in range(STEPS):
+        time.sleep(0.01 + LAG * (rank == 1 and row % 5 == 2))
+        run.log({"loss": 2.0 * row + rank, "samples": 10 * row})
+
+
+@scenario(reduce="sum")
+def axis_alone(run: Session, rank: int) -> None:
+    """A row of the axis alone is written only for a call that has nothing else; the axis is not reduced."""
+    run.define_metric("loss", step_metric="samples")
+    for row in range(STEPS):
+        time.sleep(0.01 + LAG * (rank == 0 and row % 5 == 2))
+        run.log({"samples": 10 * row + rank} if row == 7 else {"loss": 2.0 * row + rank, "samples": 10 * row + rank})
 
 
 @scenario()

@@ -1,0 +1,148 @@
+"""The calls of `log` according to the ledgers: what each contributed, and where its row lies on the x axis."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ledger import Entry
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of `log` on one rank.
+
+    Args:
+        rank: Global rank.
+        number: Number of earlier calls of this rank in the session, in the order in which they were recorded.
+        session: Number of the session.
+        step: The step that was passed; `None` for none.
+        axes: Values of the user's axis.
+        cells: Cell and number by name.
+        weight: The weight that was passed, or 1.
+        pid: The process, which may be a child of the rank's.
+        began: When it was recorded.
+        ended: When it returned; infinity if it may not have.
+        places: Where its row may lie on the x axis: one place, unless other calls of the rank overlapped with it.
+    """
+
+    rank: int
+    number: int
+    session: int
+    step: int | None
+    axes: Mapping[str, float]
+    cells: Mapping[str, tuple[int, float]]
+    weight: float
+    pid: int
+    began: float
+    ended: float
+    places: set[int] = field(default_factory=set)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it has returned."""
+        return self.ended < math.inf
+
+    def __str__(self) -> str:
+        at = "" if self.step is None else f" at step {self.step}"
+        return f"call {self.number} of rank {self.rank}{at} {[*self.cells, *self.axes]}"
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A number of one call."""
+
+    value: float
+    call: Call
+
+    @property
+    def weight(self) -> float:
+        """Its weight in means."""
+        return self.call.weight
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the call has returned."""
+        return self.call.is_certain
+
+
+Cells = dict[int, dict[int, Contribution]]
+"""The contributions to one name, by cell and rank."""
+
+
+def calls_of(entries: Sequence[Entry]) -> dict[int, list[Call]]:
+    """Return the calls of all ranks by session, in the order in which they were recorded."""
+    returned = {(entry["pid"], entry["number"]): entry["at"] for entry in entries if entry["event"] == "done"}
+    main_pids = {entry["rank"]: entry["pid"] for entry in reversed(entries) if entry["event"] == "opened"}
+    found: dict[int, list[Call]] = defaultdict(list)
+    for entry in entries:
+        if entry["event"] == "log":
+            call = Call(
+                rank=entry["rank"],
+                number=entry["call"],
+                session=entry["session"],
+                step=entry["step"],
+                axes=entry["axes"],
+                cells={name: (cell, value) for name, (cell, value) in entry["cells"].items()},
+                weight=1.0 if entry["weight"] is None else entry["weight"],
+                pid=entry["pid"],
+                began=entry["at"],
+                ended=returned.get((entry["pid"], entry["number"]), math.inf),
+            )
+            found[call.session].append(call)
+    for calls in found.values():
+        for rank, main_pid in main_pids.items():
+            _place([call for call in calls if call.rank == rank], main_pid)
+    return found
+
+
+def cells_of(calls: Iterable[Call]) -> dict[str, Cells]:
+    """Return the contributions of calls, by name, cell and rank."""
+    found: dict[str, Cells] = defaultdict(lambda: defaultdict(dict))
+    for call in calls:
+        for name, (cell, value) in call.cells.items():
+            found[name][cell][call.rank] = Contribution(value, call)
+    return found
+
+
+def differing_axes(calls: Iterable[Call]) -> set[str]:
+    """Return the axes whose values differ between calls that contribute to the same cell: a message says so."""
+    return {
+        axis
+        for cells in cells_of(calls).values()
+        for ranks in cells.values()
+        for axis in {axis for given in ranks.values() for axis in given.call.axes}
+        if len({given.call.axes.get(axis) for given in ranks.values()}) > 1
+    }
+
+
+def _place(calls: Sequence[Call], main_pid: int) -> None:
+    """Determine the places of one rank's calls.
+
+    A place is the step that was passed, else the last one, else the number of earlier calls. Calls that overlapped (of
+    threads and signal handlers) have an unknown order, and those of a child are taken at any time after they were
+    made; a child's steps do not apply to other calls. All of their places are right.
+    """
+    for call in calls:
+        if call.step is not None:
+            call.places.add(call.step)
+            continue
+        before = [other for other in calls if other.ended < call.began and other.pid == main_pid]
+        if call.pid != main_pid:
+            beside = [other for other in calls if other is not call and other not in before]
+        else:
+            beside = [
+                other
+                for other in calls
+                if other is not call
+                and other.began < call.ended
+                and (other.ended >= call.began or other.pid != main_pid)
+            ]
+        leading = [other for other in before if other.step is not None]
+        latest = max((other.began for other in leading), default=-math.inf)
+        call.places.update(other.step for other in leading if other.step is not None and other.ended >= latest)
+        call.places.update(other.step for other in beside if other.step is not None and other.pid == main_pid)
+        if not leading:
+            call.places.update(range(len(before), len(before) + len(beside) + 1))

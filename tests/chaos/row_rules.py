@@ -1,0 +1,391 @@
+"""The rules of rows: a row is what one call of `log` logged, whole, at its place, with its value of the user's axis.
+
+1. A number in a row is a cell: of one name and step, or the k-th of its name. Its owner is the call of its lowest rank.
+2. All cells that one call owns stand in one row, with nothing of another call, except of calls at the same step whose
+   axes agree. What only a higher rank adds to a call that others made as well stands in that row, too.
+3. A row lies at the place of its owner's call.
+4. It has the value of the user's axis of its owner's call. A row of the axis alone is that of a call of the axis alone.
+5. A row without a living rank that usually logs its names is marked. Each further row of the same call adds something.
+
+Every row of a file must follow these rules, those that are corrected later as well. Where the rules leave open what
+belongs together, the judge accepts all possibilities; comments below say where that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from calls import Call, cells_of
+from chaos_facts import Facts, Writer
+from columns import Column, Meaning
+from drawing import AXIS, NOTE, Spec
+from driving import Row, RunFile
+
+DEGRADED = "dist_wandb/degraded"
+LIGHTNING_X, X = "trainer/global_step", "global_step"
+REGULAR = (  # names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`
+    *(
+        "loss",
+        "burst",
+        "thread",
+        "metric",
+        "beside",
+        "common",
+        "own",
+        "note",
+        "often",
+        "second",
+        "third",
+        "fifth",
+        "split",
+    ),
+    *("turned", "axis"),
+)
+
+_Cell = tuple[str, int]  # column and cell
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken promise.
+
+    Args:
+        kind: Its kind in a word or two.
+        text: Description.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Standing:
+    """A number in a row, and what it means."""
+
+    column: Column
+    meaning: Meaning
+
+    @property
+    def cell(self) -> _Cell:
+        return self.column.column, self.meaning.cell
+
+
+@dataclass(frozen=True, eq=False)
+class _Written:
+    """A row of a file."""
+
+    row: Row
+    file: int
+    missing: int
+    standings: Sequence[_Standing]
+
+    @property
+    def cells(self) -> frozenset[_Cell]:
+        return frozenset(standing.cell for standing in self.standings)
+
+    @property
+    def owners(self) -> list[Call]:
+        """The calls that may own a number of the row, each once."""
+        return list(dict.fromkeys(call for standing in self.standings for call in standing.meaning.owners))
+
+    def owned_by(self, call: Call, *, own: bool) -> list[_Standing]:
+        """Return what a call owns here for certain: as a value of its rank alone, or not."""
+        mine = (standing for standing in self.standings if standing.meaning.owners == (call,))
+        return [standing for standing in mine if standing.column.is_own is own]
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """The check of the rows of one writer.
+
+    Args:
+        spec: The job.
+        facts: What happened in it.
+        excused: Counts what is no violation, but should be rare.
+        files: The files of the writer's run.
+        writer: The writer.
+        columns: What its run contains.
+        calls: The calls of the ranks whose numbers it contains.
+    """
+
+    spec: Spec
+    facts: Facts
+    excused: Counter[str]
+    files: Sequence[RunFile]
+    writer: Writer
+    columns: Sequence[Column]
+    calls: Sequence[Call]
+
+    def violations(self) -> Iterator[Violation]:
+        for written in self._rows:
+            if written.standings:
+                yield from self._of_row(written)
+            elif set(written.row) <= {AXIS, self._x, DEGRADED} | {name for name in written.row if name[0] == "_"}:
+                yield from self._without_numbers(written)
+        yield from self._of_additions()
+        yield from self._of_own_values()
+        yield from self._of_order()
+        yield from self._of_axis_calls()
+
+    # --- a row by itself ----------------------------------------------------------------------------------------------
+
+    def _of_row(self, written: _Written) -> Iterator[Violation]:
+        if written.missing and not self.facts.has_faults:
+            yield self._violation("flag without a fault", written, f"says that {written.missing} ranks are missing")
+        mains = [call for call in written.owners if self._is_row_of(call, written)]
+        if not mains:
+            calls = "; ".join(map(str, written.owners))
+            yield self._violation("mixed row", written, f"has values of several calls: {calls}")
+            return
+        places = {place for call in mains for place in call.places}
+        if written.row.get(self._x) not in places:
+            yield self._violation("wrong place", written, f"is not at {sorted(places)}, of {mains[0]}")
+        if self.spec.axis:
+            yield from self._of_axis(written, mains)
+        for call in written.owners:
+            for own in (False, True):
+                yield from self._of_parts(written, call, own=own)
+
+    def _is_row_of(self, main: Call, written: _Written) -> bool:
+        return all(
+            any(self._may_join(call, main) for call in standing.meaning.owners) for standing in written.standings
+        )
+
+    def _may_join(self, call: Call, main: Call) -> bool:
+        """Return whether what a call owns may stand in the row of another."""
+        return any(one is main or _agree(one, main) for one in (call, *self._made_as_well(call)))
+
+    def _of_axis(self, written: _Written, mains: Sequence[Call]) -> Iterator[Violation]:
+        """Check the value of the user's axis: W&B fills in the last one if a row lacks it."""
+        found = written.row.get(AXIS)
+        for main in mains:
+            joined = [call for call in written.owners if call is main or _agree(call, main)]
+            values = [call.axes[AXIS] for call in joined if AXIS in call.axes]
+            if all(_is_close(found, value) for value in values) and (values or found is None):
+                return
+        shown = next((main for main in mains if AXIS in main.axes), mains[0])
+        yield self._violation("wrong axis", written, f"has {AXIS} {found}, not {shown.axes.get(AXIS)} of {shown}")
+
+    def _of_parts(self, written: _Written, call: Call, *, own: bool) -> Iterator[Violation]:
+        """Check that all cells of a call are here if one of them is."""
+        # What a higher rank adds to a call may have two homes, see `_of_additions`.
+        if not written.owned_by(call, own=own) or (not own and self._made_as_well(call)):
+            return
+        if lacking := self._owned_for_certain(call, own=own) - written.cells:
+            yield self._violation("torn row", written, f"lacks {sorted(lacking)} of {call}")
+
+    def _owned_for_certain(self, call: Call, *, own: bool) -> set[_Cell]:
+        """Return the cells that a call owns, whichever other ranks contribute."""
+        owned = set()
+        for column in self.columns:
+            if column.is_own is own and column.name in call.cells:
+                cell = call.cells[column.name][0]
+                ranks = column.cells.get(cell, {})
+                if ranks and min(ranks) == call.rank:
+                    owned.add((column.column, cell))
+        return owned
+
+    def _without_numbers(self, written: _Written) -> Iterator[Violation]:
+        """Check a row that has nothing but axes."""
+        if AXIS not in written.row:
+            yield self._violation("empty row", written, "has no values")
+            return
+        alone = [call for call in self.calls if not call.cells]
+        at = written.row.get(self._x)
+        if not any(at in call.places and _is_close(written.row[AXIS], call.axes.get(AXIS)) for call in alone):
+            yield self._violation("axis-only row", written, "is not of a call of the axis alone")
+
+    # --- rows together ------------------------------------------------------------------------------------------------
+
+    def _of_additions(self) -> Iterator[Violation]:
+        """Check that what only a higher rank adds to a call stands in its row, if it is clear which call that is.
+
+        It is not clear if the call of the higher rank shares cells with several lower calls, or one with several of its
+        own rank; if the lower rank logs the name itself, elsewhere; or in a chain of three ranks. A row may be moved to
+        a lower owner when that rank comes late: what is right where it was written before is not repeated.
+        """
+        last = {cell: written for written in self._rows for cell in written.cells}
+        for call in self.calls:
+            other, row = self._row_of_lower_call(call, last)
+            if other is None or row is None:
+                continue
+            for column, cell in self._owned_for_certain(call, own=False):
+                if self._logs(other.rank, column):
+                    continue
+                where = last.get((column, cell))
+                moved = any((column, cell) in each.cells and call in each.owners for each in self._joint_rows(call))
+                if where is not None and where is not row and not moved:
+                    text = f"lacks {column} {cell}, which {call} adds, and which is in {brief(where.row)}"
+                    yield self._violation("torn row", row, text)
+
+    def _row_of_lower_call(
+        self, call: Call, last: Mapping[_Cell, _Written]
+    ) -> tuple[Call, _Written] | tuple[None, None]:
+        """Return the only call of a lower rank that a call belongs to, and its row; `None` if that is not clear."""
+        shared = [(column, call.cells[column.name][0]) for column in self._plain if column.name in call.cells]
+        shared = [(column, cell) for column, cell in shared if call in self._calls_of(column, cell)]
+        lower = {id(one): one for column, cell in shared for one in self._calls_of(column, cell)[:1] if one is not call}
+        if len(lower) != 1:
+            return None, None
+        (other,) = lower.values()
+        partners = {
+            id(one)
+            for column in self._plain
+            if column.name in other.cells
+            for one in self._calls_of(column, other.cells[column.name][0])
+            if one.rank == call.rank
+        }
+        if len(partners) != 1 or self._made_as_well(other):
+            return None, None
+        rows = []
+        for column, cell in shared:
+            if self._calls_of(column, cell)[0] is other:
+                row = last.get((column.column, cell))
+                if row is None or row.missing or not self._contains(row, column, cell, call.rank):
+                    return None, None
+                rows.append(row)
+        return other, rows[0]
+
+    def _logs(self, rank: int, column: str) -> bool:
+        """Return whether a rank ever logs a name."""
+        return any(column in call.cells for call in self.calls if call.rank == rank)
+
+    def _joint_rows(self, call: Call) -> list[_Written]:
+        """Return the rows in which a call owns something that it shares with lower ranks: they came later."""
+        certain = self._owned_for_certain(call, own=False)
+        return [
+            row
+            for row in self._rows
+            if any(call in each.meaning.owners and each.cell not in certain for each in row.standings)
+        ]
+
+    def _contains(self, written: _Written, column: Column, cell: int, rank: int) -> bool:
+        here = (each.meaning for each in written.standings if each.cell == (column.column, cell))
+        return any(rank in meaning.ranks for meaning in here)
+
+    def _of_own_values(self) -> Iterator[Violation]:
+        """Check that a rank's texts, and its numbers under its label, stand in the row of the same call."""
+        alone: dict[Call, set[_Written]] = {}
+        plain: dict[Call, set[_Written]] = {}
+        for written in self._rows:
+            for call in written.owners:
+                for own, rows in ((True, alone), (False, plain)):
+                    if written.owned_by(call, own=own):
+                        rows.setdefault(call, set()).add(written)
+        for call, named in alone.items():
+            if call in plain and not named & plain[call]:
+                yield self._violation("torn row", min(named, key=id), f"is not the row of the other values of {call}")
+
+    def _of_order(self) -> Iterator[Violation]:
+        """Check that rows without a rank that usually logs the name are marked, and that no row is repeated."""
+        final = {each.cell: each.meaning.ranks for written in self._rows for each in written.standings}
+        usual: dict[str, set[int]] = defaultdict(set)
+        before: dict[_Cell, tuple[frozenset[int], int]] = {}
+        file = 0
+        for written in self._rows:
+            if written.file != file:  # it has all that the first file lacks
+                file, before = written.file, {}
+            known = [each.column.identifies_ranks for each in written.standings]
+            repeated = [before.get(each.cell) == (each.meaning.ranks, written.missing) for each in written.standings]
+            if written.standings and all(known) and all(repeated):
+                yield self._violation("repeated row", written, "adds nothing to the earlier one")
+            elif any(each.cell in before for each in written.standings):
+                self.excused["corrected rows"] += 1
+            for each in written.standings:
+                late = (final[each.cell] - each.meaning.ranks) & usual[each.column.column]
+                if late and not written.missing and self._must_be_marked(each.column):
+                    yield self._violation(
+                        "unmarked early row", written, f"lacks ranks {sorted(late)}, which came later"
+                    )
+                before[each.cell] = each.meaning.ranks, written.missing
+            for each in written.standings:
+                usual[each.column.column] |= each.meaning.ranks
+
+    def _must_be_marked(self, column: Column) -> bool:
+        """Return whether it is known who usually logs a name, and whether the writer still waits for others."""
+        is_regular = column.name.rpartition("_")[0] in REGULAR or column.name in REGULAR
+        return is_regular and column.identifies_ranks and self.writer.rank not in self.facts.left_alone
+
+    def _of_axis_calls(self) -> Iterator[Violation]:
+        """Check that no call of the axis alone is lost if it is the lowest rank's: its value may stand in another row.
+
+        Which row has those of other ranks is open, because the axis is no cell.
+        """
+        is_lowest = self.writer.rank == min((call.rank for call in self.calls), default=None)
+        if self.writer.rank in self.facts.broken or not self.writer.primary or not is_lowest:
+            return
+        at = {(written.row.get(self._x), written.row.get(AXIS)) for written in self._rows}
+        for call in self.calls:
+            is_alone = not call.cells and call.rank == self.writer.rank and call.is_certain
+            if is_alone and not any(place in call.places and _is_close(x, call.axes.get(AXIS)) for place, x in at):
+                yield Violation("lost", f"{call} has no row in the run of rank {self.writer.rank}")
+
+    # --- calls and cells ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _rows(self) -> list[_Written]:
+        """All rows of the writer, in the order in which they were written."""
+        return [self._read(row, number) for number, file in enumerate(self.files) for row in file.rows]
+
+    def _read(self, row: Row, file: int) -> _Written:
+        meanings = ((one, one.meaning(row[one.column])) for one in self.columns if one.column in row)
+        standings = [_Standing(column, meaning) for column, meaning in meanings if meaning is not None]
+        return _Written(row, file, int(row.get(DEGRADED, 0)), standings)
+
+    @cached_property
+    def _plain(self) -> list[Column]:
+        return [column for column in self.columns if not column.is_own]
+
+    def _calls_of(self, column: Column, cell: int) -> list[Call]:
+        """Return the calls that contribute to a cell, the lowest rank first."""
+        return [given.call for _, given in sorted(column.cells.get(cell, {}).items())]
+
+    def _made_as_well(self, call: Call) -> list[Call]:
+        """Return the calls of lower ranks that share cells with a call, or with one that does."""
+        return self._lower[call]
+
+    @cached_property
+    def _lower(self) -> dict[Call, list[Call]]:
+        direct: dict[Call, dict[Call, None]] = {call: {} for call in self.calls}
+        for name, cells in cells_of(self.calls).items():
+            for ranks in cells.values() if name != NOTE else ():
+                calls = [given.call for _, given in sorted(ranks.items())]
+                for index, call in enumerate(calls):
+                    direct[call].update(dict.fromkeys(calls[:index]))
+        found: dict[Call, list[Call]] = {}
+        for call in sorted(direct, key=lambda one: one.rank):
+            further = (more for lower in direct[call] for more in found[lower])
+            found[call] = list(dict.fromkeys((*direct[call], *further)))
+        return found
+
+    @property
+    def _x(self) -> str:
+        return LIGHTNING_X if self.spec.launcher == "lightning" else X
+
+    def _violation(self, kind: str, written: _Written, text: str) -> Violation:
+        return Violation(kind, f"row {brief(written.row)} of rank {self.writer.rank}'s run {text}")
+
+
+def _agree(one: Call, other: Call) -> bool:
+    """Return whether calls have the same step, and axes that agree: W&B makes one row of them.
+
+    A call without a value of the axis agrees with any.
+    """
+    is_same = one.step is not None and one.step == other.step
+    return is_same and all(_is_close(one.axes[axis], other.axes[axis]) for axis in one.axes.keys() & other.axes.keys())
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    is_known = isinstance(one, int | float) and isinstance(other, int | float)
+    return is_known and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def brief(row: Row) -> str:
+    """Return the values of a row that a rank logged, and its places."""
+    shown = {name: value for name, value in row.items() if name[0] != "_" and isinstance(value, int | float | str)}
+    return str(shown)[:300]

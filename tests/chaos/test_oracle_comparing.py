@@ -1,0 +1,236 @@
+"""The judge sees what differs between two runs: each planted difference is found, and intended ones are not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from oracle.comparing import DEGRADED, Terms, compare
+from oracle.recorded import Recorded
+from oracle.scripts import Operation, Script, draw, for_stock
+
+ROWS: list[dict[str, Any]] = [
+    {"loss": 0.5, "lr": 0.1, "samples": 0},
+    {"loss": 0.25, "samples": 32, "val.acc": 0.75},
+    {"loss": 0.125, "lr": 0.01, "samples": 64, "note": "text", "ok": True},
+    {"gpu": 7, "samples": 64},
+]
+
+
+def of_stock() -> Recorded:
+    """Return a run of stock wandb."""
+    return Recorded(
+        rows=[{**row, "_step": step, "_runtime": 0.1, "_timestamp": 1.0} for step, row in enumerate(ROWS)],
+        summary={"loss": 0.125, "val.acc": 0.75, "best": 1, "_step": 3, "_wandb.runtime": 0},
+        config={"lr": 0.1, "_wandb": {}},
+        axes={"samples": "", "val*": "samples"},
+        exit_code=0,
+    )
+
+
+def of_ours() -> Recorded:
+    """Return the same run by this package, with all differences that are intended."""
+    stock = of_stock()
+    return Recorded(
+        rows=[{**row, "_step": 5 + step, "global_step": step} for step, row in enumerate(ROWS)],
+        summary={**stock.summary, "_step": 7, "global_step": 3},
+        config={"lr": 0.1, "_wandb": {"m": []}},
+        axes={"global_step": "", "*": "global_step", **stock.axes},
+        exit_code=0,
+    )
+
+
+TERMS = Terms(axes=frozenset({"samples"}))
+
+
+def kinds(stock: Recorded, ours: Recorded, terms: Terms = TERMS) -> list[str]:
+    """Return the kinds of all differences."""
+    return [difference.kind for difference in compare(stock, ours, terms)]
+
+
+def test_equal_runs_are_equal_although_each_intended_difference_is_there() -> None:
+    assert kinds(of_stock(), of_ours()) == []
+
+
+def split(run: Recorded) -> None:
+    lr = {"lr": run.rows[0].pop("lr"), "global_step": 0, "samples": 0}
+    run.rows.insert(1, lr)
+
+
+def join(run: Recorded) -> None:
+    run.rows[2]["gpu"] = run.rows.pop()["gpu"]
+
+
+def move(run: Recorded) -> None:
+    run.rows[0]["lr"], run.rows[2]["lr"] = run.rows[2]["lr"], run.rows[0]["lr"]
+
+
+def swap(run: Recorded) -> None:
+    run.rows.insert(0, run.rows.pop())
+
+
+def add_axis(run: Recorded) -> None:
+    run.rows.insert(2, {"samples": 32, "global_step": 1})
+
+
+PLANTED: dict[str, tuple[Callable[[Recorded], Any], list[str]]] = {
+    "a row is split": (split, ["row split"]),
+    "rows are joined": (join, ["rows joined, and x"]),
+    "a value stands in another row": (move, ["value", "value"]),
+    "a row lies at another x": (lambda run: run.rows[1].update(global_step=2), ["x"]),
+    "a row has no x": (lambda run: run.rows[1].pop("global_step"), ["x"]),
+    "a row has another value of the user's axis": (lambda run: run.rows[1].update(samples=0), ["value"]),
+    "a row is missing": (lambda run: run.rows.pop(1), ["row missing"]),
+    "the last row is missing": (lambda run: run.rows.pop(), ["row missing"]),
+    "a row is there twice": (lambda run: run.rows.append(run.rows[2]), ["row extra"]),
+    "a row of the axis alone": (add_axis, ["row of the axis alone"]),
+    "rows in another order": (swap, ["order"]),
+    "a value is missing": (lambda run: run.rows[2].pop("note"), ["value missing"]),
+    "another number": (lambda run: run.rows[1].update(loss=0.2500001), ["value"]),
+    "another text": (lambda run: run.rows[2].update(note="other"), ["value"]),
+    "a number in place of a truth value": (lambda run: run.rows[2].update(ok=1), ["value"]),
+    "a flag": (lambda run: run.rows[1].update({DEGRADED: 1}), ["flagged"]),
+    "another summary": (lambda run: run.summary.update(loss=0.25), ["summary"]),
+    "a summary too many": (lambda run: run.summary.update(more=1), ["summary"]),
+    "a summary is missing": (lambda run: run.summary.pop("best"), ["summary"]),
+    "another config": (lambda run: run.config.update(lr=0.2), ["config"]),
+    "a config is missing": (lambda run: run.config.pop("lr"), ["config"]),
+    "a name is not on the user's axis": (lambda run: run.axes.pop("val*"), ["axis"]),
+    "a name is on a wrong axis": (lambda run: run.axes.update(lr="samples"), ["axis"]),
+    "another exit code": (lambda run: setattr(run, "exit_code", 1), ["exit code"]),
+    "no end": (lambda run: setattr(run, "exit_code", None), ["exit code"]),
+    "a damaged file": (lambda run: setattr(run, "problem", "bad block"), ["unreadable"]),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_difference_is_found(name: str) -> None:
+    plant, expected = PLANTED[name]
+    ours = of_ours()
+    plant(ours)
+    assert kinds(of_stock(), ours) == expected
+
+
+def test_a_mean_may_differ_in_its_last_digit() -> None:
+    stock, ours = of_stock(), of_ours()
+    stock.rows[0]["loss"], ours.rows[0]["loss"] = 0.1, 0.10000000000000002
+    assert kinds(stock, ours) == []
+
+
+def test_truth_values_of_several_ranks_are_numbers() -> None:
+    ours = of_ours()
+    ours.rows[2]["ok"] = 1
+    terms = Terms(axes=TERMS.axes, has_peers=True)
+    assert kinds(of_stock(), ours, terms) == []
+    ours.rows[2]["ok"] = 0
+    assert kinds(of_stock(), ours, terms) == ["value"]
+
+
+def test_calls_at_one_position_of_a_frameworks_axis_may_be_one_row_but_not_leave_one_without_values() -> None:
+    terms = Terms(x="", joined=frozenset({"step", "epoch"}))
+    whole = {"step": 1, "epoch": 0, "loss": 0.5, "val/loss": 0.25}
+    parts = [{"step": 1, "epoch": 0, "loss": 0.5}, {"step": 1, "epoch": 0, "val/loss": 0.25}]
+    later = {"step": 2, "epoch": 0, "loss": 0.25}
+    stock = Recorded(rows=[{**row, "_step": number} for number, row in enumerate([*parts, later])])
+    assert kinds(stock, Recorded(rows=[whole, later]), terms) == []
+    assert kinds(stock, Recorded(rows=[*parts, later]), terms) == []
+    assert kinds(stock, Recorded(rows=[whole, {"step": 1, "epoch": 0}, later]), terms) == ["row of the axis alone"]
+    assert kinds(stock, Recorded(rows=[{**whole, "step": 2}, later]), terms) == ["value"]
+    assert kinds(stock, Recorded(rows=[parts[0], later, parts[1]]), terms) != []
+
+
+def test_a_flag_is_allowed_after_a_failure_only() -> None:
+    ours = of_ours()
+    ours.rows[1][DEGRADED] = 1
+    assert kinds(of_stock(), ours, Terms(axes=TERMS.axes, is_failing=True)) == []
+
+
+# --- what stock has to play -------------------------------------------------------------------------------------------
+
+
+def script(*calls: tuple[dict[str, Any], int | None, bool | None]) -> Script:
+    """Return a script of calls of `log`: values, step and commit."""
+    operations: list[Operation] = [
+        {
+            "do": "log",
+            "values": values,
+            **({} if step is None else {"step": step}),
+            **({} if commit is None else {"commit": commit}),
+        }
+        for values, step, commit in calls
+    ]
+    end: Operation = {"do": "end", "how": "return"}
+    axis: Operation = {"do": "define", "name": "a", "options": {"step_metric": "samples"}}
+    return Script("s", "run", {}, 0.0, (axis, *operations, end))
+
+
+def translated(given: Script, *, has_peers: bool) -> tuple[list[tuple[int | None, bool | None]], dict[int, int]]:
+    """Return step and commit of the calls of stock, and the positions that differ."""
+    result = for_stock(given, has_peers=has_peers)
+    logs = [operation for operation in result.script.operations if operation["do"] == "log"]
+    return [(operation.get("step"), operation.get("commit")) for operation in logs], result.x_of
+
+
+@pytest.mark.parametrize("has_peers", [False, True])
+def test_a_script_that_w_and_b_takes_as_it_is_stays_so(has_peers: bool) -> None:
+    for given in (
+        script(({"a": 1}, None, None), ({"b": 1}, None, False), ({"c": 1}, None, None)),
+        script(({"a": 1}, 0, None), ({"b": 1}, 0, None), ({"a": 1}, 10, True), ({"a": 1}, 20, False)),
+    ):
+        assert for_stock(given, has_peers=has_peers).script == given
+        assert for_stock(given, has_peers=has_peers).x_of == {}
+
+
+@pytest.mark.parametrize("has_peers", [False, True])
+def test_steps_that_go_backwards_get_the_next_step(has_peers: bool) -> None:
+    given = script(({"a": 1}, 5, None), ({"a": 2}, 3, None), ({"a": 3}, 4, None), ({"a": 4}, 9, None))
+    assert translated(given, has_peers=has_peers) == ([(5, None), (6, None), (7, None), (9, None)], {6: 3, 7: 4})
+
+
+@pytest.mark.parametrize("has_peers", [False, True])
+def test_without_a_step_rows_lie_at_the_last_one(has_peers: bool) -> None:
+    given = script(({"a": 1}, 5, None), ({"b": 1}, None, None), ({"c": 1}, None, None), ({"d": 1}, 6, None))
+    assert translated(given, has_peers=has_peers) == ([(5, None), (None, None), (None, None), (7, None)], {6: 5, 7: 6})
+
+
+def test_a_repeated_name_is_overwritten_in_one_process_and_kept_between_ranks() -> None:
+    given = script(({"a": 1}, 1, None), ({"a": 2}, 1, None), ({"a": 3}, 2, None))
+    assert translated(given, has_peers=False) == ([(1, None), (1, None), (2, None)], {})
+    assert translated(given, has_peers=True) == ([(1, None), (2, None), (3, None)], {2: 1, 3: 2})
+
+
+def test_between_ranks_another_value_of_the_axis_begins_a_row() -> None:
+    values: list[dict[str, Any]] = [{"a": 1, "samples": 8}, {"b": 2, "samples": 8}, {"c": 3, "samples": 9}]
+    given = script(*[(each, 1, None) for each in values])
+    assert translated(given, has_peers=True) == ([(1, None), (1, None), (2, None)], {2: 1})
+
+
+def test_a_step_after_its_commit_is_a_new_row() -> None:
+    given = script(({"a": 1}, 1, True), ({"b": 2}, 1, None))
+    for has_peers in (False, True):
+        assert translated(given, has_peers=has_peers) == ([(1, True), (2, None)], {2: 1})
+
+
+def test_scripts_are_drawn_with_all_their_kinds() -> None:
+    scripts = [draw(seed) for seed in range(100)]
+    assert scripts == [draw(seed) for seed in range(100)]
+    operations = [operation for each in scripts for operation in each.operations]
+    assert {operation["do"] for operation in operations} == {"log", "define", "summary", "config", "behind", "end"}
+    logs = [operation for operation in operations if operation["do"] == "log"]
+    assert {operation.get("commit") for operation in logs} == {None, True, False}
+    kinds_of_values = {type(value) for operation in logs for value in operation["values"].values()}
+    assert kinds_of_values == {float, int, str, bool, dict}
+    assert {operation["how"] for operation in operations if operation["do"] == "end"} == {"return", "raise", "code"}
+    defined = {(operation["name"], *operation["options"]) for operation in operations if operation["do"] == "define"}
+    assert {("*", "step_metric"), ("val/*", "step_metric"), ("samples",), ("loss", "summary")} <= defined
+    moves = [for_stock(each, has_peers=True).script != each for each in scripts]
+    assert 5 < sum(moves) < 50
+
+
+def test_plants_do_not_change_the_original() -> None:
+    before = copy.deepcopy(ROWS)
+    for plant, _ in PLANTED.values():
+        plant(of_ours())
+    assert before == ROWS
