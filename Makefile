@@ -15,7 +15,7 @@ HASHED ?=
 LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-fast test-oldest lint docs pictures chaos coverage fuzz format bench release-check lock audit clean
+.PHONY: help demo test test-fast test-oldest lint docs pictures chaos oracle coverage fuzz format bench release-check lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -47,6 +47,10 @@ lint: $(VENV)/.development  ## Check style, imports, sizes and types, and that t
 
 chaos: $(VENV)/.development  ## Run random jobs with faults (SEEDS=0-299, JOBS=2) and check their runs
 	$(BIN)/python tests/chaos --seeds $(SEEDS) --jobs $(JOBS)
+
+oracle: $(VENV)/.development  ## Compare random scripts (SEEDS=0-299, JOBS=2) by stock wandb and by this package
+	$(BIN)/python tests/chaos/oracle --seeds $(SEEDS) --guards --jobs $(JOBS)
+	$(BIN)/python tests/chaos/oracle --framework all
 
 coverage: $(VENV)/.development  ## Measure the line and branch coverage of unit and distributed tests; under 95 % is an error
 	@$(INSTALL) 'coverage>=7.10'

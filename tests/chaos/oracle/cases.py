@@ -1,0 +1,63 @@
+"""Small scripts, each of which once left another run than stock wandb, or could."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oracle.scripts import Operation, Script
+
+_END: Operation = {"do": "end", "how": "return"}
+
+
+def _log(values: dict[str, Any], step: int | None = None, commit: bool | None = None) -> Operation:
+    given = {"step": step, "commit": commit}
+    return {"do": "log", "values": values, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _axis(name: str, axis: str) -> Operation:
+    return {"do": "define", "name": name, "options": {"step_metric": axis}}
+
+
+def _summary(**values: Any) -> Operation:
+    return {"do": "summary", "values": values, "by": "item"}
+
+
+def _case(name: str, *operations: Operation, pace: float = 0.0) -> Script:
+    return Script(name, "run", {}, pace, (*operations, _END))
+
+
+def _parts_with_lag() -> list[Operation]:
+    operations: list[Operation] = []
+    for number in range(8):
+        operations += [{"do": "behind", "rank": 1, "seconds": 0.15}] if number == 4 else []
+        operations += [_log({"a": number}, commit=False), _log({"b": number})]
+    return operations
+
+
+def _cadences_with_lag() -> list[Operation]:
+    operations: list[Operation] = []
+    for number in range(12):
+        operations += [{"do": "behind", "rank": 1, "seconds": 0.15}] if number == 6 else []
+        operations += [_log({"every-third": number})] if number % 3 == 0 else []
+        operations += [_log({"each": number})]
+    return operations
+
+
+CASES = (
+    _case(
+        "axis-at-equal-steps", _axis("*", "samples"), _log({"a": 1, "samples": 8}, 0), _log({"b": 2, "samples": 8}, 0)
+    ),
+    _case("summary-after-log", _log({"loss": 0.5}), _summary(loss=9)),
+    _case("steps-go-backwards", _log({"a": 1}, 5), _log({"a": 2}, 6), _log({"a": 3}, 5)),
+    _case("equal-steps", _log({"a": 1}, 0), _log({"b": 2}, 0), pace=0.03),
+    _case("parts", _log({"a": 1}, commit=False), _log({"b": 2}), _log({"a": 3}, commit=False), _log({"b": 4})),
+    _case("parts-with-lag", *_parts_with_lag(), pace=0.01),
+    _case("parts-of-two-axes", _axis("a", "e"), _log({"a": 1, "e": 0}, commit=False), _log({"b": 2, "e": 1})),
+    _case("name-twice-at-a-step", _log({"lr": 1}, 2), _log({"lr": 2, "ok": 3}, 2)),
+    _case("cadences-with-lag", *_cadences_with_lag(), pace=0.01),
+    _case("part-before-the-next-step", _log({"a": 1}, 2, commit=False), _log({"b": 2}, 4)),
+    _case("part-before-the-same-name", _log({"n": 11}, 5, commit=False), _log({"n": 12}, 6)),
+    _case("summary-of-an-open-row", _log({"a": 1}, 0), _summary(a=9), _log({"a": 2}, 1, commit=True)),
+    _case("axis-defined-late", _log({"a": 1, "s": 8}, 0), _axis("a", "s"), _log({"a": 2}, 1)),
+    _case("without-a-step-after-one", _log({"a": 1}, 5), _log({"b": 2}), _log({"c": 3})),
+)

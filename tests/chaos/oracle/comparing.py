@@ -1,0 +1,230 @@
+"""Compare a run of this package with that of stock wandb, row by row, and name what differs.
+
+`INTENDED` is the list of all differences on purpose. What is not in it is a fault.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any
+
+from oracle.recorded import Recorded
+
+X = "global_step"
+DEGRADED = "dist_wandb/degraded"
+
+INTENDED = {
+    "_step, _runtime, _timestamp, _wandb": "They are wandb's count of rows, times, versions and the like. Our x axis "
+    "takes the place of `_step`: with wandb's own steps, W&B would drop a late row.",
+    "global_step": "Each of our rows has its position, and so has the summary; it must be the step of the stock row. "
+    "It is the x axis of all names for which stock has none.",
+    "steps that go backwards or repeat": "W&B drops such rows with a warning; here they are kept. Stock gets a script "
+    "whose steps increase (`scripts.for_stock`).",
+    "a name, or another value of the user's axis, for the second time at a step, with several ranks": "W&B overwrites "
+    "the first value; here the call begins a row of its own (design: rows stay whole).",
+    "commit=True, then the same step again": "W&B drops the second call. Here it is a row of its own.",
+    "a row without a step, after one with a step": "Here it lies at the last step that was given (docs/numbers.md), in "
+    "W&B at the next one. The position comes from `scripts.for_stock`; what stands in the row comes from W&B.",
+    "calls at one position of a framework's axis": "Lightning's logger and the Trainer's callback give W&B no step, so "
+    "that each call is a row there. Here calls with other names at one step may stand in one row. A row must have more "
+    "than step and epoch.",
+    "true and false in a job of several ranks": "They count as numbers, 1 and 0, because their mean is a number.",
+    "dist_wandb/degraded after a failure": "After an exception or an exit code nobody waits for anybody, so that a row "
+    "may lack a rank, and says so. Without a failure, a row with this name is a fault.",
+}
+"""What differs on purpose, each with its reason."""
+
+_OF_WANDB = frozenset({"_runtime", "_timestamp", "_step", "_wandb"})
+_NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is known of two runs that are compared.
+
+    Args:
+        x_of: The position of a row on our x axis by stock's step, where they differ.
+        x: Name of our x axis; empty if stock has the same one, so that it counts as a value.
+        is_failing: Whether the script ends with a failure.
+        has_peers: Whether our run is that of a job of several ranks.
+        axes: The names of the user's x axes.
+        unlike: Further names that are not compared, in rows, summary and config.
+        joined: If given, consecutive rows with equal values of these names, and no other name in common, are one row.
+    """
+
+    x_of: Mapping[int, int] = field(default_factory=dict)
+    x: str = X
+    is_failing: bool = False
+    has_peers: bool = False
+    axes: frozenset[str] = frozenset()
+    unlike: frozenset[str] = frozenset()
+    joined: frozenset[str] = frozenset()
+
+    def of_user(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that are compared, each as it is compared."""
+        left_out = {self.x, *self.unlike, *([DEGRADED] if self.is_failing else ())}
+        kept = {name: value for name, value in values.items() if name.split(".")[0] not in _OF_WANDB | left_out}
+        return {name: self._compared(value) for name, value in kept.items() if name not in left_out}
+
+    def _compared(self, value: Any) -> Any:
+        if isinstance(value, bool) and self.has_peers:
+            return int(value)
+        if isinstance(value, float) and math.isfinite(value):  # a mean of equal numbers may differ in the last digit
+            return float(f"{value:.12g}")
+        return value
+
+    def rows_of_stock(self, run: Recorded) -> list[Row]:
+        """Return the rows of stock wandb, at the positions that they have on our x axis."""
+        return self._joined(
+            Row(self.x_of.get(row["_step"], row["_step"]) if self.x else None, self.of_user(row)) for row in run.rows
+        )
+
+    def rows_of_ours(self, run: Recorded) -> list[Row]:
+        """Return the rows of this package."""
+        return self._joined(Row(row.get(self.x), self.of_user(row)) for row in run.rows)
+
+    def _joined(self, rows: Iterable[Row]) -> list[Row]:
+        joined: list[Row] = []
+        for row in rows:
+            last = joined[-1] if joined and self.joined else Row(None, {})
+            shared = row.values.keys() & last.values.keys()
+            has_more = min(len(each.values.keys() - self.joined) for each in (row, last)) > 0
+            if has_more and shared <= self.joined and all(row.values[name] == last.values[name] for name in shared):
+                joined[-1] = Row(row.x, {**last.values, **row.values})
+            else:
+                joined.append(row)
+        return joined
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its position on the x axis, and its values by name."""
+
+    x: Any
+    values: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{'' if self.x is None else f'x={self.x}  '}{self.text}"
+
+    @property
+    def text(self) -> str:
+        """Its values as text."""
+        return json.dumps(dict(sorted(self.values.items())))
+
+    def cells(self, *, with_x: bool = True) -> Counter[str]:
+        """Return its values with their names, and with its position."""
+        x = self.x if with_x else None
+        return Counter(json.dumps([x, name, value]) for name, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference.
+
+    Args:
+        kind: Its kind, such as ``row split``.
+        text: What differs.
+    """
+
+    kind: str
+    text: str
+
+
+def compare(stock: Recorded, ours: Recorded, terms: Terms) -> list[Difference]:
+    """Return all differences that are not intended."""
+    if stock.problem or ours.problem:
+        return [Difference("unreadable", f"stock: {stock.problem or 'read'}; ours: {ours.problem or 'read'}")]
+    found = _rows_differ(terms.rows_of_stock(stock), terms.rows_of_ours(ours), terms)
+    found += _values_differ("summary", terms.of_user(stock.summary), terms.of_user(ours.summary))
+    found += _values_differ("config", terms.of_user(stock.config), terms.of_user(ours.config))
+    names = {name for row in stock.rows for name in terms.of_user(row)}
+    ours_of = {name: ours.axis_of(name) for name in names}
+    found += _values_differ(
+        "axis",
+        {name: stock.axis_of(name) for name in names},
+        {name: "" if axis == terms.x else axis for name, axis in ours_of.items()},
+    )
+    if stock.exit_code != ours.exit_code:
+        found.append(Difference("exit code", f"stock {stock.exit_code}, ours {ours.exit_code}"))
+    return found
+
+
+def side_by_side(stock: Recorded, ours: Recorded, terms: Terms) -> str:
+    """Return both runs' rows, one on a line, with a mark before those that only one of them has."""
+    lines = []
+    for is_equal, old, new in _stretches(terms.rows_of_stock(stock), terms.rows_of_ours(ours)):
+        if is_equal:
+            lines += [f"            {row}" for row in old]
+        else:
+            lines += [f"    - stock {row}" for row in old] + [f"    + ours  {row}" for row in new]
+    return "\n".join(lines)
+
+
+def _values_differ(what: str, stock: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Difference]:
+    found = []
+    for name in sorted({*stock, *ours}):
+        texts = [json.dumps(values[name]) if name in values else _NOTHING for values in (stock, ours)]
+        if texts[0] != texts[1]:
+            found.append(Difference(what, f"{name}: stock {texts[0]}, ours {texts[1]}"))
+    return found
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _stretches(stock: Sequence[Row], ours: Sequence[Row]) -> list[tuple[bool, Sequence[Row], Sequence[Row]]]:
+    matcher = SequenceMatcher(None, list(map(str, stock)), list(map(str, ours)), autojunk=False)
+    return [(tag == "equal", stock[a:b], ours[c:d]) for tag, a, b, c, d in matcher.get_opcodes()]
+
+
+def _rows_differ(stock: Sequence[Row], ours: Sequence[Row], terms: Terms) -> list[Difference]:
+    """Return how rows differ: in their order, or in each stretch between equal rows."""
+    if Counter(map(str, stock)) == Counter(map(str, ours)):
+        return (
+            []
+            if list(map(str, stock)) == list(map(str, ours))
+            else [Difference("order", "the same rows, not in order")]
+        )
+    found = []
+    for is_equal, old, new in _stretches(stock, ours):
+        if not is_equal:
+            texts = [f"- stock {row}" for row in old] + [f"+ ours  {row}" for row in new]
+            found.append(Difference(_kind(old, new, terms), "\n    ".join(["", *texts])))
+    return found
+
+
+def _kind(stock: Sequence[Row], ours: Sequence[Row], terms: Terms) -> str:
+    """Return what happened to the rows of a stretch between equal rows."""
+    return next(_kinds(stock, ours, terms), "other rows")
+
+
+def _kinds(stock: Sequence[Row], ours: Sequence[Row], terms: Terms) -> Iterator[str]:
+    """Yield the kinds that describe a stretch, the best one first."""
+    if any(DEGRADED in row.values for row in ours):
+        yield "flagged"
+    if not ours:
+        yield "row missing"
+    if not stock and all(row.values.keys() <= terms.axes | terms.joined for row in ours):
+        yield "row of the axis alone"
+    if not stock:
+        yield "row extra"
+    changed = "row split" if len(ours) > len(stock) else "rows joined" if len(ours) < len(stock) else "cells moved"
+    if set(_cells(stock)) == set(_cells(ours)):
+        yield changed
+    if [row.text for row in stock] == [row.text for row in ours]:
+        yield "x"
+    if set(_cells(stock, with_x=False)) == set(_cells(ours, with_x=False)):
+        yield f"{changed}, and x"
+    if [(row.x, sorted(row.values)) for row in stock] == [(row.x, sorted(row.values)) for row in ours]:
+        yield "value"
+    if set(_cells(ours)) < set(_cells(stock)):
+        yield "value missing"
+
+
+def _cells(rows: Sequence[Row], *, with_x: bool = True) -> Counter[str]:
+    return sum((row.cells(with_x=with_x) for row in rows), Counter())

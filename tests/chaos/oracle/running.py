@@ -1,0 +1,132 @@
+"""Run scripts with stock wandb and with this package, in several variants, and compare what they leave."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oracle.comparing import Difference, Terms, compare, side_by_side
+from oracle.recorded import Recorded, recorded_runs
+from oracle.scripts import Script, for_stock, to_json
+from processes import clean_environment, run_job
+from ranks import rank_commands
+
+_PLAYER = Path(__file__).parent / "player.py"
+_SOURCES = Path(__file__).parents[3] / "src"
+_EACH, _START = 12.0, 90.0  # seconds for a script, and for the start of a job, on a busy machine
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a script with this package.
+
+    Args:
+        ranks: Number of ranks.
+        guard: What only rank 0 does: nothing (`none`), `log`, or `init` as well.
+    """
+
+    ranks: int
+    guard: str = "none"
+
+    def __str__(self) -> str:
+        return {
+            "none": f"{self.ranks} rank{'s' if self.ranks > 1 else ''}",
+            "log": f"{self.ranks} ranks, log guarded",
+            "init": f"{self.ranks} ranks, init guarded",
+        }[self.guard]
+
+
+VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "init"))
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one script in one variant.
+
+    Args:
+        script: The script.
+        variant: The variant.
+        differences: What differs from stock, except what is intended.
+        rows: Rows of both runs, side by side.
+    """
+
+    script: Script
+    variant: Variant
+    differences: list[Difference]
+    rows: str
+
+    def __str__(self) -> str:
+        head = f"{self.script.name}, {self.variant}"
+        if not self.differences:
+            return f"{head}: equal"
+        found = "\n".join(f"  {one.kind}: {one.text}" for one in self.differences)
+        return f"{head}: {len(self.differences)} differences\n{self.script}\n{found}\nall rows:\n{self.rows}"
+
+
+def python_path() -> str:
+    """Return the path on which ranks find this checkout's package first, whichever is installed."""
+    return os.pathsep.join(filter(None, [str(_SOURCES), os.environ.get("PYTHONPATH")]))
+
+
+def play_ours(scripts: Sequence[Script], variant: Variant) -> dict[str, Recorded]:
+    """Run scripts with this package; return their runs by name."""
+    return _play(scripts, "ours", variant)
+
+
+class Stock:
+    """What stock wandb leaves of scripts: one job, in which each is played once or twice.
+
+    Args:
+        scripts: The scripts. Some have to be played in another form for comparisons with a job of several ranks.
+    """
+
+    def __init__(self, scripts: Sequence[Script]) -> None:
+        keys = [(script, peers) for script in scripts for peers in (0, 1)]
+        self._forms = {(script.name, peers): for_stock(script, has_peers=bool(peers)) for script, peers in keys}
+        forms = {self._name(*key): replace(form.script, name=self._name(*key)) for key, form in self._forms.items()}
+        self._runs = _play(list(forms.values()), "stock", Variant(1))
+
+    def result(self, script: Script, variant: Variant, ours: Recorded) -> Result:
+        """Compare a run of this package with stock's."""
+        key = script.name, int(variant.ranks > 1)
+        stock = self._runs[self._name(*key)]
+        terms = Terms(
+            self._forms[key].x_of, is_failing=script.is_failing, has_peers=variant.ranks > 1, axes=script.axes
+        )
+        return Result(script, variant, compare(stock, ours, terms), side_by_side(stock, ours, terms))
+
+    def _name(self, name: str, peers: int) -> str:
+        """Return the name of a script's run: the same for both forms if they are equal."""
+        return f"{name}-peers" if peers and self._forms[name, 1].script != self._forms[name, 0].script else name
+
+
+def judge(scripts: Sequence[Script], variants: Sequence[Variant] = VARIANTS) -> list[Result]:
+    """Run scripts with stock wandb and in all variants, and compare them."""
+    stock = Stock(scripts)
+    results = []
+    for variant in variants:
+        ours = play_ours(scripts, variant)
+        results += [stock.result(script, variant, ours[script.name]) for script in scripts]
+    return results
+
+
+def _play(scripts: Sequence[Script], which: str, variant: Variant) -> dict[str, Recorded]:
+    directory = Path(tempfile.mkdtemp(prefix="oracle-"))
+    try:
+        file = directory / "scripts.json"
+        file.write_text(to_json(scripts), encoding="utf-8")
+        command = (which, variant.guard, directory, file)
+        if variant.ranks == 1:
+            commands: tuple[list[str | Path], ...] = ([sys.executable, _PLAYER, *map(str, command)],)
+        else:
+            commands = rank_commands(_PLAYER, *command, world_size=variant.ranks)
+        environment = clean_environment(WANDB_SILENT="true", PYTHONPATH=python_path())
+        run_job(*commands, cwd=directory, environment=environment, timeout=_START + _EACH * len(scripts)).check()
+        return recorded_runs(directory, [script.name for script in scripts])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
