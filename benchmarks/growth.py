@@ -136,7 +136,7 @@ class _Unit:
     def exchange(self, row: dict[str, float], step: int) -> float:
         """Put a row on every rank; return the seconds from the last put until it is written."""
         for exchange in self._exchanges:
-            exchange.put(Contribution(row, step))
+            exchange.put(Contribution(row, step, commit=True))
         last = time.perf_counter()
         return self._written.get(timeout=_TIMEOUT) - last
 
@@ -158,7 +158,7 @@ class _Unit:
     def _exchange(self, store: Any, rank: int, ranks: int) -> CollectiveExchange:
         topology = Topology(rank, rank, 0, ranks, ranks, 1)
         plan = plan_run(topology, "auto", "global", "growth")
-        rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"))
+        rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"), index=rank)
         job_store = JobStore(store, "growth", topology, _TIMEOUT)
         exchange = CollectiveExchange(unit_of(topology, "global"), Hooks(lambda: job_store), rows, _LIMITS)
         exchange.start()

@@ -27,7 +27,6 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership, presence
 from dist_wandb.exchange.membership.presence import Presence, publish_opened
 from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.protocol import pacing
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -44,7 +43,7 @@ def is_empty(exchange: CollectiveExchange) -> bool:
 
 
 def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
-    return exchange.rounds.ledger.members.size == size and exchange.group is not None
+    return len(exchange.rounds.table.ranks.members) == size and exchange.group is not None
 
 
 # --- healthy ranks ----------------------------------------------------------------------------------------------------
@@ -57,17 +56,17 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
         unit.log(rank, {"loss": float(rank), "epoch": 3}, 0)
     unit.flush()
     start = time.monotonic()
-    before = [exchange.rounds.ledger.round for exchange in unit.exchanges.values()]
+    before = [exchange.rounds.table.round for exchange in unit.exchanges.values()]
     groups: list[Any] = [exchange.group for exchange in unit.exchanges.values()]
     collectives = [group.collectives for group in groups]
     for step in range(1, 21):
         for rank in range(size):
             unit.log(rank, {"loss": float(rank + step), "epoch": 3}, step)
         eventually(functools.partial(has_rows, unit, step + 1))
-    rounds = [exchange.rounds.ledger.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
+    rounds = [exchange.rounds.table.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
     assert max(rounds) <= 20 + 3 + 10 * (time.monotonic() - start)  # heartbeats may occur between two rows
     unit.close()
-    rounds = [exchange.rounds.ledger.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
+    rounds = [exchange.rounds.table.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
     for group, old in zip(groups, collectives, strict=True):
         assert group.collectives - old <= 2 * max(rounds)
     assert unit.last("loss") == {step: step + (size - 1) / 2 for step in range(21)}
@@ -299,6 +298,35 @@ def test_a_flush_that_waits_for_a_silent_rank_times_out(ranks: Callable[..., Ran
     unit.log(1, {"loss": 4.0}, 1)
     unit.close()
     assert unit.last("loss") == {0: 1.0, 1: 3.0}
+
+
+def test_uneven_counts_without_a_step_are_reported_at_the_end(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which of a rank's calls belongs to which of another rank cannot be known then, but it is said."""
+    unit = ranks(3)
+    for rank, count in enumerate((4, 5, 4)):
+        for call in range(count):
+            unit.log(rank, {"loss": float(call), "even": 1.0} if call < 4 else {"loss": float(call)}, calls=call)
+    unit.close()
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "'loss' was logged without a step 4 times by ranks 0, 2, 5 times by rank 1." in message
+    assert "Pass step= to log" in message
+
+
+def test_an_x_axis_that_differs_between_the_ranks_of_a_row_is_reported_once(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2, axes=["epoch"])
+    for call in range(6):
+        for rank in range(2):
+            unit.log(rank, {"loss": 1.0, "epoch": call // (2 + rank)}, calls=call)
+    unit.close()
+    assert [row["epoch"] for row in unit.run.rows] == [0, 0, 1, 1, 2, 2], "that of rank 0"
+    messages = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert messages, "each rank reports it once"
+    assert len(messages) == len(unit.exchanges)
+    assert all("values of 'epoch', the x axis, differ in one row" in message for message in messages)
 
 
 # --- failing ranks ----------------------------------------------------------------------------------------------------
@@ -548,7 +576,7 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     for step in range(1, 400):
         unit.log(0, {"loss": float(step)}, step)
     eventually(lambda: len(unit.run.rows) >= 300)
-    eventually(lambda: unit.exchanges[0].rounds.ledger.open.count_rows() <= 51)
+    eventually(lambda: len(unit.exchanges[0].rounds.table.open) <= 51)
     assert [record.message for record in caplog.records if "more than 50 rows wait" in record.message]
 
 
@@ -568,10 +596,10 @@ def test_a_row_that_fails_does_not_affect_others(ranks: Callable[..., Ranks], ca
     unit = ranks(2)
     refused = unit.run.log
 
-    def log(row: Row) -> None:
+    def log(row: Row, commit: bool | None = None) -> None:
         if row["global_step"] == 1:
             raise TypeError("W&B does not take this")
-        refused(row)
+        refused(row, commit)
 
     unit.run.log = log  # type: ignore[method-assign]
     for step in range(3):
@@ -696,9 +724,9 @@ def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ra
     unit.log(1, {"loss": 3.0}, 2)
     unit.log(0, {"other": 2.0}, 1)
     time.sleep(2.5)
-    before = unit.exchanges[0].rounds.ledger.round
-    eventually(lambda: unit.exchanges[0].rounds.ledger.round > before + 5)
-    assert unit.exchanges[0].rounds.ledger.members.size == 2
+    before = unit.exchanges[0].rounds.table.round
+    eventually(lambda: unit.exchanges[0].rounds.table.round > before + 5)
+    assert len(unit.exchanges[0].rounds.table.ranks.members) == 2
     assert not unit.exchanges[1].flush(0.3)
     stall.over.set()
     for step in (1, 2):
@@ -750,7 +778,7 @@ def test_after_all_ranks_have_closed_none_is_absent(ranks: Callable[..., Ranks])
         unit.log(rank, {"loss": 1.0}, 0)
     unit.close()
     eventually(lambda: all(exchange.has_ended for exchange in unit.exchanges.values()))
-    assert [exchange.rounds.ledger.members.absent for exchange in unit.exchanges.values()] == [0] * 3
+    assert [exchange.rounds.table.ranks.lost for exchange in unit.exchanges.values()] == [{}] * 3
 
 
 def test_an_exchange_that_cannot_continue_is_reported(
@@ -777,10 +805,7 @@ class Lingering(Limits):
     linger: ClassVar[float] = 60.0
 
 
-def test_rows_in_quick_succession_wait_for_the_next_unless_a_flush_waits(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pacing, "_QUICK", 60.0)
+def test_rows_wait_for_the_next_unless_a_flush_waits(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2, limits=Lingering(**asdict(QUICK)))
     for step in range(5):
         for rank in range(2):

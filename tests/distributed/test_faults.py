@@ -16,7 +16,7 @@ import torchmetrics
 from units import QUICK, Ranks
 
 from dist_wandb import gathered
-from dist_wandb.exchange.protocol import negotiation
+from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
@@ -55,7 +55,7 @@ class Faults:
 def test_random_failures_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    faults = Faults(seed, often=0.03)
+    faults = Faults(seed, often=0.06)
     for name in ("reduce", "reduce_tensors", "gather", "collect", "send_to_first", "receive_from_first"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
@@ -88,7 +88,7 @@ def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""
-    monkeypatch.setattr(negotiation, "_MOST_CELLS", 50)
+    monkeypatch.setattr(rounds, "MOST_VALUES", 50)
     faults = Faults(seed, often=0.1)
     for name in ("reduce", "reduce_tensors", "gather", "send_to_first", "receive_from_first"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
@@ -103,7 +103,7 @@ def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
             unit.log(rank, {"counted": value}, None, calls=2 * step + 1)
     unit.close()
     assert faults.number > 3, "the test must disturb"
-    assert max(exchange.rounds.ledger.round for exchange in unit.exchanges.values()) < 300, "one round for many rows"
+    assert max(exchange.rounds.table.round for exchange in unit.exchanges.values()) < 300, "one round for many rows"
     assert {step: row for step, row in unit.last("x").items() if step in wanted} == wanted
     assert unit.last("own") == {step: step % 7 for step in range(300) if step % 7 < 3}
     assert sum(row["counted"] for row in unit.run.rows if "counted" in row) == sum(wanted.values())

@@ -29,9 +29,9 @@ from dist_wandb.payloads.media import pictures
 class Looking(RecordingRun):
     """Reads images when they are logged, as W&B does: their captions, and their first pixel."""
 
-    def log(self, row: Row) -> None:
+    def log(self, row: Row, commit: bool | None = None) -> None:
         seen = {name: self._seen(value) for name, value in row.items()}
-        super().log({**row, **seen})
+        super().log({**row, **seen}, commit)
 
     @staticmethod
     def _seen(value: Any) -> Any:
@@ -224,6 +224,9 @@ def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks]) -
             unit.log(rank, {"table": table(rank)}, step)
     unit.flush()
     assert written(unit) == dict.fromkeys(range(30), whole(1, 1))
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 30)
+    unit.flush()
     for exchange in unit.exchanges.values():
         tables: Any = exchange._rows.held.attachments._by_kind["table"]
         assert len(tables._kept) <= fused_gathers._REMEMBERED + 1

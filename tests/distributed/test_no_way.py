@@ -77,7 +77,7 @@ def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
     for exchange in unit.exchanges.values():
         wait_for_peers(exchange, 4.0)
     unit.log(0, {"loss": 4.0}, 1)
-    eventually(lambda: bool(unit.exchanges[1].rounds.ledger.open))  # rank 1 knows that rank 0 has contributed this
+    eventually(lambda: bool(unit.exchanges[1].rounds.table.open))  # rank 1 knows that rank 0 has contributed this
     stall = Stall()
     unit.log(2, {"loss": stall.number()}, 1)
     time.sleep(0.5)  # the others wait for it
@@ -89,7 +89,7 @@ def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
     assert not messages(caplog, "has not logged")
     assert not messages(caplog, "after its row was written")
     stall.over.set()
-    eventually(lambda: unit.exchanges[0].rounds.ledger.members.size == 3)
+    eventually(lambda: len(unit.exchanges[0].rounds.table.ranks.members) == 3)
     unit.close()
 
 
@@ -107,10 +107,10 @@ def test_a_contribution_of_a_lost_rank_does_not_replace_a_missing_one(
     unit.flush()
     log(1, 1.0, 1)
     log(2, 2.0, 1)
-    eventually(lambda: {cell.totals.contributors for cell in unit.exchanges[0].rounds.ledger.open.values()} == {2})
+    eventually(lambda: {len(cell.ranks) for cell in unit.exchanges[0].rounds.table.cells.values()} == {2})
     unit.die(2)
-    eventually(lambda: unit.exchanges[0].rounds.ledger.members.size == 2)
-    eventually(lambda: unit.exchanges[1].rounds.ledger.members.size == 2)
+    eventually(lambda: len(unit.exchanges[0].rounds.table.ranks.members) == 2)
+    eventually(lambda: len(unit.exchanges[1].rounds.table.ranks.members) == 2)
     time.sleep(0.5)
     log(0, 6.0, 1)
     unit.close(0, 1)

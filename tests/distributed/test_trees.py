@@ -22,7 +22,7 @@ from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.transport import gloo, layout
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.exchange.transport.tree import OneGroup, TreeGroup
+from dist_wandb.exchange.transport.tree import TreeGroup
 
 SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts for other ranks
 
@@ -74,7 +74,7 @@ def test_a_tree_writes_the_same_rows_as_one_group(
         unit.flush()
         units.append(unit)
         kinds = {type(exchange.group) for exchange in unit.exchanges.values()}
-        assert kinds == {TreeGroup if most < size else OneGroup}
+        assert kinds == {TreeGroup if most < size else GlooGroup}
         unit.close()
         assert not unit.flagged()
     in_tree, in_one = map(written, units)
@@ -216,7 +216,7 @@ def test_late_ranks_join(ranks: Callable[..., Ranks]) -> None:
         unit.log(rank, {"ones": 1}, 0)
     unit.flush()
     unit.open(7, 8)
-    eventually(lambda: all(exchange.rounds.ledger.members.size == 9 for exchange in unit.exchanges.values()))
+    eventually(lambda: all(len(exchange.rounds.table.ranks.members) == 9 for exchange in unit.exchanges.values()))
     for rank in range(9):
         unit.log(rank, {"ones": 1}, 1)
     unit.flush()

@@ -14,9 +14,8 @@ from fuzzing import Target
 from torchmetrics import AUROC, CatMetric, MeanMetric, MetricCollection, SumMetric
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.membership.generations import Checkpoint
-from dist_wandb.exchange.protocol.batches import Row, Slot
-from dist_wandb.exchange.protocol.batches import encoded as encoded_rows
+from dist_wandb.exchange.membership.generations import Checkpoint, Result
+from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.gathers import Gathered, decoded, gathered
@@ -116,25 +115,31 @@ def _read_frames(data: bytes) -> None:
 
 
 def _offers() -> list[bytes]:
-    rows: list[Row] = [(Slot(1, 0, name, line), Slot(1, 0, name + 1, line)) for name in range(3) for line in range(9)]
-    rows += [(Slot(0, step, 0, 0),) for step in range(0, 90, 3)]
-    return [json.dumps([encoded_rows(rows), encoded_rows(rows[::-1])]).encode(), b"[[], []]"]
+    machine = Rounds(0, 2)
+    machine.table.names.update(a=0, b=1, c=2, d=3)
+    for step in (None, 0, 3, 6, None, 9):
+        for names in ("a", "ab", "dc"):
+            machine.post(names, lanes_of([number_of(1.0)] * len(names)), step, 7 if step is None else step, 0.0)
+    return [machine.offer(1.0), Rounds(0, 2).offer(0.0)]
 
 
 def _read_offers(data: bytes) -> None:
     machine = Rounds(0, 2)
-    machine.learn([["a", "b", "c", "d"]])
-    machine.negotiation.agree(json.loads(data), machine.ledger.names)
+    machine.table.names.update(a=0, b=1, c=2, d=3)
+    machine.post("ab", lanes_of([number_of(1.0)] * 2), 3, 3, 0.0)
+    if machine.plan({machine.offer(1.0): frozenset([0]), data: frozenset([1])}):
+        machine.unpack(*machine.pack())
 
 
 def _checkpoints() -> list[bytes]:
-    checkpoints = [Checkpoint(3, ["loss", "acc"], ([1.0, -0.0], [float("inf")])), Checkpoint(0, [], None)]
+    result = Result({Rounds(0, 2).offer(0.0): frozenset([0, 1])}, [1.0, -0.0], [float("inf")])
+    checkpoints = [Checkpoint(3, result), Checkpoint(0, None)]
     return [json.dumps(checkpoint.as_json()).encode() for checkpoint in checkpoints]
 
 
 def _snapshots() -> list[bytes]:
     machine = Rounds(0, 2)
-    machine.learn([["loss", "acc"]])
+    machine.table.names.update(loss=0, acc=1)
     return [json.dumps(machine.snapshot()).encode()]
 
 
@@ -152,7 +157,7 @@ TARGETS = (
     Target("table", _read_table, _tables, (ConfigurationError,)),
     Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
     Target("layout", _read_layout, _layouts, (ConfigurationError,), (b'"sum"', b'"cat"', *_NUMBERS[:2])),
-    Target("offer", _read_offers, _offers, _ODD, (b"[0,0,1,999999999,[0],[0]]", b"1e9", b"[]", b"[0]")),
+    Target("offer", _read_offers, _offers, _ODD, (b"[[0,4],0,0,1,0,1,999999999]", b"1e9", b"[]", b"[0]")),
     Target(
         "exchange_checkpoint", lambda data: Checkpoint.from_json(json.loads(data)), _checkpoints, (*_ODD, struct.error)
     ),

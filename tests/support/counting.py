@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.group import BrokenError, members_of
 
 _kept: list[dist.Store] = []  # C++ keeps the store alive, but not its Python attributes
 _SLICE = 0.1  # seconds between two checks whether to stop waiting
@@ -164,8 +164,8 @@ class MemoryGroup:
     def gather(self, data: bytes) -> list[bytes]:
         return list(self._together(data, list))
 
-    def tally(self, data: bytes) -> dict[bytes, int]:
-        return dict(Counter(self.gather(data)))
+    def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
+        return members_of(self.gather(data))
 
     def collect(self, data: bytes, _deadline: float | None = None) -> list[bytes]:
         gathered = self.gather(data)

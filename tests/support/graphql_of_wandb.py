@@ -59,6 +59,7 @@ class GraphQL:
             "OrganizationCoreWeaveOrganizationID": self._no_organization,
             "UpsertBucket": self._upsert_bucket,
             "RunResumeStatus": self._run_resume_status,
+            "RewindRun": self._rewind_run,
             "CreateRunFiles": self._create_run_files,
             "FetchArtifactDigestAlgorithm": self._no_digest_algorithm,
             "XXHashDigestsEnabled": self._no_xxhash,
@@ -120,6 +121,22 @@ class GraphQL:
         run = self._records.runs.get(f"{entity}/{project}/{variables['name']}")
         bucket = None if run is None else _resume_bucket(run)
         return {"model": {"id": project, "name": project, "entity": {"id": entity, "name": entity}, "bucket": bucket}}
+
+    def _rewind_run(self, variables: _Variables, _client: str) -> _Data:
+        entity, project = variables.get("entity") or ENTITY, variables.get("project") or PROJECT
+        run = self._records.runs[f"{entity}/{project}/{variables['runName']}"]
+        run.rewind(variables["metricValue"])
+        data = {
+            "id": run.key,
+            "name": run.run_id,
+            "displayName": run.display_name or run.run_id,
+            "description": None,
+            "config": json.dumps(run.stored_config),
+            "sweepName": run.sweep,
+            "project": {"id": project, "name": project, "entity": {"id": entity, "name": entity}},
+            "historyLineCount": run.line_count(HISTORY),
+        }
+        return {"rewindRun": {"rewoundRun": data}}
 
     def _create_run_files(self, variables: _Variables, _client: str) -> _Data:
         key = f"{variables['entity']}/{variables['project']}/{variables['run']}"

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from stored import ended_runs
+from whole_rows import differences
 
 from dist_wandb.wandb_files.reading import StoredRun, read_history
 
 DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests
 MANY = 10_000
+BEHIND, LAG = 30, 0.15  # rows of scenarios in which a rank is behind now and then, and by how many seconds
 LARGEST_EXACT = 2**53
 FLUSHED, BREAK, AFTER_BREAK, REJOINED = 10, 15, 40, 60  # steps at which a rank stops, and at which it is back
 
@@ -59,6 +61,10 @@ class History:
     def written(self, name: str) -> Counter[int]:
         """Return by position how often a value of a name was written."""
         return Counter(row[self.x] for row in self.rows_with(name))
+
+    def unlike(self, calls: Iterable[dict[str, Any]], *, axis: str = "", joins: bool = False) -> list[str]:
+        """Return how the rows, as wholes, differ from those of calls: see `differences`."""
+        return differences(self.rows, calls, x=self.x, axis=axis, joins=joins)
 
     @property
     def is_flagged(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.cells import Key, Position
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot, take_snapshot
 
 
@@ -20,14 +20,14 @@ class _Outbox:
     """The pending entries of a rank: one name."""
 
     def __init__(self, own: str) -> None:
-        self.names = [own]
+        self.names = lambda: [own]
 
     def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
         return [(_key(old), _key(new))]
 
 
 def _key(name: str) -> Key:
-    return Key(Position(0, 0), name, 0)
+    return Key(name, 0, 0)
 
 
 class _Replayed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,7 +36,15 @@ from dist_wandb.topology.model import Topology
 
 Row = dict[str, Any]
 SOON = 20.0  # seconds, on a busy machine; waiting for other ranks takes longer
-QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
+
+
+class Brisk(Limits):
+    """Limits of ranks that have many rounds for few rows each."""
+
+    linger: ClassVar[float] = 0.01
+
+
+QUICK = Brisk(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
 
 
 class RecordingRun:
@@ -44,9 +52,14 @@ class RecordingRun:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self._open: Row = {}
 
-    def log(self, row: Row) -> None:
-        self.rows.append(row)
+    def log(self, row: Row, commit: bool | None = None) -> None:
+        if commit is False:
+            self._open.update(row)
+            return
+        self.rows.append({name: value for name, value in {**self._open, **row}.items() if name != "_timestamp"})
+        self._open = {}
 
 
 class PatientExchange(CollectiveExchange):
@@ -84,6 +97,7 @@ class Ranks:
         kind: Pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged
             them.
         first: Global rank of rank 0 of the unit.
+        axes: Names that are x axes of the user.
         per_node: Number of ranks on each node; all if `None`.
     """
 
@@ -92,6 +106,7 @@ class Ranks:
     kind: type[CollectiveExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
+    axes: Sequence[str] = ()
     first: int = 0
     per_node: int | None = None
     store: HashStore = field(default_factory=HashStore)
@@ -106,10 +121,12 @@ class Ranks:
             job_store = JobStore(self.store_of(rank) if self.store_of else self.store, "test", topology, 20)
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
-            rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
+            writer = RunWriter(run, plan, "global_step")
+            arguments: dict[str, Any] = {"spread": self.spread, "own_axes": lambda: self.axes, "index": rank}
+            rows = Rows(writer, check_reduce(self.reduce), rank=rank, **arguments)
             unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)
-            self.exchanges[rank] = self.kind(unit, Hooks(find), rows, self.limits, self.spread)
+            self.exchanges[rank] = self.kind(unit, Hooks(find), rows, self.limits)
             self.exchanges[rank].start()
         return self
 
@@ -117,7 +134,8 @@ class Ranks:
         for value in metrics.values():
             if isinstance(value, Gathered):
                 value.use(rank, wandb_media.image)
-        self.exchanges[rank].put(Contribution(copied_row(metrics, rank), step, None, weight, calls))
+        x = -1 - calls if step is None else step
+        self.exchanges[rank].put(Contribution(copied_row(metrics, rank), step, True, weight, x))
 
     def together(self, action: Callable[[CollectiveExchange], Any], *ranks: int) -> list[Any]:
         exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]
@@ -136,11 +154,11 @@ class Ranks:
 
     def lose_soon(self, peer_timeout: float) -> None:
         """Lose ranks that keep the others waiting for so long, in this generation only."""
-        before = {rank: exchange.rounds.ledger.round for rank, exchange in self.exchanges.items()}
+        before = {rank: exchange.rounds.table.round for rank, exchange in self.exchanges.items()}
         for exchange in self.exchanges.values():
             group: Any = exchange.group
             group._timeout = peer_timeout
-        eventually(lambda: all(self.exchanges[rank].rounds.ledger.round > old + 1 for rank, old in before.items()))
+        eventually(lambda: all(self.exchanges[rank].rounds.table.round > old + 1 for rank, old in before.items()))
 
     def last(self, name: str) -> dict[int, Any]:
         """Return the last value written under a name, by step."""

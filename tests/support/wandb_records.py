@@ -221,6 +221,12 @@ class RecordedRun:
         values = [getattr(upsert, name) for upsert in self.upserts]
         return next((value for value in reversed(values) if value is not None), None)
 
+    def rewind(self, step: float) -> None:
+        """Forget the rows after a step of W&B."""
+        for writer in self.writers.values():
+            lines = writer.lines.get(HISTORY, {})
+            writer.lines[HISTORY] = {at: line for at, line in lines.items() if json.loads(line)["_step"] <= step}
+
     def line_count(self, name: str) -> int:
         """Return the number of lines of one streamed file; in a plain run, including gaps before the last line."""
         placed = {client: writer.lines.get(name, {}) for client, writer in self.writers.items()}

@@ -24,7 +24,7 @@ class Attendance:
         self.lost: frozenset[int] = frozenset()
         self._context = context
 
-    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> int:
+    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
         """Begin a generation, and warn about missing ranks.
 
         Args:
@@ -33,7 +33,7 @@ class Attendance:
             generation: The one that begins.
 
         Returns:
-            The number of missing ranks.
+            The missing ranks.
         """
         was_only_one, self.is_only_one = self.is_only_one, self.finds_itself_alone(presence)
         if was_only_one and not self.is_only_one:
@@ -57,7 +57,7 @@ class Attendance:
             why = self._why_gone(presence, index) if had_begun else f"{{}} {presence.why_absent(index, generation)}"
             reasons.setdefault(why, []).append(index)
         self._warn_of_missing(presence, reasons)
-        return len(absent)
+        return set(absent)
 
     def _warn_of_missing(self, presence: Presence, reasons: Mapping[str, Sequence[int]]) -> None:
         if reasons:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
 
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
@@ -39,12 +38,15 @@ class CollectiveExchange:
         hooks: The session's functions that the thread calls.
         rows: Makes totals of contributions, and rows of finished values.
         limits: Timeouts and queue limits.
-        spread: Patterns of names whose spread over ranks is wanted.
     """
 
-    def __init__(self, unit: Unit, hooks: Hooks, rows: Rows, limits: Limits, spread: Sequence[str] = ()) -> None:
+    def __init__(self, unit: Unit, hooks: Hooks, rows: Rows, limits: Limits) -> None:
         self.rounds: Rounds = Rounds(
-            unit.index, unit.size, spread=spread, needs_primary=rows.held.attachments.needs_primary
+            unit.index,
+            unit.size,
+            needs_primary=rows.held.attachments.needs_primary,
+            most_open=limits.max_pending_rows,
+            hold=2 * limits.linger,
         )
         self._limits = limits
         self._rows = rows
@@ -106,7 +108,7 @@ class CollectiveExchange:
 
     def _time_to_write(self, limit: float) -> float:
         """Return how long this rank may write its rows without waiting for others any longer, in seconds."""
-        rows = self._worker.turns.unwritten if self._rows.writes else 0
+        rows = self._worker.turns.backlog if self._rows.writes else 0
         return min(_MORE_TIME * self._worker.output.seconds_per_row * rows, _MOST_WRITING * limit)
 
     def detach(self) -> None:

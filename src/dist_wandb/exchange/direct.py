@@ -3,10 +3,13 @@
 It is used in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
 reduction.
 
+As in wandb, a row to which a step was given stays open for more values of this step, until a row of another step, or
+`flush`, or the end.
+
 In a job of several ranks, a thread of the session writes the rows, so that neither a stalled device nor a stalled wandb
 process delays the training. In a world of one, they are written on the calling thread, as with wandb alone
-(`run.summary` has them at once), unless a device has yet to compute their values: then the thread writes these rows,
-and those that follow until it is done. In both cases, rows are written in the order in which they were put.
+(`run.summary` has them at once, unless they stay open). If a device has yet to compute their values, the thread writes
+these rows, and those that follow until it is done. In both cases, rows are written in the order in which they were put.
 
 In a shared run, rows are kept until all writers are attached: a writer that attaches after rows were sent may make the
 server lose some (wandb issue 12269). With a `CollectiveExchange`, the first generation begins after that.
@@ -19,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
 from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
@@ -71,11 +75,17 @@ class DirectExchange:
         """Write the contribution as one row, or hand it to the thread."""
         if not self._rows.has_run:
             return
-        is_free = self._at_once and self._waiting.is_empty and self._writing_thread != threading.get_ident()
-        if self._lifecycle.is_closing or (is_free and contribution.has_arrived()):
+        if self._lifecycle.is_closing:
+            self._write_directly(replace(contribution, commit=True))  # nothing ends an open row any more
+        elif self._is_free and contribution.has_arrived():
             self._write_directly(contribution)
         elif self._waiting.has_room():
             self._hand_over(contribution)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether this thread may write, because no earlier row waits, and it is not interrupted while it writes."""
+        return self._at_once and self._waiting.is_empty and self._writing_thread != threading.get_ident()
 
     def _write_directly(self, contribution: Contribution) -> None:
         self._writing_thread = threading.get_ident()
@@ -97,7 +107,10 @@ class DirectExchange:
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is written; see `Exchange.flush`. `together` has no effect."""
-        if self._is_foreign() or self._waiting.is_empty or self._lifecycle.ended.is_set():
+        if self._is_foreign() or self._lifecycle.ended.is_set() or not self._rows.has_run:
+            return True
+        if self._is_free:
+            self._waiting.end_row()
             return True
         flush = Flush(together=together)
         self._hand_over(flush)
@@ -112,6 +125,7 @@ class DirectExchange:
             self.flush(timeout)
         self._ask(Demand.CLOSE)
         if self._thread in self._unstarted:
+            self._waiting.end_row()
             return True
         if not self._lifecycle.ended.wait(LAST_WRITES):
             self._lifecycle.ask(Demand.STOP)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 _FORMING_PER_MEMBER = 0.005  # additional seconds that a group gets to connect, for each member of the generation
-_PAIR = 2  # members that exchange their numbers directly
 _MOST_UNFORMED = 3  # consecutive failures to form a group although all members had arrived
 
 
@@ -158,7 +157,7 @@ class Forming:
                 tree.hand_down(groups, formed=False, deadline=deadline)
             raise
         if levels == 1:
-            return groups[0] if len(members) == _PAIR else tree.OneGroup(groups[0], patience)
+            return groups[0]
         if not tree.hand_down(groups, formed=True, deadline=deadline):
             raise _UnformedError("groups above have not formed")
         return tree.TreeGroup(groups, members.index(index), len(members), patience)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments.attachment import Attachments
-from dist_wandb.exchange.protocol.cells import Key
-from dist_wandb.exchange.x_axis import XAxis
+from dist_wandb.exchange.attachments.spreads import Spreads
 from dist_wandb.settings.reduction import TIMES, Reduction, reduction_of
+
+_MOST_FORMS = 4096  # tuples of names whose reductions are kept
 
 
 class RowWriter(Protocol):
@@ -25,11 +25,20 @@ class RowWriter(Protocol):
     def has_run(self) -> bool:
         """Whether there is a run to write to."""
 
-    def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Write one row unchanged, at `x` on the x axis; `None` leaves the x axis out of the row."""
-
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
-        """Write one row at `step` on the x axis; `commit` as in `wandb.Run.log`."""
+        """Write a row at `step` on the x axis, or add to the open row; `commit` as in `wandb.Run.log`."""
+
+
+class Own(NamedTuple):
+    """What this rank alone keeps for the row of one of its calls."""
+
+    values: Mapping[str, Any]  # those that are not combined with other ranks, by final name
+    commit: bool | None  # as in `wandb.Run.log`
+    follows: int = 0  # as in `Contribution`
+
+
+def keep_nothing(*_: object, **__: object) -> None:
+    """Keep nothing of the summary."""
 
 
 class Reductions:
@@ -43,6 +52,7 @@ class Reductions:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())
         self._reduce = reduce or {}
         self._known: dict[str, Reduction] = {}
+        self._of_all: dict[tuple[str, ...], tuple[Reduction, ...]] = {}
 
     def of(self, name: str) -> Reduction:
         """Return the reduction of a name: that of the first matching pattern, or the mean."""
@@ -53,13 +63,52 @@ class Reductions:
             self.unused.pop(pattern, None)
         return self._known[name]
 
+    def of_all(self, names: tuple[str, ...]) -> tuple[Reduction, ...]:
+        """Return the reductions of the names of a row."""
+        found = self._of_all.get(names)
+        if found is None:
+            if len(self._of_all) >= _MOST_FORMS:
+                self._of_all.clear()
+            found = self._of_all[names] = tuple([self.of(name) for name in names])
+        return found
+
+    def names(self, name: str) -> bool:
+        """Return whether a pattern other than ``*`` matches a name."""
+        return reduction_of(name, {one: kind for one, kind in self._reduce.items() if one != "*"})[0] != ""
+
 
 @dataclass(frozen=True)
 class Held:
-    """The state with which totals and rows are made."""
+    """The state with which rows are made.
 
-    reductions: Reductions  # how the ranks' numbers of each name are reduced
-    attachments: Attachments  # metric states, tables and images
-    x_axis: XAxis  # the positions of rows
-    # by the cell whose row they join: this rank's own values, and their position on the x axis
-    extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = field(default_factory=OrderedDict)
+    Args:
+        reductions: How the ranks' numbers of each name are reduced.
+        attachments: Metric states, tables and images.
+        spreads: The spreads of numbers over the ranks.
+        own_axes: Returns the names that are x axes of the user in this rank's run.
+        keep_summary: Called after each row, to keep what the user has written into the summary since.
+        counts: Whether rows without a step lie at the number of calls on the x axis.
+        first: Position of the first row without a step.
+    """
+
+    reductions: Reductions
+    attachments: Attachments
+    spreads: Spreads
+    own_axes: Callable[[], Collection[str]]
+    keep_summary: Callable[..., None] = keep_nothing
+    counts: bool = True
+    first: int = 0
+
+    def axes(self) -> list[str]:
+        """Return the x axes of the user: each row has the value of one call. Not those whose reduction was chosen."""
+        return [name for name in self.own_axes() if not self.reductions.names(name)]
+
+    def x(self, x: int) -> int | None:
+        """Return the position of a row on the x axis of this rank's run; see `protocol.calls.Call`."""
+        if x >= 0:
+            return x
+        return self.first - 1 - x if self.counts else 0
+
+    def shown(self, step: int | None, x: int) -> str:
+        """Return a position, for messages."""
+        return f"row {-x}" if step is None and x < 0 else f"step {self.x(x)}"

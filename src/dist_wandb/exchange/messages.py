@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dist_wandb.exchange.context import Context
-from dist_wandb.exchange.protocol.cells import Key
+from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.rounds import Outcome
+from dist_wandb.topology.ranges import named
+
+_MOST_COUNTS = 4  # that a message lists
 
 
 class Messages:
@@ -19,20 +23,49 @@ class Messages:
         """Record names that this rank logs."""
         self._names.update(names)
 
-    def silent(self, keys: Iterable[Key]) -> None:
+    def about(self, outcome: Outcome) -> None:
+        """Warn about what a round has shown of this rank's values."""
+        self._silent(outcome.silent)
+        self._late(outcome.late, outcome.lost)
+        for name in outcome.differing:
+            self._context.warn(
+                f"differs {name}",
+                f"the ranks' values of {name!r}, the x axis, differ in one row, which has that of its lowest rank. "
+                "Their calls may not belong together: without step=, the n-th value of a name on one rank is combined "
+                "with the n-th on the others. Pass step= to log.",
+            )
+        if outcome.uneven and self._context.rows.writes:
+            self._uneven(outcome.uneven)
+
+    def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
+        """Warn, at the end, of names that ranks have logged unequally often without a step."""
+        name, of_name = next(iter(counts.items()))
+        by_count: dict[int, list[int]] = {}
+        for rank, count in of_name.items():
+            by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
+        shown = ", ".join(
+            f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
+        )
+        others = f" (and {len(counts) - 1} more)" if len(counts) > 1 else ""
+        self._context.warn(
+            "uneven",
+            f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
+            "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
+        )
+
+    def _silent(self, keys: Sequence[Key]) -> None:
         """Warn that this rank kept the others waiting for these cells."""
         rank, patience = self._context.rank, self._context.limits.peer_timeout
-        usual = [key for key in keys if key.name in self._names]
         self._context.reports.values(
             "silent",
-            [key for key in usual if key.position.counted or not key.occurrence],
+            [key for key in keys if key.name in self._names],
             lambda values: (
                 f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
                 "does. Rows are written without it, and corrected if it logs them later."
             ),
         )
 
-    def late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
+    def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
         """Warn that this rank contributed to cells that were finished already.
 
         Args:

@@ -1,6 +1,6 @@
-"""The finished values on their way into the run: written here, or kept for a primary that is away.
+"""The finished rows on their way into the run: written here, or kept for a primary that is away.
 
-While the primary is away (it stalled, and may return), the others continue, keep finished values up to a limit, and
+While the primary is away (it stalled, and may return), the others continue, keep finished rows up to a limit, and
 hand them over with the shared state when it joins. A rank that finishes meanwhile waits for it within `finish_timeout`.
 """
 
@@ -13,67 +13,67 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dist_wandb.exchange.context import Context
-from dist_wandb.exchange.protocol.cells import Finished
+from dist_wandb.exchange.protocol.table import Row
 
 _log = logging.getLogger("dist_wandb")
 
-_MOST_KEPT = 20_000  # values kept for a primary that is away
-_MANY = 256  # minimum number of values written at once for which the time is measured
+_MOST_KEPT = 20_000  # rows kept for a primary that is away
+_MANY = 32  # minimum number of rows written at once for which the time is measured
 _FIRST_GUESS = 0.0003  # assumed seconds to write a row until this was measured
 
 
 class Output:
-    """Writes finished values if this rank is the primary; otherwise keeps them while the primary is away."""
+    """Writes finished rows if this rank is the primary; otherwise keeps them while the primary is away."""
 
     def __init__(self, context: Context) -> None:
         self.has_primary: bool = False  # the primary participates
-        self.kept_after: str = ""  # the position after which values are kept for the primary
+        self.kept_after: str = ""  # the position after which rows are kept for the primary
         self.seconds_per_row: float = _FIRST_GUESS  # approximate time to write a row
         self._context = context
-        self._kept: deque[Finished] = deque(maxlen=_MOST_KEPT)
+        self._kept: deque[Row] = deque(maxlen=_MOST_KEPT)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether values are kept for a primary that is away."""
+        """Whether rows are kept for a primary that is away."""
         return bool(self._kept) and not self.has_primary
 
-    def write(self, values: Sequence[Finished]) -> None:
-        """Write values in their order, or keep them for the primary."""
-        if not values:
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write rows in their order, or keep them for the primary."""
+        if not rows:
             return
-        rows = self._context.rows
-        if not rows.writes and not self.has_primary:
-            if len(self._kept) + len(values) > _MOST_KEPT:
-                where = rows.writing.last_position
+        own = self._context.rows
+        if not own.writes and not self.has_primary:
+            if len(self._kept) + len(rows) > _MOST_KEPT:
+                where = own.writing.last_position
                 self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
-            self.kept_after = self.kept_after if self._kept else rows.writing.last_position
-            self._kept.extend(values)
+            self.kept_after = self.kept_after if self._kept else own.writing.last_position
+            self._kept.extend(row._replace(own=()) for row in rows)
         try:
             began = time.monotonic()
-            rows.writing.write_finished(values)
-            if len(values) >= _MANY:
-                self.seconds_per_row = (time.monotonic() - began) / len(values)
+            own.writing.write(rows)
+            if len(rows) >= _MANY:
+                self.seconds_per_row = (time.monotonic() - began) / len(rows)
         except Exception:  # noqa: BLE001  # rows that cannot be written must not stop the later ones
             _log.exception("dist_wandb: rank %d could not write rows; they are lost", self._context.rank)
 
     def meet_primary(self, *, has_primary: bool) -> None:
-        """Record whether the primary participates from now on; it received the kept values when it joined."""
+        """Record whether the primary participates from now on; it received the kept rows when it joined."""
         self.has_primary = has_primary
         if has_primary:
             self.forget()
 
     def forget(self) -> None:
-        """Discard the values kept for the primary."""
+        """Discard the rows kept for the primary."""
         self._kept.clear()
 
     def snapshot(self) -> list[Any]:
-        """Return the kept values as JSON values."""
-        return [value.as_list() for value in self._kept]
+        """Return the kept rows as JSON values."""
+        return [row.as_list() for row in self._kept]
 
-    def restore(self, snapshot: Iterable[Sequence[Any]]) -> tuple[Finished, ...]:
-        """Take over the values that the others keep; return those that this rank has to write."""
-        values = tuple(map(Finished.from_list, snapshot))
+    def restore(self, snapshot: Iterable[Sequence[Any]]) -> tuple[Row, ...]:
+        """Take over the rows that the others keep; return those that this rank has to write."""
+        rows = tuple(map(Row.from_list, snapshot))
         if self._context.rows.writes:
-            return values
-        self._kept.extend(values)
+            return rows
+        self._kept.extend(rows)
         return ()

@@ -16,6 +16,7 @@ from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
 _POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
+_END_OF_ROW = Contribution({}, None)
 _STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
 
@@ -87,6 +88,10 @@ class OwnRows:
             )
         return bool(unwritten)
 
+    def end_row(self) -> None:
+        """Write the row that is left open, if any. Never raises."""
+        self._write(_END_OF_ROW)
+
     # On the thread
 
     def run(self) -> None:
@@ -98,6 +103,8 @@ class OwnRows:
                 with suppress(Empty):
                     self._awake.get(timeout=0 if lifecycle.is_closing else None)
                 self._write_waiting()
+            if not lifecycle.is_stopped:
+                self.end_row()
         finally:
             lifecycle.end()
 
@@ -115,6 +122,7 @@ class OwnRows:
             self._written_at = time.monotonic()
             item = self._waiting[0]
             if isinstance(item, Flush):
+                self.end_row()
                 self._waiting.popleft()
                 item.set()
             elif self._has_arrived(item):

@@ -16,8 +16,9 @@ from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.presence import keys_of
 from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Interval
-from dist_wandb.exchange.protocol.rounds import Intent, Rounds
+from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
@@ -86,13 +87,13 @@ class Participation:
         """
         membership = self._joined()
         if self._context.unit.index not in generation.members:
-            if generation.follows(self.generation) and self._rounds.ledger.round > generation.last_round:
+            if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
             generation = self._rejoin(membership, membership.generations.latest(generation))
         membership.presence.departures.learn(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
-        self._rounds.resize(len(generation.members), absent)
+        self._rounds.resize(generation.members, absent)
         self._output.meet_primary(has_primary=PRIMARY in generation.members)
         return generation
 
@@ -139,7 +140,7 @@ class Participation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self._joined()
         if self.attendance.is_only_one:
-            self._rounds.ledger.names.forget_usual()
+            self._rounds.table.forget_usual()
         if generation.members[0] == self._context.unit.index:
             state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
             return membership.admit(generation, self._cycle.checkpoint(), state)
@@ -192,15 +193,13 @@ class Participation:
         """Record indices in the job of members of this generation, by their indices in the unit."""
         self._joined().presence.global_ranks.update(ranks)
 
-    def be_alone(self, *, doubts: bool = False) -> None:
-        """Continue the rounds without other ranks.
-
-        Args:
-            doubts: Whether other ranks are alive, but no longer waited for.
-        """
-        gone = len(self.membership.presence.departures.left) if self.membership is not None else 0
-        absent = 0 if self.attendance.is_only_one else max(0, self._context.unit.size - 1 - gone)
-        self._rounds.resize(1, absent, doubts=doubts)
+    def be_alone(self) -> None:
+        """Continue the rounds without other ranks."""
+        unit, gone = self._context.unit, set[int]()
+        if self.membership is not None:
+            gone = self.membership.presence.departures.left
+        others = set() if self.attendance.is_only_one else {*range(unit.size)} - gone - {unit.index}
+        self._rounds.resize([unit.index], others)
 
     def _joined(self) -> Membership:
         if self.membership is None:

@@ -1,8 +1,8 @@
-"""The totals of a rank's logged values, on their way to the other ranks.
+"""The calls of `log` of a rank, on their way to the other ranks.
 
-Values that are not numbers, or are reduced by ``"first"``, stay on the primary, attached to the first number of the
-same call. In a shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of
-other ranks at once.
+Values that are not numbers, or are reduced by ``"first"``, stay on the primary, with the call that they belong to. In a
+shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of other ranks at
+once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_wandb.exchange.attachments.attachment import ATTACHED
-from dist_wandb.exchange.held import Held, RowWriter
-from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.held import Held, Own, RowWriter
+from dist_wandb.exchange.protocol.calls import Call
+from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.x_axis import MOST_CALLS
 from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.scalars import is_number
 from dist_wandb.settings.reduction import WITHOUT_NANS, PerRankNames
 
-_NO_NUMBER = Totals(contributors=1)  # stands for metrics, tables, images, and numbers that do not count
+_FLOATS = {float}
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,19 @@ class Contribution:
         step: Position on the x axis; `None` for none.
         commit: As in `wandb.Run.log`; `None` leaves it to wandb.
         weight: Weight of the values in means: a number, a mapping of names to numbers, or `None` for 1.
-        calls: Number of earlier `log` calls on this rank, or `calls_at` its last step: the x axis of rows without a
-            step.
+        x: The position of its row: its step, or the last one before; -1 - n before any step, after n other calls.
         in_order: Whether it comes from the first thread that logged, and therefore follows all its earlier
             contributions.
+        follows: How many writes of the user into the summary it follows.
     """
 
     metrics: Mapping[str, Any]
     step: int | None
     commit: bool | None = None
     weight: Any = None
-    calls: int = 0
+    x: int = -1
     in_order: bool = True
+    follows: int = 0
 
     def is_ready(self) -> bool:
         """Return whether it can be sent without waiting for a device, or for the encoding of images."""
@@ -64,7 +65,7 @@ class Contribution:
 
 
 class Posting:
-    """Turns contributions into totals; writes this rank's own values, or keeps them. Arguments as of `Rows`."""
+    """Turns contributions into calls; writes this rank's own values, or keeps them. Arguments as of `Rows`."""
 
     def __init__(self, writer: RowWriter, held: Held, per_rank: PerRankNames, rank: int, *, is_first: bool) -> None:
         self._writes = writer.is_primary
@@ -73,6 +74,7 @@ class Posting:
         self._per_rank = per_rank
         self._rank = rank
         self._is_first = is_first
+        self._usual = Own({}, None)
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -82,61 +84,103 @@ class Posting:
             metrics = {name: value for values in alone for name, value in values.items()}
         row = metrics
         if self._writer.label is not None:
-            labelled, axis = self._labelled(metrics), self._writer.step_metric
-            plain = {name: value for name, value in metrics.items() if self._writes or name == axis}
-            row = {**plain, **labelled} if self._writes or labelled else {}
+            labelled = self._labelled(metrics)
+            row = {**metrics, **labelled} if self._writes else self._with_axes(labelled, metrics)
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
+        if row:  # the end of an open row replaces what was written into the summary meanwhile, as in wandb
+            self._keep_summary(row, contribution, is_open=contribution.commit is False)
 
-    def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
+    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> Iterable[str]:
         """Post a contribution to the rounds; write this rank's own values, or keep them for their row.
+
+        Args:
+            contribution: The contribution, all of whose values are computed.
+            rounds: The rounds.
+            now: The time, in seconds.
 
         Returns:
             The names that were posted.
         """
+        rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
+        step, x, commit = contribution.step, contribution.x, contribution.commit
+        own = self._own_of(contribution) if self._writes else None
+        if (lanes := self._lanes(contribution)) is not None:
+            return rounds.post(contribution.metrics, lanes, step, x, now, own).names
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
-        calls = min(contribution.calls, MOST_CALLS)
-        rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
-        keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
-        if calls == MOST_CALLS and self._writes:
-            self._held.x_axis.keep_far(keys, contribution.calls)
-        for key in keys[len(unit) :]:
-            self._held.attachments.keep(key, others[key.name])
-        if mine and keys and self._writes:
-            self._held.extras[keys[0]] = mine, self._held.x_axis.x(contribution.step, contribution.calls)
-        elif mine:
-            self._writer.write_plain(mine, self._held.x_axis.x(contribution.step, contribution.calls))
+        if self._writes and mine:
+            own, mine = Own(mine, commit, contribution.follows), {}
+        if unit or others or own:
+            numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
+            call = rounds.post([*unit, *others], lanes_of(numbers), step, x, now, own)
+            self._keep(call, others)
+        if mine:
+            self._writer.write(self._with_axes(mine, values), self._held.x(x), commit=True)
+            self._keep_summary(mine, contribution, is_open=False)
         return unit
+
+    def _own_of(self, contribution: Contribution) -> Own | None:
+        """Return what tells a row's place among the writes into the summary; most calls share one object."""
+        commit, follows = contribution.commit, contribution.follows
+        if commit is not None:
+            return Own({}, commit, follows)
+        if self._usual.follows != follows:
+            self._usual = Own({}, None, follows)
+        return self._usual if contribution.metrics else None
+
+    def _keep_summary(self, row: Mapping[str, Any], contribution: Contribution, *, is_open: bool) -> None:
+        self._held.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
+
+    def _keep(self, call: Call, others: Mapping[str, Any]) -> None:
+        if others:
+            for key in call.cells():
+                if key.name in others:
+                    self._held.attachments.keep(key, others[key.name])
+
+    def _lanes(self, contribution: Contribution) -> Lanes | None:
+        """Return the numbers of the most common call: floats with one weight, all of which are reduced."""
+        metrics, weight = contribution.metrics, contribution.weight
+        if set(map(type, metrics.values())) != _FLOATS or not (weight is None or type(weight) in (int, float)):
+            return None
+        if self._writer.label is not None or "first" in self._held.reductions.of_all((*metrics,)):
+            return None
+        return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
     def settle(self, rounds: Rounds) -> None:
         """Move the values whose cell got another key when the ranks agreed on names."""
-        for old, new in self._held.attachments.settle(rounds.outbox, rounds.ledger.names):
-            if old in self._held.extras:
-                self._held.extras[new] = self._held.extras.pop(old)
+        self._held.attachments.settle(rounds.outbox, rounds.table.names)
+
+    def _with_axes(self, labelled: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values under this rank's label with the x axes of their call: W&B fills in the last ones otherwise."""
+        if not labelled:
+            return {}
+        names = (*self._held.own_axes(), self._writer.step_metric)
+        axes = {name: values[name] for name in names if name is not None and name in values}
+        return {**axes, **labelled}
 
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds
-    ) -> tuple[dict[str, Totals], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Number], dict[str, Any], dict[str, Any]]:
         """Split values into numbers to reduce, attachments to combine, and this rank's own values.
 
         The primary's own values are those that are not combined with other ranks. In a shared run, the values under
         this rank's label are added: on every rank its numbers, on ranks other than the primary also its other values.
         """
-        unit: dict[str, Totals] = {}
+        unit: dict[str, Number] = {}
         others: dict[str, Any] = {}
         mine: dict[str, Any] = {}
         by_name = isinstance(weights, dict)
         for name, value in values.items():
             if is_number(value) and (kind := self._held.reductions.of(name)) != "first":
-                totals = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
-                unit[name] = totals.without_nan() if kind in WITHOUT_NANS else totals
+                weight = weights.get(name, 1.0) if by_name else weights
+                unit[name] = number_of(value, weight, ignores_nan=kind in WITHOUT_NANS)
             elif value is None and self._held.reductions.of(name) != "first":
-                unit[name] = _NO_NUMBER  # the other ranks need not wait for this one
+                unit[name] = NO_NUMBER  # the other ranks need not wait for this one
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
-                unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
+                unit[name] = number_of(value) if self._is_first else NO_NUMBER
             elif isinstance(value, ATTACHED):
-                others[self._held.attachments.series(name, value, rounds.ledger.names)] = value
+                others[self._held.attachments.series(name, value, rounds.table.names)] = value
             elif self._writes:
                 mine[name] = value
         return unit, others, {**mine, **self._labelled(values)}
@@ -146,9 +190,9 @@ class Posting:
         label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
         if label is None or not names.patterns:
             return {}
-        labelled = {}
+        labelled, axes = {}, {axis, *self._held.own_axes()}
         for name, value in values.items():
-            if name == axis or value is None or isinstance(value, ATTACHED):
+            if name in axes or value is None or isinstance(value, ATTACHED):
                 continue
             number = is_number(value)
             if (number or not self._writes) and names.has(name, is_number=number):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dist_wandb.exchange.protocol.cells import Key
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.notices import Notices
 
 _log = logging.getLogger("dist_wandb")
@@ -94,7 +94,7 @@ class Reports(Notices):
 
 def position_of(key: Key) -> str:
     """Return the position at which a rank logged a value, in words."""
-    return f"its call {key.occurrence + 1} without a step" if key.position.counted else f"step {key.position.step}"
+    return f"its call {key.occurrence + 1} without a step" if key.step is None else f"step {key.step}"
 
 
 def _named(keys: Sequence[Key]) -> str:

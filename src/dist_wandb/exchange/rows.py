@@ -1,38 +1,41 @@
-"""Both ends of the exchange: totals of a rank's contributions, and rows of the unit's finished values."""
+"""Both ends of the exchange: the calls of a rank, and rows of the unit's finished values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.held import Held, Reductions, RowWriter
+from dist_wandb.exchange.attachments.spreads import Spreads
+from dist_wandb.exchange.held import Held, Reductions, RowWriter, keep_nothing
 from dist_wandb.exchange.posting import Posting
 from dist_wandb.exchange.writing import Writing
-from dist_wandb.exchange.x_axis import XAxis
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-from dist_wandb.settings.reduction import PerRankNames, Reduction
+from dist_wandb.settings.reduction import PerRankNames, Reduction, matches_any
 
 
 class Rows:
-    """Processes the contributions and the finished values of one rank.
+    """Processes the contributions and the finished rows of one rank.
 
     Args:
         writer: Writes rows into this rank's run.
         reduce: Name patterns and reductions; the first match applies. `None` for no reduction.
         per_rank: Names that each rank of a shared run also writes under its label.
+        spread: Patterns of names whose spread over ranks is wanted.
+        own_axes: Returns the names that are x axes of the user in this rank's run.
+        keep_summary: Called after each row; see `runs.summary.SummaryWrites.keep`.
         counts: Whether rows without a step lie at the number of calls on the x axis.
         first: Position on the x axis of the first row without a step, in this rank's run.
         rank: This rank's index in the job, for messages.
-        is_first: Whether it is the first rank of its unit.
+        index: This rank's index in its unit.
 
     Attributes:
         writes: Whether this rank writes the rows of its unit.
         held: The values that wait for their row.
         posting: Processes contributions.
-        writing: Processes finished values.
+        writing: Processes finished rows.
     """
 
     def __init__(
@@ -40,11 +43,14 @@ class Rows:
         writer: RowWriter,
         reduce: Mapping[str, Reduction] | None,
         per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable
+        spread: Sequence[str] = (),
+        own_axes: Callable[[], Collection[str]] = tuple,
+        keep_summary: Callable[..., None] = keep_nothing,
         *,
         counts: bool = True,
         first: int = 0,
         rank: int = 0,
-        is_first: bool = True,
+        index: int = 0,
     ) -> None:
         self.writes: bool = writer.is_primary
         self.held: Held = Held(
@@ -55,9 +61,13 @@ class Rows:
                     Gathered: FusedGathers(rank, collects=self.writes),
                 }
             ),
-            XAxis(counts=counts, first=first),
+            Spreads(index, lambda name: matches_any(name, spread)),
+            own_axes,
+            keep_summary,
+            counts,
+            first,
         )
-        self.posting: Posting = Posting(writer, self.held, per_rank, rank, is_first=is_first)
+        self.posting: Posting = Posting(writer, self.held, per_rank, rank, is_first=not index)
         self.writing: Writing = Writing(writer, self.held, rank)
         self._writer = writer
 

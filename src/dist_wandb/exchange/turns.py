@@ -9,8 +9,11 @@ from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.inbox import Inbox
 from dist_wandb.exchange.lifecycle import Demand
 from dist_wandb.exchange.messages import Messages
+from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Intent, Rounds
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+
+_MANY = 256  # calls that wait for no more
 
 
 class Turns:
@@ -22,17 +25,13 @@ class Turns:
         self._inbox = inbox
         self._pacer = pacer
         self._messages = messages
-        self._unsent = self._doubtful = 0  # as of the last turn: the user's threads do not access the rounds
+        self._unsent = 0  # as of the last turn: the user's threads do not access the rounds
+        self._awaits = False
 
     @property
     def backlog(self) -> int:
         """Approximate number of rows of this rank that the others have not received."""
         return self._inbox.unread + self._inbox.computing + self._unsent
-
-    @property
-    def unwritten(self) -> int:
-        """Approximate number of rows that this rank has to write if it stops waiting for other ranks."""
-        return self.backlog + self._doubtful
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, for peers, or for the next heartbeat.
@@ -42,38 +41,48 @@ class Turns:
             awaits_primary: Returns whether the rank that writes is away but may return: then this rank does not close
                 yet.
         """
-        lifecycle, rounds = self._context.lifecycle, self._rounds
-        is_ending = lifecycle.is_closing and not awaits_primary()
-        is_idle = not (has_more or rounds.outbox.pending or is_ending)
-        awaits_others = bool(self._inbox.flushes or (rounds.ledger.open and not rounds.ledger.lacks_own))
-        if self._inbox.drain(self._pacer.pause(awaits_others=awaits_others) if is_idle else 0.0):
-            seconds = self._pacer.contributed(time.monotonic(), was_idle=is_idle)
-            if is_idle:
-                self._inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)
+        lifecycle, rounds, inbox = self._context.lifecycle, self._rounds, self._inbox
+        inbox.drain()
+        while not (has_more or (lifecycle.is_closing and not awaits_primary()) or lifecycle.is_stopped):
+            waiting = rounds.outbox.waiting
+            oldest = waiting[0].at if waiting else None
+            left = self._pacer.left(time.monotonic(), oldest, awaits=self._awaits, is_flushing=bool(inbox.flushes))
+            if left <= 0 or len(waiting) >= _MANY:
+                break
+            if waiting and lifecycle.demand is Demand.NONE:  # further calls do not wake this thread
+                inbox.linger(left, is_open=lambda: lifecycle.demand is Demand.NONE)
+            elif not inbox.drain(left):
+                break
+        inbox.drain()
         rounds.intent = Intent.OPEN
-        if self._inbox.is_empty:
+        if inbox.is_empty:
             if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
                 rounds.intent = Intent.CLOSING
-            elif self._inbox.flushes:
+            elif inbox.flushes:
                 rounds.intent = Intent.PAUSING
-        self._unsent = rounds.outbox.pending
-        self._doubtful = len(rounds.ledger.assumed.disproved()) if lifecycle.is_closing else 0
+        self._unsent = len(rounds.outbox.waiting)
         if self.backlog > self._context.limits.max_pending_rows:
             self._messages.many_unsent()
 
     def give_up_overdue(self) -> None:
-        """Stop waiting for ranks that do not contribute to cells that have contributions of others."""
-        rounds, limit = self._rounds, self._context.limits.max_pending_rows
-        ledger, cells = rounds.ledger, rounds.ledger.open
-        oldest = next(iter(cells.values())).born if cells else None
-        overdue = self._pacer.begin_round(time.monotonic(), ledger.round, oldest)
+        """Stop waiting for ranks that do not contribute to rows that have contributions of others."""
+        rounds, table = self._rounds, self._rounds.table
+        oldest = next(table.unwritten(), None)
+        born = None if oldest is None else table.cells[oldest].born
+        overdue = self._pacer.begin_round(time.monotonic(), table.round, born)
         if overdue.new is not None:
             rounds.give_up(overdue.new, new_only=True)
         if overdue.usual is not None:
             rounds.give_up(overdue.usual, new_only=False)
-        if oldest is not None and len(cells) > limit and cells.count_rows() > limit:
+
+    def end_round(self, outcome: Outcome) -> None:
+        """Take note of the result of a round, and answer flush requests."""
+        self._awaits = outcome.awaits
+        has_taken = outcome.taken > 0 or not self._rounds.outbox.waiting
+        self._pacer.end_round(time.monotonic(), has_taken=has_taken, is_flushing=bool(self._inbox.flushes))
+        if outcome.crowded:
             self._messages.many_open()
-            rounds.give_up(oldest, new_only=False)
+        self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
         """Answer this rank's flush requests, but give other ranks the chance to pause as well.
@@ -88,5 +97,6 @@ class Turns:
         flushes = self._inbox.flushes
         is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty
         has_waited = self._pacer.has_flushed_alone(time.monotonic(), is_settled=is_settled)
-        if is_settled and (is_paused or has_waited or not (self._rounds.ledger.open or has_more)):
+        if is_settled and (is_paused or has_waited or not (self._rounds.table.open or has_more)):
+            self._context.rows.writing.end_row()
             self._inbox.answer([flush for flush in flushes if is_paused or not flush.together])

@@ -28,7 +28,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.inbox import Inbox
-from dist_wandb.exchange.lifecycle import Demand, Phase
+from dist_wandb.exchange.lifecycle import Phase
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Over
 from dist_wandb.exchange.membership.polling import Stopped
@@ -36,9 +36,9 @@ from dist_wandb.exchange.messages import Messages
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.protocol.cells import Outcome
+from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Intent, Rounds
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.transport.group import BrokenError, destroy_closed
 from dist_wandb.exchange.turns import Turns
 from dist_wandb.store.job_store import JobStore
@@ -127,7 +127,7 @@ class Worker:
         generation = participation.enter(generation)
         try:
             group = participation.form(self._should_abort)
-            self.cycle.begin(group, participation.learn_ranks)
+            self.cycle.begin(group, generation.members, participation.learn_ranks)
             while True:
                 outcome = self._round()
                 if outcome.closed:
@@ -150,28 +150,30 @@ class Worker:
             raise Stopped
         self.turns.give_up_overdue()
         outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
-        self.messages.silent(outcome.silent)
-        self.messages.late(outcome.late, outcome.lost)
+        self.messages.about(outcome)
         if (
             lifecycle.is_closing
-            and not self._rounds.outbox.pending
+            and not self._rounds.outbox.waiting
             and self.inbox.is_empty
             and not self._awaits_primary()
         ):
             lifecycle.is_needed = self.cycle.is_awaited()
             lifecycle.delivered.set()
-        self.turns.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
+        self.turns.end_round(outcome)
         return outcome
 
     def _await_turn(self) -> None:
         destroy_closed()
+        self._context.rows.writing.end_row(time.monotonic())
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()
+        self._rounds.side_data.axes = self._context.rows.held.axes()
 
     def _post(self, contribution: Contribution) -> None:
         try:
-            self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds))
+            now = time.monotonic()
+            self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds, now))
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
             _log.exception(
                 "dist_wandb: a row of rank %d could not be processed and is lost: %r",
@@ -192,7 +194,7 @@ class Worker:
         if self.participation.generation is not None or self._context.rows.writes or not lifecycle.is_closing:
             return False
         self.inbox.drain()  # a rank without contributions and rows to write need not wait for the others to arrive
-        return not self._rounds.outbox.pending and not self.inbox.computing
+        return not self._rounds.outbox.waiting and not self.inbox.computing
 
     def _should_abort(self) -> bool:
         """Return whether to abort a round that waits for the others."""
@@ -205,7 +207,7 @@ class Worker:
     def _has_delivered(self) -> bool:
         """Return whether the others have received everything that this rank logged."""
         self.inbox.drain()  # stopping this thread also wakes it
-        return not self._rounds.outbox.pending and self.inbox.is_empty and not self.cycle.is_awaited()
+        return not self._rounds.outbox.waiting and self.inbox.is_empty and not self.cycle.is_awaited()
 
     # Alone
 
@@ -226,7 +228,7 @@ class Worker:
             _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)
 
     def _write_all(self) -> None:
-        if not self._context.rows.writes and self._rounds.outbox.pending:
+        if not self._context.rows.writes and self._rounds.outbox.waiting:
             self._context.lifecycle.may_have_lost = True
             self.messages.primary_is_unreachable()
         self.cycle.write_all()
@@ -240,9 +242,9 @@ class Worker:
             if self.inbox.computing:
                 self.messages.not_computed(self.inbox.computing)
             if not is_closed:
-                self.participation.be_alone(doubts=self._context.lifecycle.demand is not Demand.ABORT)
+                self.participation.be_alone()
             self._rounds.intent = Intent.CLOSING
             self._write_all()
-            self._context.rows.writing.write_left_over()
+            self._context.rows.writing.end_row()
         except Exception:  # noqa: BLE001  # the thread must end normally
             _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)

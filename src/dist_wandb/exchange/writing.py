@@ -1,14 +1,17 @@
-"""The rows of the unit's finished values: one row for the values of one position, which `x_axis` determines."""
+"""The rows of the unit's finished values, as they are written into this rank's run."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from dist_wandb.exchange.held import Held, RowWriter
-from dist_wandb.exchange.protocol.cells import Finished
+from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.lanes import number_at, reduced_numbers
+from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.stragglers import Stragglers
 from dist_wandb.notices import Notices
 from dist_wandb.settings.reduction import BUSY, STEP
@@ -16,10 +19,22 @@ from dist_wandb.settings.reduction import BUSY, STEP
 _log = logging.getLogger("dist_wandb")
 
 DEGRADED = "dist_wandb/degraded"
+_LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
+
+
+class _OpenRow(NamedTuple):
+    """A row that was left open for further values of its step."""
+
+    values: Mapping[str, Any]
+    x: int | None  # its position
+    since: float  # the time of its last value, in seconds
+
+
+_NONE = _OpenRow({}, None, 0.0)
 
 
 class Writing:
-    """Turns finished values into rows of this rank's run, if this rank writes the rows of its unit.
+    """Turns finished rows into rows of this rank's run, if this rank writes the rows of its unit.
 
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
@@ -38,64 +53,100 @@ class Writing:
         self._rank = rank
         self._notices = Notices()
         self._stragglers = Stragglers()
+        self._open = _NONE
 
-    def write_finished(self, values: Sequence[Finished]) -> None:
-        """Write finished values: those of one position as one row, unless a name occurs twice."""
-        if values and self._writer.is_primary:
-            row: dict[str, Any] = {}
-            last, position = values[0], self._held.x_axis.row_of(values[0])
-            for value in values:
-                here = self._held.x_axis.row_of(value)
-                if here != position or value.key.name in row:
-                    self._write(row, last)
-                    row = {}
-                last, position = value, here
-                self._add(row, value)
-            self._write(row, last)
-        if values:
-            self.last_position = self._held.x_axis.shown(values[-1])
+    def write(self, rows: Iterable[Row]) -> None:
+        """Write finished rows."""
+        row = None
+        for row in rows:
+            if self._writer.is_primary or row.own:
+                self._write_row(row)
+        if row is not None:
+            self.last_position = self._held.shown(row.step, row.x)
 
-    def write_left_over(self) -> None:
-        """Write values whose row's numbers never came."""
-        for own, x in self._held.extras.values():
-            self._writer.write_plain(own, x)
-        self._held.extras.clear()
+    def end_row(self, now: float = math.inf) -> None:
+        """End a row that was left open, if that is some time ago."""
+        if self._open.values and now - self._open.since >= _LEFT_OPEN:
+            self._write({}, None, commit=None)
 
-    def _add(self, row: dict[str, Any], value: Finished) -> None:
-        name, totals = value.key.name, value.totals
-        if self._held.extras:
-            row.update(self._held.extras.pop(value.key, ({}, None))[0])
-        missing = value.missing
-        if not totals.number:
-            taken = self._held.attachments.pop_values(value)
-            if taken is None:
-                return  # a better value was written before
-            row.update(taken[0])
-            missing = max(missing, taken[1])
-        else:
-            row[name] = totals.reduced(self._held.reductions.of(name))
+    def _write_row(self, row: Row) -> None:
+        values: dict[str, Any] = {}
+        missing = row.missing
+        if self._writer.is_primary and row.names:
+            values, missing = self._values(row)
+        own, commit = {}, row.step is None
+        for one in row.own:
+            own.update(one.values)
+            commit = commit if one.commit is None else one.commit
+        values.update(own)
+        if not values:
+            return
+        axes = {name: value for name, value in row.axes.items() if name not in own}
+        if row.corrects or not self._fits(values, axes):
+            self.end_row()
+        values.update(axes)
         if missing:
-            row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
-        if value.spread is not None and totals.weight and self._held.reductions.of(name) != "first":
-            reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
-            row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
-            row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)
-            row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
-            if name == BUSY and totals.contributors > 1:
-                largest, ranks = row[f"{name}/max"], totals.contributors
-                others = (ranks * row[name] - largest) / (ranks - 1)
-                self._stragglers.add(row[f"{name}/argmax_rank"], largest, others)
+            values[DEGRADED] = missing
+        if BUSY in values:
+            values.update(self._stragglers.detect(values.get(STEP)))
+        x = self._held.x(row.x)
+        self._write(values, x, commit=True if row.corrects else commit)
+        follows = max((one.follows for one in row.own), default=None)
+        self._held.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
 
-    def _write(self, row: dict[str, Any], value: Finished) -> None:
-        if not row:
-            return
-        if BUSY in row:
-            row.update(self._stragglers.detect(row.get(STEP)))
+    def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
+        """Return whether the open row may hold a call too: no name of it yet, and the same place on the user's axes."""
+        same = all(self._open.values.get(name, value) == value for name, value in axes.items())
+        return same and self._open.values.keys().isdisjoint(values.keys() - axes.keys())
+
+    def _values(self, row: Row) -> tuple[dict[str, Any], int]:
+        """Return the reduced values of a row, and the number of missing ranks."""
+        names, held = row.names, self._held
+        numbers = reduced_numbers(*row.lanes, held.reductions.of_all(names), row.ranks[0])
+        values = dict(zip(names, numbers, strict=True))
+        missing = row.missing
+        if row.lanes[0][-len(names) :].count(0.0):  # some name has no number
+            for index, key in enumerate(row.cells()):
+                if not row.lanes[0][3 * len(names) + index]:
+                    missing = max(missing, self._add_attached(values, key, row, index))
+        if held.spreads.has_any:
+            self._add_spreads(values, row)
+        return values, missing
+
+    def _add_attached(self, values: dict[str, Any], key: Key, row: Row, index: int) -> int:
+        """Replace a value without a number by what the ranks attached; return the number of missing parts."""
+        del values[key.name]
+        taken = self._held.attachments.pop_values(key, row.ranks[index], corrects=row.corrects)
+        if taken is None:
+            return 0  # a better value was written before
+        values.update(taken[0])
+        return taken[1]
+
+    def _add_spreads(self, values: dict[str, Any], row: Row) -> None:
+        for index, key in enumerate(row.cells()):
+            spread = self._held.spreads.pop(key)
+            if spread is None or self._held.reductions.of(key.name) == "first":
+                continue
+            name, number = key.name, number_at(*row.lanes, index, len(row.names))
+            values.update({f"{name}/{kind}": number.reduced(kind) for kind in ("min", "max")})
+            values[f"{name}/std"] = math.sqrt(spread.squares / number.weight)
+            values[f"{name}/argmax_rank"] = self.global_rank_of(spread.largest_at)
+            if name == BUSY and row.ranks[index] > 1:
+                largest, ranks = values[f"{name}/max"], row.ranks[index]
+                others = (ranks * values[name] - largest) / (ranks - 1)
+                self._stragglers.add(values[f"{name}/argmax_rank"], largest, others)
+
+    def _write(self, row: Mapping[str, Any], x: int | None, *, commit: bool | None) -> None:
         if self.is_over:
-            self.unwritten += 1
+            self.unwritten += bool(row)
             return
+        if commit is not False:
+            self._open = _NONE
+        else:
+            before = self._open.values if x == self._open.x else {}
+            self._open = _OpenRow({**before, **row}, x, time.monotonic())
         try:
-            self._writer.write_plain(row, self._held.x_axis.x_of(value))
+            self._writer.write(row, x, commit=commit)
         except Exception as error:  # noqa: BLE001  # a row that W&B rejects must not stop the later ones
             if self._notices.is_first(type(error)):
                 _log.exception(

@@ -40,8 +40,8 @@ class Limits:
             only other ranks log are written.
 
     Attributes:
-        linger: How long a row waits for subsequent rows when rows are logged in quick succession: several rounds in a
-            row cost the training less than individual rounds.
+        linger: How long a row waits for subsequent rows before the ranks exchange them: one exchange of many rows costs
+            the training less than many exchanges.
 
     Raises:
         ConfigurationError: A limit that is not a positive number.
@@ -52,7 +52,7 @@ class Limits:
     finish_timeout: float | None = None
     max_pending_rows: int = 10_000
     heartbeat: float = 1.0
-    linger: ClassVar[float] = 0.05
+    linger: ClassVar[float] = 0.25
 
     def __post_init__(self) -> None:
         for name in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):

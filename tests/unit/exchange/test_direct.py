@@ -44,6 +44,7 @@ class Written:
         self.during_a_row: Callable[[], None] = lambda: None
 
     def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
+        row = {name: value for name, value in row.items() if name != "_timestamp"}
         during, self.during_a_row = self.during_a_row, lambda: None
         during()
         assert self.goes_on.wait(60)
@@ -98,13 +99,15 @@ def own_threads() -> int:
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
-def test_rows_are_written_in_order_with_their_commit_argument(make: Callable[..., Own], at_once: bool) -> None:
+def test_rows_are_written_in_order_each_by_one_call_of_wandb(make: Callable[..., Own], at_once: bool) -> None:
     own = make(at_once=at_once)
     for step in range(50):
         own.log(step, commit=None if step % 3 else bool(step % 2))
+        own.log(step, commit=bool(step % 2), accuracy=1.0)
     assert own.exchange.flush()
-    assert own.steps == list(range(50))
-    assert own.run.commits == [None if step % 3 else bool(step % 2) for step in range(50)]
+    rows = [row for row in own.run.rows if "accuracy" in row]
+    assert [row["global_step"] for row in rows] == list(range(50))
+    assert own.run.commits == [None] * (50 + sum(step % 3 > 0 or step % 2 > 0 for step in range(50)))
     assert own.run.threads == ({threading.current_thread()} if at_once else {own.exchange._thread})
 
 
@@ -136,6 +139,38 @@ def test_detach_writes_pending_rows_without_waiting(make: Callable[..., Own]) ->
     own.run.goes_on.set()
     eventually(lambda: own.exchange.has_ended)
     assert own.steps == [0]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
+@pytest.mark.parametrize("end", ["flush", "close", "failed", "leave"])
+def test_the_row_that_is_left_open_is_written(make: Callable[..., Own], at_once: bool, end: str) -> None:
+    own = make(at_once=at_once)
+    own.log(1, commit=False)
+    own.log(2, commit=False)
+    own.log(2, commit=False, accuracy=1.0)
+    eventually(lambda: own.steps == [1])
+    ends: dict[str, Callable[[], object]] = {
+        "flush": own.exchange.flush,
+        "close": own.exchange.close,
+        "failed": lambda: own.exchange.close(failed=True),
+        "leave": own.exchange.leave,
+    }
+    ends[end]()
+    assert own.steps == [1, 2]
+    assert own.run.rows[1]["accuracy"] == 1.0
+    own.log(2, commit=False)
+    assert own.steps == ([1, 2] if end == "flush" else [1, 2, 2])  # nothing would write it later
+
+
+def test_an_open_row_that_wandb_refuses_does_not_fail_the_end(
+    make: Callable[..., Own], caplog: pytest.LogCaptureFixture
+) -> None:
+    own = make(at_once=True)
+    own.log(1, commit=False, bad=True)
+    assert own.exchange.flush()
+    assert own.exchange.close()
+    assert own.steps == []
+    assert caplog.text.count("a row of rank 0 could not be written") == 1
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -226,7 +261,7 @@ def test_steps_are_checked_in_a_world_of_one(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
         with pytest.raises(dist_wandb.ConfigurationError, match=r"step=1.5 on rank 0 is not an integer"):
             session.log({"loss": 1.0}, step=1.5)  # type: ignore[arg-type]
-        session.log({"loss": torch.tensor(0.5)}, step=np.int64(3))
+        session.log({"loss": torch.tensor(0.5)}, step=np.int64(3), commit=True)
         assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]  # at once
         assert type(fake_wandb.runs[0].rows[0]["loss"]) is float
 
@@ -313,6 +348,33 @@ def test_a_signal_handler_can_log_while_a_row_is_written(make: Callable[..., Own
         signal.signal(signal.SIGUSR1, before)
     assert own.exchange.flush()
     assert sorted(own.steps) == [0, 7]
+
+
+def test_a_signal_handler_does_not_tear_the_row_in_progress(make: Callable[..., Own]) -> None:
+    """Its row is written by the thread, which waits until the interrupted thread has written its own."""
+    own = make(at_once=True)
+
+    logged: list[tuple[dict[str, Any], bool | None]] = []
+    during = [lambda: signal.raise_signal(signal.SIGUSR1)]
+
+    def log(row: dict[str, Any], commit: bool | None = None) -> None:
+        while during:
+            during.pop()()
+        logged.append((row, commit))
+
+    own.run.log = log
+
+    def handler(*_: object) -> None:
+        own.log(7, commit=True)
+        own.exchange.flush(0.2)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        own.log(0, commit=False, table=object())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert own.exchange.flush()
+    assert [(row.get("global_step"), commit) for row, commit in logged] == [(0, False), (None, None), (7, None)]
 
 
 def test_a_row_waits_only_for_its_own_device_values() -> None:

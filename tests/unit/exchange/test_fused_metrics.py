@@ -13,8 +13,9 @@ from merging import Ranks
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import Finished, Key, Position
+from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
+from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
@@ -67,14 +68,14 @@ class Unit:
         self._metrics = [torchmetrics.SumMetric() for _ in range(size)]
 
     def log(self, row: dict[str, Any]) -> None:
-        self.written.append(row)
+        self.written.append({name: value for name, value in row.items() if name != "_timestamp"})
 
     def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
         """Log the metric on the ranks; return its cell."""
         for rank, metric in enumerate(self._metrics):
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
-            key = Key(Position(0, step), self.fused(rank).series("sum", snapshot, ()), 0)
+            key = Key(self.fused(rank).series("sum", snapshot, ()), step, 0)
             if ranks is None or rank in ranks:
                 self.fused(rank).keep(key, snapshot)
         return key
@@ -104,7 +105,10 @@ class Unit:
     def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
         """Write a cell on rank 0; return the row."""
         before = len(self.written)
-        self.ranks[0].writing.write_finished([Finished(key, Totals(contributors=contributors), 0, corrects, 0)])
+        lanes = lanes_of([NO_NUMBER])
+        row = Row((key.name,), (0,), key.step, key.step or 0, lanes, {}, (contributors,), corrects=corrects)
+        self.ranks[0].writing.write([row])
+        self.ranks[0].writing.end_row()
         return self.written[before] if len(self.written) > before else {}
 
 
@@ -241,7 +245,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
-    key = Key(Position(0, 1), one.series("cat", snapshot, ()), 0)
+    key = Key(one.series("cat", snapshot, ()), 1, 0)
     one.keep(key, snapshot)
     recording = RecordingGroup()
     with pytest.raises(BrokenError):
@@ -253,7 +257,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     one = FusedMetrics(0, computes=True)
-    key = Key(Position(0, 1), "odd\0metric\0[false,[[1e400]],false]", 0)
+    key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
     one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
     assert one.pop_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Interval, Overdue, Pacer
@@ -26,26 +28,33 @@ def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 
 # --- when the next round is due ---------------------------------------------------------------------------------------
 
 
-def test_pauses_double_up_to_one_heartbeat_while_others_are_awaited(pacer: Pacer) -> None:
-    pauses = [pacer.pause(awaits_others=True) for _ in range(9)]
-    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+def left(pacer: Pacer, now: float, oldest: float | None = None, *, awaits: bool = False) -> Any:
+    return pytest.approx(pacer.left(now, oldest, awaits=awaits, is_flushing=False))
 
 
-def test_a_pause_without_open_cells_is_one_heartbeat_and_resets_the_backoff(pacer: Pacer) -> None:
-    assert [pacer.pause(awaits_others=awaited) for awaited in (True, True, False, True)] == [0.01, 0.02, 1.0, 0.01]
+def test_an_idle_rank_takes_part_once_per_heartbeat_and_sooner_if_others_wait(pacer: Pacer) -> None:
+    pacer.end_round(10.0, has_taken=True, is_flushing=False)
+    assert left(pacer, 10.1) == 0.9
+    assert left(pacer, 10.1, awaits=True) == 0.15
 
 
-def test_a_contribution_resets_the_pause(pacer: Pacer) -> None:
-    for _ in range(5):
-        pacer.pause(awaits_others=True)
-    pacer.contributed(1.0, was_idle=False)
-    assert pacer.pause(awaits_others=True) == 0.01
+def test_a_call_waits_for_more_and_longer_if_the_others_have_not_offered_their_part(pacer: Pacer) -> None:
+    pacer.end_round(10.0, has_taken=True, is_flushing=False)
+    assert left(pacer, 10.1, oldest=10.05) == 0.2
+    assert left(pacer, 10.1, oldest=9.0) == -0.85
+    pacer.end_round(10.0, has_taken=False, is_flushing=False)
+    assert left(pacer, 10.1, oldest=9.0) == 0.15
 
 
-def test_a_contribution_lingers_only_if_rows_follow_each_other_quickly(pacer: Pacer) -> None:
-    waits = [pacer.contributed(now, was_idle=True) for now in (10.0, 10.05, 10.2, 10.25)]
-    assert waits == [0.0, 0.05, 0.0, 0.05]
-    assert pacer.contributed(10.26, was_idle=False) == 0.0
+def test_rounds_of_a_flush_follow_each_other_after_pauses_that_double(pacer: Pacer) -> None:
+    pacer.end_round(10.0, has_taken=True, is_flushing=False)
+    pauses = []
+    for _ in range(9):
+        pauses.append(pacer.left(10.0, None, awaits=True, is_flushing=True))
+        pacer.end_round(10.0, has_taken=True, is_flushing=True)
+    assert pauses == pytest.approx([0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0])
+    pacer.end_round(10.0, has_taken=True, is_flushing=False)
+    assert pacer.left(10.0, None, awaits=True, is_flushing=True) == 0.0
 
 
 # --- patience ---------------------------------------------------------------------------------------------------------

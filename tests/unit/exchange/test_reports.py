@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.exchange.protocol.cells import Key, Position
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.reports import Reports
 
 
@@ -28,7 +28,7 @@ def reports(clock: Clock) -> Reports:
 
 
 def cells(*names: str, step: int = 0) -> list[Key]:
-    return [Key(Position(0, step), name, 0) for name in names]
+    return [Key(name, step, 0) for name in names]
 
 
 def late(values: str) -> str:
@@ -45,7 +45,7 @@ def test_reports_list_a_few_names_and_positions(reports: Reports, caplog: pytest
     reports.values("one", cells("loss", step=3), late)
     reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], late)
     reports.values("many", cells(*"abcde"), late)
-    reports.values("without a step", [Key(Position(1, 0), "loss", 6)], late)
+    reports.values("without a step", [Key("loss", None, 6)], late)
     reports.values("metric", cells("accuracy\0metric\0[1, 2]"), late)
     reports.values("nothing", [], late)
     assert logged(caplog) == [

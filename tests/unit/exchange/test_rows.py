@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import Finished, Key, Position
-from dist_wandb.exchange.protocol.rounds import Intent, Rounds
+from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.devices import HostCopy, Later
@@ -32,13 +34,33 @@ from dist_wandb.topology.model import Topology
 
 
 class Written:
-    """A run that remembers its rows."""
+    """A run that remembers its rows; those that are left open too, once the next one begins."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._open: dict[str, Any] = {}
 
-    def log(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+    def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
+        self._open.update({name: value for name, value in row.items() if name != "_timestamp"})
+        if commit is not False and self._open:
+            self.rows.append(self._open)
+            self._open = {}
+
+
+class Reduction:
+    """A group of ranks in one thread: what each rank gives, then the result."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Sequence[float], Sequence[float]]] = []
+        self.is_known = False
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        if not self.is_known:
+            self.given.append((sums, maxima))
+        return (
+            [sum(column) for column in zip(*(lists[0] for lists in self.given), strict=True)],
+            [max(column) for column in zip(*(lists[1] for lists in self.given), strict=True)],
+        )
 
 
 class Unit:
@@ -53,48 +75,62 @@ class Unit:
         per_rank: PerRank = True,
         spread: Sequence[str] = (),
         step_metric: str | None = "global_step",
+        axes: Sequence[str] = (),
     ) -> None:
         self.runs = [Written() for _ in range(size)]
-        self.rounds = [Rounds(rank, size, spread=spread) for rank in range(size)]
+        self.rounds = [Rounds(rank, size) for rank in range(size)]
         self.ranks: list[Rows] = []
         for rank, run in enumerate(self.runs):
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
             opened: Any = run if plan.opens_run else NullRun()
             writer = RunWriter(opened, plan, step_metric)
-            names = check_per_rank(per_rank)
-            counts = step_metric == "global_step"
-            self.ranks.append(Rows(writer, check_reduce(reduce), names, counts=counts, rank=rank, is_first=not rank))
+            names, counts = check_per_rank(per_rank), step_metric == "global_step"
+            arguments: dict[str, Any] = {"counts": counts, "rank": rank, "index": rank}
+            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, lambda: axes, **arguments))
         self.calls = [0] * size
+        self.last: list[int | None] = [None] * size
+        self.now = 0.0
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the primary."""
         return self.runs[0].rows
 
-    def log(self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None) -> list[str]:
-        contribution = Contribution(metrics, step, None, weight, self.calls[rank])
-        self.calls[rank] += 1
-        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank]))
+    def log(
+        self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None, commit: Any = None
+    ) -> list[str]:
+        self.last[rank] = self.last[rank] if step is None else step
+        x = self.last[rank]
+        contribution = Contribution(metrics, step, commit, weight, -1 - self.calls[rank] if x is None else x)
+        self.calls[rank] += commit is not False
+        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank], self.now))
 
     def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
         for rank, metrics in enumerate(values):
             self.log(rank, metrics, step, weight)
 
-    def exchange(self) -> bool:
-        if self.rounds[0].negotiation.many_wait:
-            offers = [machine.negotiation.offer(machine.outbox, machine.ledger.names) for machine in self.rounds]
-            for machine in self.rounds:
-                machine.negotiation.agree(offers, machine.ledger.names)
-        packed = [machine.pack() for machine in self.rounds]
-        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
-        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
-        outcomes = [machine.unpack(sums, maxima) for machine in self.rounds]
-        if outcomes[0].needs_names:
-            unknown = [machine.outbox.unknown(machine.ledger.names) for machine in self.rounds]
-            for machine in self.rounds:
-                machine.learn(unknown)
-        for rows, outcome in zip(self.ranks, outcomes, strict=True):
-            rows.writing.write_finished(outcome.finished)
+    def exchange(self, seconds: float = 1.0) -> bool:
+        """Have a round after some time; return whether it was the last one."""
+        self.now += seconds
+        offers: dict[bytes, frozenset[int]] = {}
+        for rank, (machine, own) in enumerate(zip(self.rounds, self.ranks, strict=True)):
+            machine.side_data.axes = own.held.axes()
+            offer = machine.offer(self.now)
+            offers[offer] = offers.get(offer, frozenset()) | {rank}
+        have_numbers = [machine.plan(offers) for machine in self.rounds]
+        group = Reduction()
+        lists = [group.reduce(*machine.pack()) for machine in self.rounds][-1] if have_numbers[0] else ([], [])
+        outcomes = [machine.unpack(*lists) for machine in self.rounds]
+        for machine, own in zip(self.rounds, self.ranks, strict=True):
+            own.held.spreads.keep(machine.last_taken)
+            own.posting.settle(machine)
+        spreads: Any = Reduction()
+        for _ in range(2):
+            for own, outcome in zip(self.ranks, outcomes, strict=True):
+                own.held.spreads.exchange(own.held.spreads.due(outcome.rows), spreads)
+            spreads.is_known = True
+        for own, outcome in zip(self.ranks, outcomes, strict=True):
+            own.writing.write(outcome.rows)
         return outcomes[0].closed
 
     def close(self) -> list[dict[str, Any]]:
@@ -103,15 +139,14 @@ class Unit:
             machine.intent = Intent.CLOSING
         while not self.exchange():
             pass
+        for own in self.ranks:
+            own.writing.end_row()
         return self.rows
 
 
-def finished(
-    name: str, *values: float, step: int | None = 0, calls: int = 0, missing: int = 0, nth: int = 0
-) -> Finished:
-    totals = sum(map(Totals.of, values), Totals())
-    position = Position(1, 0) if step is None else Position(0, step)
-    return Finished(Key(position, name, nth), totals, calls, corrects=False, missing=missing)
+def finished(values: Mapping[str, float], *, step: int | None = 0, x: int = 0, missing: int = 0) -> Row:
+    lanes = lanes_of([number_of(value) for value in values.values()])
+    return Row(tuple(values), (0,) * len(values), step, x, lanes, {}, (1,) * len(values), missing)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -202,12 +237,13 @@ def test_first_values_and_other_objects_are_written_in_the_primarys_row() -> Non
     assert unit.close() == [{"text": "of 0", "lr": 0.5, "loss": 0.5, "global_step": 3}]
 
 
-def test_first_values_and_other_objects_alone_are_written_at_once() -> None:
+def test_first_values_and_other_objects_alone_are_rows() -> None:
     unit = Unit(reduce="first")
     unit.log_on_all([{"text": "a", "lr": 0.5}, {"text": "b", "lr": 0.75}], 3)
-    unit.log_on_all([{"text": "c"}, {"text": "d"}])
-    assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "c", "global_step": 1}]
-    assert unit.close() == unit.rows
+    unit.log_on_all([{"text": "c"}, {"text": "d"}], 4)
+    unit.exchange()
+    assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}]
+    assert unit.close() == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "c", "global_step": 4}]
 
 
 def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> None:
@@ -217,8 +253,7 @@ def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> N
     unit.exchange()
     assert unit.rows == []
     unit.log(1, {"loss": 2.0}, 0)
-    unit.exchange()
-    assert unit.rows == [{"text": "a", "loss": 1.5, "global_step": 0}]
+    assert unit.close() == [{"text": "a", "loss": 1.5, "global_step": 0}]
 
 
 def test_posting_waits_for_numbers_that_are_being_copied() -> None:
@@ -268,7 +303,7 @@ def test_an_invalid_weight_from_a_device_is_an_error_and_nothing_is_posted(value
         unit.log(1, {"loss": 1.0}, 0, weight=Later(HostCopy([torch.tensor(value)]), 0))
     with pytest.raises(ConfigurationError, match=r"weight.* on rank 1 is negative or not finite"):
         unit.log(1, {"loss": 1.0}, 0, weight={"loss": Later(HostCopy([torch.tensor(value)]), 0)})
-    assert unit.rounds[1].outbox.pending == 0
+    assert not unit.rounds[1].outbox.waiting
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -293,7 +328,7 @@ def test_labelled_rows_without_a_step_use_the_ranks_own_count() -> None:
 def test_first_values_are_labelled_too() -> None:
     unit = Unit(run_mode="shared", reduce="first")
     unit.log_on_all([{"lr": 1.0}, {"lr": 2.0}], 5)
-    assert unit.rows == [{"lr": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
+    assert unit.close() == [{"lr": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
     assert unit.runs[1].rows == [{"rank-1/lr": 2.0, "global_step": 5}]
 
 
@@ -447,17 +482,21 @@ def test_the_spread_covers_only_contributing_ranks() -> None:
 # --- the content of a row ---------------------------------------------------------------------------------------------
 
 
-def test_values_of_one_place_are_one_row() -> None:
+def test_values_of_one_step_are_one_row() -> None:
+    """As in wandb: a call with a step leaves its row open for further values of this step."""
     unit = Unit(1)
-    unit.ranks[0].writing.write_finished([finished("a", 1.0), finished("b", 2.0), finished("c", 3.0, step=1)])
+    unit.ranks[0].writing.write([finished({"a": 1.0}), finished({"b": 2.0}), finished({"c": 3.0}, step=1, x=1)])
+    unit.ranks[0].writing.end_row()
     assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"c": 3.0, "global_step": 1}]
 
 
-def test_a_repeated_name_starts_a_second_row() -> None:
+def test_a_row_left_open_is_ended_after_some_time() -> None:
     unit = Unit(1)
-    values = [finished("a", 1.0), finished("b", 2.0), finished("a", 3.0, nth=1), finished("b", 4.0, nth=1)]
-    unit.ranks[0].writing.write_finished(values)
-    assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"a": 3.0, "b": 4.0, "global_step": 0}]
+    unit.ranks[0].writing.write([finished({"a": 1.0})])
+    unit.ranks[0].writing.end_row(time.monotonic())
+    assert unit.rows == []
+    unit.ranks[0].writing.end_row(time.monotonic() + 5.0)
+    assert unit.rows == [{"a": 1.0, "global_step": 0}]
 
 
 def test_a_name_logged_twice_at_a_step_gives_two_rows_in_order() -> None:
@@ -470,14 +509,47 @@ def test_a_name_logged_twice_at_a_step_gives_two_rows_in_order() -> None:
     ]
 
 
-def test_the_degraded_flag_is_the_largest_number_of_missing_ranks() -> None:
-    unit = Unit(1)
-    flagged = [finished("a", 1.0, missing=1), finished("b", 2.0, missing=3), finished("c", 3.0)]
-    unit.ranks[0].writing.write_finished([*flagged, finished("d", 4.0, step=1)])
-    assert unit.rows == [
-        {"a": 1.0, "b": 2.0, "c": 3.0, DEGRADED: 3, "global_step": 0},
-        {"d": 4.0, "global_step": 1},
+def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
+    unit = Unit()
+    for rank in range(2):
+        unit.log(rank, {"a": float(rank)}, commit=False)
+        unit.log(rank, {"b": float(rank)})
+        unit.log(rank, {"c": float(rank)}, 5, commit=True)
+        unit.log(rank, {"d": float(rank)}, 5)
+    assert unit.close() == [
+        {"a": 0.5, "b": 0.5, "global_step": 0},
+        {"c": 0.5, "global_step": 5},
+        {"d": 0.5, "global_step": 5},
     ]
+
+
+def test_a_row_has_the_axis_of_its_owners_call() -> None:
+    unit = Unit(axes=["epoch"])
+    for step in range(3):
+        unit.log_on_all([{"loss": 1.0, "epoch": step}, {"loss": 3.0, "epoch": 10 * step}], step)
+    unit.log_on_all([{"epoch": 7}, {"epoch": 8}], 3)
+    expected = [{"loss": 2.0, "epoch": step, "global_step": step} for step in range(3)]
+    assert unit.close() == [*expected, {"epoch": 7, "global_step": 3}]
+
+
+def test_an_axis_with_a_chosen_reduction_is_reduced() -> None:
+    unit = Unit(axes=["samples"], reduce={"samples": "sum", "*": "mean"})
+    unit.log_on_all([{"loss": 1.0, "samples": 10}, {"loss": 3.0, "samples": 20}], 0)
+    assert unit.close() == [{"loss": 2.0, "samples": 30, "global_step": 0}]
+
+
+def test_labelled_rows_have_the_axis_of_their_call() -> None:
+    unit = Unit(run_mode="shared", axes=["samples"])
+    unit.log_on_all([{"loss": 1.0, "samples": 10}, {"loss": 2.0, "samples": 20}], 5)
+    assert unit.runs[1].rows == [{"rank-1/loss": 2.0, "samples": 20, "global_step": 5}]
+    assert unit.close() == [{"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5}]
+
+
+def test_a_row_is_flagged_with_the_number_of_missing_ranks() -> None:
+    unit = Unit(1)
+    unit.ranks[0].writing.write([finished({"a": 1.0, "b": 2.0}, missing=3), finished({"d": 4.0}, step=1, x=1)])
+    unit.ranks[0].writing.end_row()
+    assert unit.rows == [{"a": 1.0, "b": 2.0, DEGRADED: 3, "global_step": 0}, {"d": 4.0, "global_step": 1}]
     assert DEGRADED == "dist_wandb/degraded"
 
 
@@ -510,25 +582,14 @@ def test_calls_without_a_step_are_separate_rows_whenever_they_are_exchanged() ->
     assert at_once.close() == expected
 
 
-def test_values_of_one_call_without_a_step_are_one_row() -> None:
-    unit = Unit(1)
-    values = [finished("a", 1.0, step=None, calls=4), finished("b", 2.0, step=None, calls=4)]
-    unit.ranks[0].writing.write_finished([*values, finished("c", 3.0, step=None, calls=5), finished("d", 4.0, step=5)])
-    assert unit.rows == [
-        {"a": 1.0, "b": 2.0, "global_step": 4},
-        {"c": 3.0, "global_step": 5},
-        {"d": 4.0, "global_step": 5},
-    ]
-
-
 @pytest.mark.parametrize("step_metric", ["trainer/global_step", None])
-def test_rows_without_a_step_have_no_x_value_without_our_own_axis(step_metric: str | None) -> None:
+def test_on_another_axis_rows_before_the_first_step_lie_at_0(step_metric: str | None) -> None:
     unit = Unit(step_metric=step_metric, run_mode="shared", per_rank="loss")
     unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 1.0}])
     unit.log_on_all([{"lr": 1.0}, {"lr": 1.0}], 3)
-    axis = {step_metric: 3} if step_metric else {}
-    assert unit.runs[1].rows == [{"rank-1/loss": 1.0}]
-    assert unit.close() == [{"loss": 1.0, "rank-0/loss": 1.0, "text": "a"}, {"lr": 1.0, **axis}]
+    first, axis = ({step_metric: 0}, {step_metric: 3}) if step_metric else ({}, {})
+    assert unit.runs[1].rows == [{"rank-1/loss": 1.0, **first}]
+    assert unit.close() == [{"loss": 1.0, "rank-0/loss": 1.0, "text": "a", **first}, {"lr": 1.0, **axis}]
 
 
 def test_a_secondary_writes_no_finished_values() -> None:
@@ -539,57 +600,44 @@ def test_a_secondary_writes_no_finished_values() -> None:
     assert [rows.writes for rows in unit.ranks] == [True, False]
 
 
-def test_a_corrected_row_has_only_the_corrected_value() -> None:
+def test_a_corrected_row_is_whole_but_for_the_primarys_own_values() -> None:
     unit = Unit()
-    unit.log(0, {"loss": 1.0, "text": "a"}, 0)
-    for _ in range(2):
+    unit.log(0, {"loss": 1.0, "lr": 0.5, "text": "a"}, 0)
+    for _ in range(3):
         unit.exchange()
-    unit.rounds[0].give_up(unit.rounds[0].ledger.round, new_only=True)
+    unit.rounds[0].give_up(unit.rounds[0].table.round, new_only=True)
     unit.exchange()
     unit.log(1, {"loss": 3.0}, 0)
-    assert unit.close() == [{"loss": 1.0, "text": "a", "global_step": 0}, {"loss": 2.0, "global_step": 0}]
+    assert unit.close() == [
+        {"loss": 1.0, "lr": 0.5, "text": "a", "global_step": 0},
+        {"loss": 2.0, "lr": 0.5, "global_step": 0},
+    ]
 
 
 def test_the_last_position_is_described_as_step_or_row() -> None:
     unit = Unit(1)
     rows = unit.ranks[0]
     assert rows.writing.last_position == "the start"
-    rows.writing.write_finished([finished("a", 1.0, step=7)])
+    rows.writing.write([finished({"a": 1.0}, step=7, x=7)])
     assert rows.writing.last_position == "step 7"
-    rows.writing.write_finished([finished("a", 1.0, step=None, calls=4)])
+    rows.writing.write([finished({"a": 1.0}, step=None, x=-5)])
     assert rows.writing.last_position == "row 5"
-    rows.writing.write_finished([])
+    rows.writing.write([])
     assert rows.writing.last_position == "row 5"
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_values_whose_numbers_never_arrive_are_written_at_the_end() -> None:
+def test_own_values_whose_numbers_never_arrive_are_written_at_the_end() -> None:
     unit = Unit(reduce={"lr": "first"})
     unit.log(0, {"text": "a", "lr": 0.5, "loss": 1.0}, 3)
-    unit.log(0, {"text": "b", "loss": 1.0}, 4)
-    assert unit.ranks[0].held.extras
-    unit.ranks[0].writing.write_left_over()
-    assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "b", "global_step": 4}]
-    assert not unit.ranks[0].held.extras
-    unit.ranks[0].writing.write_left_over()
-    assert len(unit.rows) == 2
-
-
-def test_left_over_values_without_a_step_use_their_call_count() -> None:
-    unit = Unit()
-    unit.log(0, {"text": "a"})
-    unit.log(0, {"text": "b", "loss": 1.0})
-    unit.ranks[0].writing.write_left_over()
-    assert unit.rows == [{"text": "a", "global_step": 0}, {"text": "b", "global_step": 1}]
-
-
-def test_nothing_is_left_over_after_all_numbers_arrive() -> None:
-    unit = Unit()
-    unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3)
-    assert len(unit.close()) == 1
-    assert not unit.ranks[0].held.extras
+    unit.exchange()
+    unit.log(0, {"text": "b", "loss": None}, 4)
+    assert unit.close() == [
+        {"text": "a", "lr": 0.5, "loss": 1.0, "global_step": 3},
+        {"text": "b", "global_step": 4},
+    ]
 
 
 def test_weight_0_on_all_ranks_keeps_objects_other_than_numbers() -> None:
@@ -615,8 +663,5 @@ def test_text_stays_in_the_row_of_a_metric_that_adopts_another_layout() -> None:
     metrics[1].update(torch.arange(4), torch.arange(4))  # which shows that both have the same states
     for rank, metric in enumerate(metrics):
         unit.log(rank, {"accuracy": take_snapshot(metric), "text": f"of rank {rank}"}, 3)
-    unit.exchange()
-    for rows, machine in zip(unit.ranks, unit.rounds, strict=True):
-        rows.posting.settle(machine)
-    unit.exchange()
+    unit.close()
     assert [run.rows for run in unit.runs] == [[{"text": f"of rank {rank}", "global_step": 3}] for rank in range(2)]

@@ -69,21 +69,21 @@ class Job:
 
         def unpacking(sums: list[float], maxima: list[float]) -> Any:
             outcome = unpack(sums, maxima)
-            is_last = outcome.paused and not outcome.finished  # the end: a rank with the result may leave
+            is_last = outcome.paused and not outcome.rows  # the end: a rank with the result may leave
             if not (isinstance(exchange.group, Alone) or is_last):
-                self.taken[rank][rounds.ledger.round] = (sums, maxima)
+                self.taken[rank][rounds.table.round] = (sums, maxima)
             return outcome
 
         def putting_back() -> None:
             put_back()
-            self.taken[rank].pop(rounds.ledger.round, None)  # the others continue from before it
+            self.taken[rank].pop(rounds.table.round, None)  # the others continue from before it
 
         def continuing_alone() -> None:
             self.alone.add(rank)
             go()
 
         def catching_up(checkpoint: Checkpoint) -> bool:
-            self.behind += checkpoint.round == rounds.ledger.round + 1
+            self.behind += checkpoint.round == rounds.table.round + 1
             return catch_up(checkpoint)
 
         cycle = exchange._worker.cycle
@@ -253,7 +253,7 @@ def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: i
 def test_a_rank_may_die_at_any_moment_of_a_round(lost: int) -> None:
     """Ranks 0 and 3 are the first of their groups: they may have the result, or have passed it to some members."""
     log_rows = [(step, NAMES, 0.05) for step in range(4)]
-    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 21)]
+    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 41)]
     assert not any(job.alone for job in jobs)
     assert all(lost in job.world.dead for job in jobs[:8])
     behind = sum(job.behind > 0 for job in jobs)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import Finished, Key, Position
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.series import NUMBER, Series, is_attached, series_of
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
@@ -23,7 +22,7 @@ def attachments(*, writes: bool) -> Attachments:
 
 
 def key(series: Series) -> Key:
-    return Key(Position(0, 1), series.text, 0)
+    return Key(series.text, 1, 0)
 
 
 @given(NAMES, st.sampled_from(["metric", "table", "images"]), NAMES)
@@ -43,11 +42,11 @@ def test_the_series_of_a_number_is_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["\0", "a\0", "a\0table", "a\0other\0", "\0\0\0"])
 def test_a_series_of_an_unknown_kind_is_not_merged(text: str) -> None:
-    own, odd = attachments(writes=True), Key(Position(0, 1), text, 0)
+    own, odd = attachments(writes=True), Key(text, 1, 0)
     assert series_of(text).text == text
     assert own.due([odd], has_primary=True) == []
     assert not own.needs_primary(text)
-    assert own.pop_values(Finished(odd, Totals(contributors=2), 0, corrects=True, missing=0)) == ({}, 0)
+    assert own.pop_values(odd, 2, corrects=True) == ({}, 0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo, tree
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.group import BrokenError, members_of
 from dist_wandb.exchange.transport.layout import tree_of
 from dist_wandb.exchange.transport.tree import TreeGroup
 
@@ -86,7 +85,7 @@ def test_many_numbers_are_reduced_in_pieces(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, summed: int, piece: int, serial: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece * 8)
-    monkeypatch.setattr(tree, "_SERIAL", serial)
+    monkeypatch.setattr(gloo, "SERIAL", serial)
     groups = form(7, 3)
 
     def reduce(rank: int) -> tuple[list[float], list[float]]:
@@ -125,7 +124,7 @@ def test_bytes_of_any_length_are_gathered_in_member_order(
 @pytest.mark.parametrize(("size", "fan_out"), SHAPES)
 @pytest.mark.parametrize("piece", [24, 2**20])
 @pytest.mark.parametrize("different", [1, 3, 100])
-def test_tally_sends_equal_contents_once_and_counts_them(
+def test_tally_sends_equal_contents_once_with_their_members(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int, different: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece)
@@ -134,10 +133,10 @@ def test_tally_sends_equal_contents_once_and_counts_them(
     before = [group.bytes_given for group in groups]
     tallies = on_ranks(size, lambda rank: list(groups[rank].tally(given[rank]).items()))
     assert tallies == [tallies[0]] * size
-    assert dict(tallies[0]) == Counter(given)
+    assert dict(tallies[0]) == members_of(given)
     if different == 1:
         assert max(group.bytes_given - one for group, one in zip(groups, before, strict=True)) < 1000
-    assert on_ranks(size, lambda rank: groups[rank].tally(b"")) == [{b"": size}] * size
+    assert on_ranks(size, lambda rank: groups[rank].tally(b"")) == [{b"": frozenset(range(size))}] * size
 
 
 @pytest.mark.parametrize("how", ["gather", "tally", "collect"])
@@ -157,8 +156,8 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
     for refusal in on_ranks(5, lambda rank: give(rank, 101)):
         assert refusal.startswith("Member 1 of the group announced 101 bytes, but the limit is 100.")
     given = [b"y", b"x" * 100, b"y", b"x" * 100, b"y"]
-    assert on_ranks(5, lambda rank: give(rank, 100))[0] == (Counter(given) if how == "tally" else given)
-    together = {"gather": 203, "tally": 101 + 2 * 16}.get(how, 0)
+    assert on_ranks(5, lambda rank: give(rank, 100))[0] == (members_of(given) if how == "tally" else given)
+    together = {"gather": 203, "tally": 101 + 2 * 12 + 5 * 8}.get(how, 0)
     monkeypatch.setattr(tree, "_MOST_TOGETHER", together - 1)
     if together:
         for refusal in on_ranks(5, lambda rank: give(rank, 100)):
@@ -260,3 +259,11 @@ def test_malformed_gathered_bytes_are_refused() -> None:
     for bad in (good[:-1], good + b"d", good + tree._HEAD.pack(5, 0), good[: tree._HEAD.size + 1]):
         with pytest.raises(ConfigurationError, match="is malformed"):
             tree._apart(bad, 3)
+
+
+def test_malformed_tallies_are_refused() -> None:
+    good = tree._packed({b"ab": frozenset([0, 1, 4]), b"": frozenset([2])})
+    assert tree._unpacked(good) == {b"ab": frozenset([0, 1, 4]), b"": frozenset([2])}
+    for bad in (good[:-1], good + b"d", good[:5], good + tree._CONTENT.pack(1, 0)):
+        with pytest.raises(ConfigurationError, match="is malformed"):
+            tree._unpacked(bad)

@@ -1,85 +1,114 @@
-"""The times of a rank's turns, by what it logged and what it waits for; the rounds are reduced by hand."""
+"""The times of a rank's turns, by what it logged and what it waits for."""
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dist_wandb.exchange.lifecycle import Lifecycle
-from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange import turns as turns_module
+from dist_wandb.exchange.lifecycle import Demand, Lifecycle
+from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.turns import Turns
 from dist_wandb.settings.limits import Limits
 
+LIMITS = Limits(heartbeat=3.0)
+
 
 class Empty:
-    """An inbox that stays empty.
+    """An inbox to which nothing comes.
 
     Attributes:
-        waited: The timeouts with which it was drained, in seconds.
+        waited: How long the thread waited for contributions, in seconds: for any, or for more.
     """
 
     is_empty = True
     unread = computing = 0
 
-    def __init__(self) -> None:
+    def __init__(self, clock: list[float]) -> None:
         self.waited: list[float] = []
         self.flushes: list[object] = []
+        self._clock = clock
 
-    def drain(self, timeout: float) -> bool:
-        self.waited.append(timeout)
+    def drain(self, timeout: float = 0.0) -> bool:
+        self.linger(timeout)
         return False
 
+    def linger(self, seconds: float, **_: Any) -> None:
+        if seconds:
+            self.waited.append(round(seconds, 3))
+            self._clock[0] += seconds
 
-def waiting(rounds: Rounds, flushes: int = 0) -> list[float]:
-    """Return how long a rank waits before each of four consecutive rounds, in seconds."""
-    limits, inbox = Limits(heartbeat=3.0), Empty()
-    inbox.flushes = [object()] * flushes
-    context: Any = SimpleNamespace(lifecycle=Lifecycle(), limits=limits)
-    unused: Any = None
-    empty: Any = inbox
-    turns = Turns(context, rounds, empty, Pacer(limits, 0.0), unused)
-    for _ in range(4):
-        turns.wait(has_more=False, awaits_primary=lambda: False)
-    return inbox.waited
+    def answer(self, flushes: list[object]) -> None:
+        self.flushes = [flush for flush in self.flushes if flush not in flushes]
 
 
-def exchange(ranks: list[Rounds]) -> None:
-    packed = [rank.pack() for rank in ranks]
-    sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
-    maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
-    for rank in ranks:
-        rank.unpack(sums, maxima)
+class Rank:
+    """A rank whose thread waits for its turns, on a clock that only waiting moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = [100.0]
+        monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: self.clock[0]))
+        self.inbox = Empty(self.clock)
+        self.rounds = Rounds(0, 2)
+        self.lifecycle = Lifecycle()
+        writing = SimpleNamespace(end_row=lambda: None)
+        context: Any = SimpleNamespace(lifecycle=self.lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing))
+        inbox: Any = self.inbox
+        unused: Any = None
+        self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0), unused)
+
+    def log(self) -> None:
+        self.rounds.post(["loss"], lanes_of([number_of(1.0)]), None, -1, self.clock[0])
+
+    def wait(self, outcome: Outcome, *, has_more: bool = False) -> list[float]:
+        """Return how long the rank waits before a round, in seconds; the round has an outcome."""
+        self.inbox.waited.clear()
+        self.turns.wait(has_more=has_more, awaits_primary=lambda: False)
+        if outcome.taken:
+            self.rounds.outbox.take(outcome.taken)
+        self.turns.end_round(outcome)
+        return list(self.inbox.waited)
 
 
 @pytest.fixture
-def ranks() -> list[Rounds]:
-    """Two ranks that log a loss; the first has logged it at a step at which the second has not."""
-    both = [Rounds(rank, 2) for rank in range(2)]
-    for step in range(2):
-        for rank in both[: 2 - step]:
-            rank.learn([["loss"]])
-            rank.post({"loss": Totals.of(1.0)}, step)
-        exchange(both)
-    return both
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(monkeypatch)
 
 
-def test_a_rank_that_waits_for_others_checks_at_short_growing_intervals(ranks: list[Rounds]) -> None:
-    assert waiting(ranks[0]) == [0.01, 0.02, 0.04, 0.08]
+def test_an_idle_rank_takes_part_once_per_heartbeat_or_soon_if_others_wait(rank: Rank) -> None:
+    assert [rank.wait(Outcome(awaits=awaits)) for awaits in (False, True, False)] == [[3.0], [3.0], [0.25]]
 
 
-def test_a_rank_that_others_wait_for_takes_part_once_per_heartbeat(ranks: list[Rounds]) -> None:
-    assert waiting(ranks[1]) == [3.0] * 4
+def test_calls_wait_for_more_calls_and_as_long_again_for_other_ranks(rank: Rank) -> None:
+    rank.log()
+    assert rank.wait(Outcome()) == [0.25]
+    assert rank.wait(Outcome()) == [0.25]
+    assert rank.wait(Outcome(taken=1)) == [0.25]
+    assert rank.wait(Outcome()) == [3.0]
 
 
-def test_a_flush_shortens_the_intervals_even_if_others_wait_for_this_rank(ranks: list[Rounds]) -> None:
-    assert waiting(ranks[1], flushes=1) == [0.01, 0.02, 0.04, 0.08]
+def test_many_calls_wait_for_no_more(rank: Rank) -> None:
+    for _ in range(256):
+        rank.log()
+    assert rank.wait(Outcome()) == []
 
 
-def test_idle_ranks_take_part_once_per_heartbeat(ranks: list[Rounds]) -> None:
-    ranks[1].post({"loss": Totals.of(1.0)}, 1)
-    exchange(ranks)
-    assert [waiting(rank) for rank in ranks] == [[3.0] * 4] * 2
+def test_a_flush_waits_for_nothing_at_first(rank: Rank) -> None:
+    rank.log()
+    rank.inbox.flushes = [object()]
+    assert [rank.wait(Outcome()) for _ in range(3)] == [[], [0.01], [0.02]]
+    assert rank.rounds.intent is Intent.PAUSING
+
+
+def test_nobody_waits_if_there_is_more_or_the_rank_closes(rank: Rank) -> None:
+    assert rank.wait(Outcome(), has_more=True) == []
+    rank.lifecycle.ask(Demand.CLOSE)
+    assert rank.wait(Outcome()) == []
+    assert rank.rounds.intent is Intent.CLOSING
+    assert time.monotonic() > 0.0

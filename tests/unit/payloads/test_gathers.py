@@ -25,7 +25,7 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
-from dist_wandb.exchange.protocol.cells import Key, Position
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers, pictures
@@ -417,7 +417,7 @@ class Peer:
 
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
 def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Position(0, 1), Series("t", "table").text, 0)
+    one, key = FusedGathers(0, collects=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
     assert one.pop_values(key)[0]["t"].rows == [[0, 1]]
@@ -425,7 +425,7 @@ def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> N
 
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
 def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Position(0, 1), Series("t", "table").text, 0)
+    one, key = FusedGathers(0, collects=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.pop_values(key)[0] == {}
@@ -499,6 +499,7 @@ def test_a_world_of_one_has_the_same_table_and_captions(fake_wandb: FakeWandb) -
     session = dist_wandb.init()
     session.log({"t": gathered([[torch.tensor([1.0]), 2j]], ["a", "b"]), "i": gathered([torch.rand(3, 4, 4)])}, step=1)
     session.log({"empty": gathered([]), "loss": 1.0}, step=2)
+    session.flush()
     first, second = fake_wandb.runs[0].rows
     assert first["t"].columns == ["rank", "a", "b"]
     assert rows_of(first["t"]) == [[0, [1.0], "2j"]]

@@ -15,8 +15,7 @@ from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 
 if TYPE_CHECKING:
-    from dist_wandb.exchange.protocol.cells import Finished, Key
-    from dist_wandb.exchange.protocol.outbox import Outbox
+    from dist_wandb.exchange.protocol.calls import Key, Outbox
     from dist_wandb.exchange.transport.group import Group
 
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
@@ -119,22 +118,27 @@ class Attachments:
         for attachment in self._by_type.values():
             attachment.passed()
 
-    def pop_values(self, value: Finished) -> tuple[dict[str, Any], int] | None:
+    def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int] | None:
         """Remove and return the values of a finished cell by name, and the number of missing contributions.
+
+        Args:
+            key: The cell.
+            ranks: How many ranks have contributed to it.
+            corrects: Whether its row was written before.
 
         Returns:
             `None` for a late correction that would replace a more complete value, because older contributions are no
             longer kept.
         """
-        attachment = self._of(value.key.name)
+        attachment = self._of(key.name)
         if attachment is None:
             return {}, 0
-        values, contributors = attachment.pop_values(value.key)
-        missing = value.totals.contributors - contributors  # from ranks that were lost meanwhile, or are too late
-        if missing > 0 and value.corrects:
+        values, contributors = attachment.pop_values(key)
+        missing = ranks - contributors  # from ranks that were lost meanwhile, or are too late
+        if missing > 0 and corrects:
             self._notices.warn(
-                f"late {value.key.name}",
-                f"a part of {value.key.series.name!r} is not written: it came after the parts of the other ranks were "
+                f"late {key.name}",
+                f"a part of {key.series.name!r} is not written: it came after the parts of the other ranks were "
                 "dropped.",
             )
             return None

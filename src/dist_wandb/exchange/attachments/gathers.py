@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.attachment import Attachment
-from dist_wandb.exchange.protocol.cells import Key
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed

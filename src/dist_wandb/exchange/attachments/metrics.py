@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.attachment import Attachment
-from dist_wandb.exchange.protocol.cells import Key
-from dist_wandb.exchange.protocol.outbox import Outbox
+from dist_wandb.exchange.protocol.calls import Key, Outbox
 from dist_wandb.exchange.protocol.series import Series, series_of
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
@@ -126,7 +125,7 @@ class FusedMetrics(Attachment):
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
         """Adopt layouts of other ranks if this rank's states fit into them, after the ranks have agreed on series."""
         renamed = []
-        for series in [series for series in outbox.names if series_of(series).kind == _METRIC]:
+        for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
             waiting = [key for key in self._snapshots if key.name == series]
             adopted = {self.series(series_of(series).name, self._snapshots[key], known) for key in waiting}
             if len(adopted) == 1 and adopted != {series}:

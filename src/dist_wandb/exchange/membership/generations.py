@@ -18,7 +18,6 @@ class CheckpointSummary(NamedTuple):
 
     member: int  # index of the member in the unit
     round: int  # number of the last round that it took part in
-    names: int  # number of names that it knows
 
 
 class Departure(NamedTuple):
@@ -28,25 +27,36 @@ class Departure(NamedTuple):
     global_rank: int  # index of the rank in the job
 
 
+class Result(NamedTuple):
+    """What a round has shown to all members."""
+
+    offers: Mapping[bytes, frozenset[int]]  # what they have offered, each with the members that did
+    sums: Sequence[float]  # the reduced lists
+    maxima: Sequence[float]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The state of a member at the end of a generation: the last round that it took part in, with its result."""
 
     round: int  # number of that round
-    names: list[str]  # all names that the member knows, in order
-    # the reduced lists of that round; `None` before the first round
-    result: tuple[Sequence[float], Sequence[float]] | None
+    result: Result | None  # of that round; `None` before the first one
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON value that preserves all bits of the numbers."""
-        result = None if self.result is None else [_encoded(numbers) for numbers in self.result]
-        return {"round": self.round, "names": self.names, "result": result}
+        if self.result is None:
+            return {"round": self.round, "result": None}
+        offers = [[offer.decode(), spans_of(members)] for offer, members in self.result.offers.items()]
+        return {"round": self.round, "result": [offers, *map(_encoded, self.result[1:])]}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Checkpoint:
         """Decode a value of `as_json`."""
-        result = stored["result"]
-        return cls(stored["round"], stored["names"], (_decoded(result[0]), _decoded(result[1])) if result else None)
+        if stored["result"] is None:
+            return cls(stored["round"], None)
+        offers, *lists = stored["result"]
+        of_members = {offer.encode(): frozenset(numbers_in(spans)) for offer, spans in offers}
+        return cls(stored["round"], Result(of_members, *map(_decoded, lists)))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ of them.
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
-  round, with the reduced lists, and the names. It adds a `CheckpointSummary` to a list. The first member in the list
+  round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list
   reads the summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). No
   member can finish a round before all members have entered it, so members differ by at most one round. A member that is
   a round behind takes the result from the checkpoint of the `source`.
@@ -151,7 +151,7 @@ class Membership:
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
         summaries = self.generations.summaries(generation)
-        is_first = summaries.append(CheckpointSummary(self._unit.index, checkpoint.round, len(checkpoint.names))) == 1
+        is_first = summaries.append(CheckpointSummary(self._unit.index, checkpoint.round)) == 1
         read: dict[int, CheckpointSummary] = {}
 
         def claimed() -> Generation | None:
@@ -173,7 +173,7 @@ class Membership:
     def _claim_next(self, generation: Generation, summaries: Mapping[int, CheckpointSummary]) -> Generation:
         """Claim the generation after a broken one, with the members that published a summary and are not gone."""
         known = [*summaries.values(), *self.presence.departures.summaries.get(generation.number, {}).values()]
-        source = max(known, key=lambda summary: (summary.round, summary.names))
+        source = max(known, key=lambda summary: summary.round)
         members = tuple(sorted(summaries.keys() - self.presence.departures.known.keys()))
         following = Generation(generation.number + 1, members, (), source.round, source.member)
         return self._claim(following, generation)

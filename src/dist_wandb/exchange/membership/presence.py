@@ -34,7 +34,6 @@ class DepartureRecord(NamedTuple):
     global_rank: int  # index of the rank in the job
     number: int | None  # number of its last generation; `None` if it was in none
     round: int  # as in `CheckpointSummary`
-    names: int  # as in `CheckpointSummary`
 
 
 class Departures:
@@ -76,8 +75,8 @@ class Departures:
             checkpoint: Its last checkpoint.
         """
         how = "failed" if failed else "finished" if delivered else "undelivered"
-        unit, names = self._unit, len(checkpoint.names)
-        self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round, names))
+        unit = self._unit
+        self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round))
 
     def among(self, ranks: Iterable[int]) -> set[int]:
         """Return those of some ranks that have published their departure. Reads new records."""
@@ -85,7 +84,7 @@ class Departures:
             record = DepartureRecord(*entry)
             self.known[record.member] = Departure(record.how, record.global_rank)
             if record.number is not None:
-                summary = CheckpointSummary(record.member, record.round, record.names)
+                summary = CheckpointSummary(record.member, record.round)
                 self.summaries.setdefault(record.number, {})[record.member] = summary
         return self.known.keys() & set(ranks)
 

@@ -1,10 +1,9 @@
 """The times of a rank's rounds, and the limits of its patience with other ranks. Pure: time is an argument.
 
-*Due.* A rank with contributions takes part in a round at once, except that it waits briefly for more if rows follow
-each other quickly and nobody flushes: consecutive rounds find warm caches and wake fewer threads, so they cost a busy
-machine half as much. An idle rank takes part once per heartbeat. If it has contributed to cells that are open, or has a
-pending flush, it takes part after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat, and waits in the round
-for the others. So the rank that others wait for decides when the round takes place, mostly by contributing.
+*Due.* A rank with calls takes part in a round once the oldest of them has waited for `Limits.linger`, so that rounds
+are for many rows: a round costs as much as some rows. If the others have not offered their part of its calls, it waits
+as long again, and then in the round. An idle rank takes part once per heartbeat, or after `Limits.linger` if others
+wait. During a flush, rounds follow each other after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat.
 
 *Patience.* The times of rounds are recorded while cells are open. Cells that were opened in a round longer ago than the
 patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all. Time in
@@ -24,7 +23,6 @@ from dist_wandb.settings.limits import Limits
 
 NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for
-_QUICK = 0.1  # seconds between rows that follow each other quickly
 _FLUSH_HEARTBEATS = 2  # how long a flushing rank waits for others to flush as well
 _STANDSTILL_HEARTBEATS = 2  # longer gaps between two rounds are a standstill
 _APART = 0.02  # minimum seconds between two recorded times of rounds
@@ -43,40 +41,41 @@ class Pacer:
     def __init__(self, limits: Limits, now: float) -> None:
         self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
         self._limits = limits
-        self._pause = _FIRST_PAUSE
-        self._last_row = -math.inf
+        self._pause = 0.0
+        self._has_taken = True
+        self._last_end = now
         self._last_round = now
         self._rounds: deque[tuple[int, float]] = deque()  # number and time
         self._settled_since: float | None = None
 
-    def pause(self, *, awaits_others: bool) -> float:
-        """Return how long an idle rank waits for contributions before the next round, in seconds.
-
-        Args:
-            awaits_others: Whether cells are open, none of which lacks this rank, or a flush is pending.
-
-        """
-        if not awaits_others:
-            self._pause = _FIRST_PAUSE
-            return self._limits.heartbeat
-        pause, self._pause = self._pause, min(2 * self._pause, self._limits.heartbeat)
-        return pause
-
-    def contributed(self, now: float, *, was_idle: bool) -> float:
-        """Record that contributions came; return how long to wait for more before the next round, in seconds."""
-        self._pause = _FIRST_PAUSE
-        if not was_idle:
-            return 0.0
-        is_quick, self._last_row = now - self._last_row < _QUICK, now
-        return self._limits.linger if is_quick else 0.0
-
-    def begin_round(self, now: float, number: int, oldest: int | None) -> Overdue:
-        """Record the start of a round, and return the overdue cells.
+    def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
+        """Return how long to wait for more calls before the next round, in seconds.
 
         Args:
             now: The time.
-            number: Number of earlier rounds.
-            oldest: The round in which the oldest open cell was opened; `None` if none is open.
+            oldest: When the oldest call was posted that waits; `None` if none does.
+            awaits: Whether calls or rows of some rank waited for others after the last round.
+            is_flushing: Whether a caller waits until everything is written.
+        """
+        if is_flushing:
+            due = self._last_end + self._pause
+        elif oldest is not None and self._has_taken:
+            due = oldest + self._limits.linger
+        elif oldest is not None or awaits:  # others are behind: no busy loop
+            due = self._last_end + self._limits.linger
+        else:
+            due = self._last_end + self._limits.heartbeat
+        return due - now
+
+    def end_round(self, now: float, *, has_taken: bool, is_flushing: bool) -> None:
+        """Record the end of a round, and whether all calls that were offered were taken."""
+        self._last_end, self._has_taken = now, has_taken
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
+
+    def begin_round(self, now: float, number: int, oldest: int | None) -> Overdue:
+        """Record the start of a round after so many earlier ones, and return the overdue cells.
+
+        The oldest open cell was opened in the round `oldest`, which is `None` if none is open.
         """
         overdue = Overdue()
         if oldest is None:
@@ -115,12 +114,7 @@ class Pacer:
         return now - self._last_round > NEW_NAME_HEARTBEATS * self._limits.heartbeat
 
     def has_flushed_alone(self, now: float, *, is_settled: bool) -> bool:
-        """Return whether a flushing rank has given the others enough time to flush as well.
-
-        Args:
-            now: The time.
-            is_settled: Whether everything that this rank logged is finished.
-        """
+        """Return whether a flushing rank, once all its calls are finished, has let the others flush for long enough."""
         if not is_settled:
             self._settled_since = None
             return False

@@ -1,80 +1,151 @@
-"""The exchange of a unit's numbers as a state machine. Pure: no threads, clocks, sockets, torch or wandb.
+"""The exchange of a unit's rows as a state machine. Pure: no threads, clocks, sockets, torch or wandb.
 
 Theory of operation
 -------------------
 
-Every rank of the unit has one `Rounds`, and all of them go through the same sequence of rounds. In a round, each rank
-packs its contributions into two lists of numbers (`pack`). The caller reduces these over the ranks, one by sum and one
-by maximum, and each rank unpacks the same reduced lists (`unpack`).
+Every rank of the unit has one `Rounds`, and all of them go through the same sequence of rounds. A round has two steps.
+First each rank tells all others which calls of `log` it offers (`offer`), and all ranks choose the same ones (`plan`).
+Then the numbers of these calls are combined: each rank packs its part into a list of sums and a list of maxima
+(`pack`), the caller reduces these over the ranks, and each rank unpacks the same reduced lists (`unpack`).
+`Outcome.rows` contains the rows to write, in order.
 
-The path of one contribution: `post` puts it into the *outbox* and counts its occurrence, which determines its cell. The
-*negotiation* selects the rows, or the many cells, of the next round. The *wire* format encodes them as lists of numbers
-and decodes the reduced lists into cells. The *ledger* keeps the open cells, *finishing* decides which of them are
-finished, and *spreads* holds back those whose spread takes one more round. `Outcome.finished` contains the values to
-write, in order.
-
-Between two rounds, in this order: if the last round found names that are not agreed on (`Outcome.needs_names`), all
-ranks exchange `outbox.unknown` and `learn` the result; if many rows wait (`negotiation.many_wait`), they exchange
-`negotiation.offer` and `agree` on a batch.
+The path of one call: `post` puts it into the *outbox*. Usually all ranks offer the same calls; those that are complete
+are written without any state (`matching`). What remains goes into the *table* (`choosing`, `table`), in which rows wait
+for ranks. A call stays in the outbox until every rank that usually logs one of its names offers its part, or it is old:
+so what belongs together is taken together, and the table is empty in normal life.
 
 A rank's `Intent` is *open*, *pausing* or *closing*. It is pausing while a caller waits until everything posted so far
 is finished, and may become open again. It is closing, permanently, once nothing more will be posted. A round in which
-no rank is open or has anything in its outbox finishes all cells (`Outcome.paused`). If all ranks are closing and no
-value awaits its spread, that round is the last one (`Outcome.closed`).
+no rank is open or has anything left finishes all rows (`Outcome.paused`). If all ranks are closing, it is the last one
+(`Outcome.closed`).
 
 Invariants
 ----------
 
-- The shared state (`snapshot`) depends on reduced numbers only. It is therefore equal on all ranks after each round,
-  all ranks reach the same conclusions, and their lists have equal lengths.
-- A contribution leaves the outbox only in `unpack`, when it is in a cell on all ranks. A round that was interrupted can
-  be repeated with other ranks. A rank that completed a round which the others interrupted can put its contributions
-  back (`put_back`).
-- A contribution is in exactly one cell. A written value that changes is written again (`Finished.corrects`).
+- The shared state (`snapshot`) depends on offers and reduced numbers only. It is therefore equal on all ranks after
+  each round, all ranks reach the same conclusions, and their lists have equal lengths.
+- A call leaves the outbox only in `unpack`, when it is in the table of all ranks. A round that was interrupted can be
+  repeated with other ranks. A rank that completed a round which the others interrupted can put its calls back
+  (`put_back`).
+- A value is in exactly one cell. A written row that changes is written again, as a whole (`Row.corrects`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Counted, Finished, Key, Outcome
-from dist_wandb.exchange.protocol.finishing import Finishing
-from dist_wandb.exchange.protocol.ledger import Ledger
-from dist_wandb.exchange.protocol.names import Names
-from dist_wandb.exchange.protocol.negotiation import Negotiation
-from dist_wandb.exchange.protocol.outbox import Outbox
-from dist_wandb.exchange.protocol.spreads import Spreads
-from dist_wandb.exchange.protocol.wire import (
-    INTERLEAVED,
-    OVERTAKING,
-    Header,
-    Lists,
-    batch_lists,
-    header_of,
-    read_spreads,
-    row_lists,
-)
+from dist_wandb.exchange.protocol.calls import Call, Key, Outbox
+from dist_wandb.exchange.protocol.choosing import Taken
+from dist_wandb.exchange.protocol.concluding import Conclusion, Patience
+from dist_wandb.exchange.protocol.contributors import Ranks
+from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
+from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
+from dist_wandb.exchange.protocol.plan import Plan
+from dist_wandb.exchange.protocol.snapshots import decoded, encoded
+from dist_wandb.exchange.protocol.table import Row, Table
 
+Offers = Mapping[bytes, Ranks]
+"""What the ranks have offered: each different offer once, with the ranks that have made it."""
 
-class Intent(Enum):
-    """Whether this rank will contribute more; contributions that wait are sent in any case."""
-
-    OPEN = auto()  # it may contribute more
-    PAUSING = auto()  # it waits until everything posted so far is finished
-    CLOSING = auto()  # it contributes nothing more
+_MOST_NEW = 1024  # calls whose new names a rank announces at once
 
 
 @dataclass
 class SideData:
     """The data that a rank sends and receives in addition to its numbers."""
 
-    interleaved: bool = False  # whether its contributions come from several threads or processes, each in its order
+    interleaved: bool = False  # whether its calls come from several threads or processes, each in its order
     published: int = 0  # how often it has published something through the job's store
-    most_published: float = 0.0  # the largest such count of any rank, as of the last round
+    most_published: int = 0  # the largest such count of any rank, as of the last round
+    axes: Collection[str] = ()  # names that this rank knows to be x axes of the user
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a round; the same on all ranks, except for what concerns this rank only.
+
+    Args:
+        rows: Rows to write, in this order.
+        closed: Whether all ranks are closing and nothing is left, also to write: no further round takes place.
+        paused: Whether all ranks have paused, and all their calls are finished.
+        more: Whether some rank has more to contribute at once: the next round need not wait for anything.
+        awaits: Whether calls or rows of some rank wait for others.
+        crowded: Whether more rows than `most_open` wait, so that the oldest are written without ranks they wait for.
+        regroup: Whether a rank requested a new generation before the next round.
+        taken: How many calls of this rank were taken.
+        late: Cells to which this rank contributed in this round after their row was written.
+        lost: Cells to which this rank contributed so late that their row is forgotten: not written.
+        silent: Cells that were finished because ranks gave up waiting for this one, which usually contributes.
+        differing: Names of x axes whose values differ between the ranks of a row.
+        uneven: At the end: names that ranks have logged unequally often without a step, with the counts of ranks.
+    """
+
+    rows: tuple[Row, ...] = ()
+    closed: bool = False
+    paused: bool = False
+    more: bool = False
+    awaits: bool = False
+    crowded: bool = False
+    regroup: bool = False
+    taken: int = field(default=0, compare=False)
+    late: tuple[Key, ...] = field(default=(), compare=False)
+    lost: tuple[Key, ...] = field(default=(), compare=False)
+    silent: tuple[Key, ...] = field(default=(), compare=False)
+    differing: tuple[str, ...] = ()
+    uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+
+class _Terms(NamedTuple):
+    """Arguments of `Rounds`."""
+
+    most_open: int
+    hold: float
+    needs_primary: Callable[[str], bool]
+
+
+class _Kept:
+    """What one rank alone keeps for the rows of its calls, until these are written.
+
+    Attributes:
+        own: It, by the first cell of the call.
+    """
+
+    def __init__(self) -> None:
+        self.own: dict[Key, Any] = {}
+        self._lost: list[Row] = []
+
+    def take(self, chosen: Iterable[Taken], calls: Sequence[Call]) -> Iterator[Row]:
+        """Keep what there is for those of the calls that go into the table; yield rows for those without cells."""
+        for one in chosen:
+            own, key = calls[one.number].own, next(iter(one.cells), None)
+            if own is not None and key is not None:
+                self.own[key] = own
+            elif own is not None:
+                yield _without_numbers(one.step, one.x, own)
+
+    def lose(self, keys: Iterable[Key]) -> None:
+        """Turn what is kept for cells that will not be written with it into rows of their own."""
+        for key in keys:
+            if key in self.own:
+                self._lost.append(_without_numbers(key.step, -1 if key.step is None else key.step, self.own.pop(key)))
+
+    def complete(self, rows: Iterable[Row]) -> list[Row]:
+        """Return rows of the table with what this rank keeps for them, and rows for what would be lost."""
+        found = []
+        for row in rows:
+            own = [self.own.pop(key) for key in row.cells() if key in self.own] if self.own else []
+            found.append(row._replace(own=own) if own else row)
+        found += self._lost
+        self._lost = []
+        return found
+
+
+def _without_numbers(step: int | None, x: int, own: Any) -> Row:
+    """Return a row only of what one rank alone keeps for it."""
+    return Row((), (), step, x, ([], []), {}, (), own=(own,))
 
 
 class Rounds:
@@ -83,9 +154,10 @@ class Rounds:
     Args:
         rank: Index of this rank in the unit; the primary is 0.
         size: Number of ranks in the unit.
-        spread: Patterns of names whose spread over ranks is wanted.
         needs_primary: Returns whether a name's values can be computed only by the primary, and only if it contributes.
-        remembered: Number of finished cells kept for late contributions.
+        remembered: Number of cells of written rows that are kept for late contributions.
+        most_open: How many rows may wait for ranks.
+        hold: How long a call waits for other ranks to offer their part, in seconds.
     """
 
     def __init__(
@@ -93,35 +165,35 @@ class Rounds:
         rank: int,
         size: int,
         *,
-        spread: Sequence[str] = (),
         needs_primary: Callable[[str], bool] = lambda _: False,
         remembered: int = 32_768,
+        most_open: int = 10_000,
+        hold: float = 0.5,
     ) -> None:
         self.intent = Intent.OPEN
         self.side_data: SideData = SideData()
-        self.outbox: Outbox = Outbox(rank, remembered)
-        self.ledger: Ledger = Ledger(size, Names(spread), remembered)
-        self.finishing: Finishing = Finishing(self.ledger, needs_primary)
-        self.spreads: Spreads = Spreads(rank)
-        self.negotiation: Negotiation = Negotiation()
-        self._remembered = remembered
+        self.outbox: Outbox = Outbox(remembered)
+        self.table: Table = Table(size, remembered)
+        self._rank = rank
+        self._terms = _Terms(most_open, hold, needs_primary)
         self._gives_up = (NOTHING, NOTHING)  # up to these rounds: cells of new names, all cells
-        self._contributed: list[Contributed] = []  # by this rank in the last round
+        self._plan: Plan | None = None
+        self._kept = _Kept()
 
-    # Contributions of this rank
+    # Calls of this rank
 
-    def post(self, values: Mapping[str, Totals], step: int | None, calls: int = 0) -> list[Key]:
-        """Put the values of one `log` call into the outbox.
+    def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
+        """Put the values of one call of `log` into the outbox.
 
         Args:
-            values: This rank's contribution by name.
+            names: The series of the values. None, if only this rank writes the row, with what it keeps for it.
+            lanes: Their numbers (`lanes.lanes_of`).
             step: The step that the user gave, or `None`.
-            calls: Number of earlier `log` calls on this rank.
-
-        Returns:
-            The cells of the values, in the order of `values`.
+            x: The position of the row: the step, or the last one before; -1 - n before any step, after n other calls.
+            at: The time, in seconds.
+            own: What this rank alone keeps for the row.
         """
-        return self.outbox.post(values, step, calls)
+        return self.outbox.post(names, lanes, step, x, at, own)
 
     def give_up(self, born: int, *, new_only: bool) -> None:
         """Announce in the next round that this rank has waited long enough for others.
@@ -134,42 +206,64 @@ class Rounds:
         self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
 
     def put_back(self) -> None:
-        """Put the last round's contributions back: the others interrupted that round and continue from before it."""
-        self.outbox.put_back(self._contributed)
-        self._contributed = []
+        """Put the last round's calls back: the others interrupted that round and continue from before it."""
+        for key in chain(*(call.cells() for call in self.outbox.last)):
+            self._kept.own.pop(key, None)
+        self.outbox.put_back()
+
+    @property
+    def last_taken(self) -> Sequence[Call]:
+        """The calls of this rank that were taken in the last round."""
+        return self.outbox.last
 
     # A round
 
-    def pack(self, *, regroup: bool = False) -> Lists:
-        """Return this rank's lists for the next round: one to reduce by sum, one to reduce by maximum.
+    def offer(self, now: float, *, regroup: bool = False) -> bytes:
+        """Return what this rank tells the others before the next round.
 
         Args:
+            now: The time, in seconds.
             regroup: Whether to request a new generation after this round.
         """
-        waiting, negotiation, names = self.outbox.waiting, self.negotiation, self.ledger.names
-        header = Header(
-            busy=float(self.intent is not Intent.CLOSING or bool(waiting or self.spreads.awaiting)),
-            give_up_new=self._gives_up[0],
-            give_up_all=self._gives_up[1],
-            more=float(bool(waiting)),  # even if it is another rank's turn
-            regroup=float(regroup),
-            contributing=float(self.intent is Intent.OPEN or bool(waiting)),
-            disorder=INTERLEAVED if self.side_data.interleaved else OVERTAKING * bool(self.outbox.overtaking),
-            published=float(self.side_data.published),
-        )
-        if negotiation.batch is not None:
-            left = self.outbox.pending - negotiation.rows_offered()
-            header = header._replace(more=float(left > 0), backlog=left, unknown=float(negotiation.needs_names))
-            return batch_lists(header, negotiation.batch, negotiation.offered, self.spreads)
-        rows = negotiation.propose(self.outbox, names)
-        header = header._replace(
-            more=float(self.outbox.contributions > sum(len(due) for _, due in rows)),
-            backlog=max(0.0, self.outbox.pending - len(rows)),
-            unknown=float(negotiation.needs_names),
-        )
-        if rows and negotiation.is_under_way and not self.outbox.is_oldest(*rows[0]):
-            header = header._replace(disorder=max(header.disorder, OVERTAKING))
-        return row_lists(header, names, rows, negotiation.room(names), self.spreads)
+        table, outbox, side = self.table, self.outbox, self.side_data
+        calls = outbox.known(table.names, MOST_VALUES)
+        outbox.offered = calls
+        is_open, rest = self.intent is Intent.OPEN, len(outbox.waiting) - len(calls)
+        is_last = self.intent is Intent.CLOSING and self._rank not in table.ranks.closed and not rest
+        return Offer(
+            blocks_of(calls),
+            sum(1 for call in calls if now - call.at >= self._terms.hold) if is_open else len(calls),
+            rest,
+            self.intent,
+            *(self._gives_up if table.open else (NOTHING, NOTHING)),
+            regroup,
+            side.interleaved and self._rank not in table.ranks.interleaved,
+            side.published,
+            [name for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else (),
+            [name for name in side.axes if name not in table.axes],
+            outbox.without_step if is_last else {},
+        ).encoded(table.names)
+
+    def plan(self, offers: Offers) -> bool:
+        """Choose the calls of the round, given what all ranks offer. Changes no shared state.
+
+        Returns:
+            Whether there are numbers to reduce; otherwise `unpack` gets empty lists.
+
+        Raises:
+            ValueError: A rank has sent something else than an offer.
+        """
+        names, known = list(self.table.names), dict[bytes, list[Block]]()
+        found = [(ranks, Offer.decoded(data, names, known)) for data, ranks in offers.items()]
+        found.sort(key=lambda one: min(one[0]))
+        self._plan = Plan(self.table, found, self._rank, self.outbox.offered)
+        return self._plan.has_numbers
+
+    def pack(self) -> Lanes:
+        """Return this rank's lists: one to reduce by sum, one to reduce by maximum."""
+        if self._plan is None:
+            raise RuntimeError("a round needs a plan")
+        return self._plan.pack()
 
     def unpack(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the result of a round.
@@ -178,113 +272,107 @@ class Rounds:
             sums: The sum of the ranks' first lists.
             maxima: The elementwise maximum of the ranks' second lists.
         """
-        header, names, negotiation = header_of(maxima), self.ledger.names, self.negotiation
-        self.ledger.round += 1
-        self.side_data.most_published = header.published
-        self._contributed = []
-        batch, negotiation.batch = negotiation.batch, None
-        written = self._values_with_spread(sums, maxima)
-        regroup = header.regroup > 0
-        self.finishing.is_interleaved = self.finishing.is_interleaved or header.disorder >= INTERLEAVED
-        needs_names = header.unknown > 0
-        if needs_names and batch is None:
-            return Outcome(written, needs_names=True, more=True, regroup=regroup)
-        new, every = self._gives_up
-        self._gives_up = (
-            new if new > header.give_up_new else NOTHING,
-            every if every > header.give_up_all else NOTHING,
+        plan, table, before = self._plan, self.table, self.table.serial
+        if plan is None:
+            raise RuntimeError("a round needs a plan")
+        self._plan = None
+        table.round += 1
+        table.told.clear()
+        _learn(table, plan.offers)
+        rows = plan.apply(sums, maxima)
+        rows += self._kept.take(plan.own_chosen, self.outbox.take(plan.taken))
+        late = tuple(key for one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
+        patience, is_crowded = _patience(plan, self._terms), len(table.open) > self._terms.most_open
+        gives_up = zip(self._gives_up, (patience.of_new, patience.of_all), strict=True)
+        new, every = (own if own > announced else NOTHING for own, announced in gives_up)
+        self._gives_up = new, every
+        table.leave(plan.leaving)
+        finished = list(Conclusion(table, plan.touched, patience).rows())
+        lost = tuple(key for what, key, ranks in table.told if what == "too late" and self._rank in ranks)
+        self._kept.lose(lost)
+        rows[:0] = self._kept.complete(row for serial, row in finished if serial <= before)  # opened earlier
+        rows += self._kept.complete(row for serial, row in finished if serial > before)
+        offers, done = [offer for _, offer in plan.offers], patience.everything
+        regroup = any(offer.regroup for offer in offers)
+        # not yet if there were rows: a rank may now have to wait for the one that writes them
+        is_over = done and not finished and not any(offer.blocks for offer in offers)
+        is_closed = is_over and not regroup and table.ranks.closed >= table.ranks.members
+        self.side_data.most_published = max(offer.published for offer in offers)
+        return Outcome(
+            tuple(rows),
+            closed=is_closed,
+            paused=done,
+            more=patience.behind or any(offer.new_names for offer in offers) or (done and not is_closed),
+            awaits=bool(table.open) or not plan.takes_all,
+            crowded=is_crowded,
+            regroup=regroup,
+            taken=plan.taken,
+            late=late,
+            lost=lost,
+            silent=tuple(key for what, key, ranks in table.told if what == "gave up" and self._rank in ranks),
+            differing=tuple(plan.differing),
+            uneven=_uneven(table.counts) if is_closed else {},
         )
-        if batch is None:
-            received, self._contributed = negotiation.received(names, sums, maxima)
-        else:
-            received, self._contributed = negotiation.received_in(batch, sums, maxima)
-        self._remove_contributed()
-        own, is_split = [key for key, *_ in self._contributed], negotiation.is_split
-        finished, late, lost = self.finishing.conclude(received, own, header, is_split=is_split)
-        closed, paused = header.busy == 0 and not regroup, header.contributing == 0
-        awaits = any(value.spread for value in finished)
-        self.spreads.awaiting += finished if awaits else ()
-        negotiation.look_ahead(header.backlog, names)
-        more = header.more > 0 or negotiation.is_under_way or needs_names or negotiation.many_wait
-        if awaits:
-            more, closed, paused = more or closed, False, False
-        else:
-            written, more = written + finished, more or self.finishing.recheck
-        return Outcome(written, needs_names, closed, paused, more, regroup, late, lost, self.finishing.silent)
-
-    def _values_with_spread(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[Finished, ...]:
-        """Return the values finished in the last round, with their spread."""
-        written, self.spreads.awaiting = tuple(self.spreads.awaiting), []
-        read_spreads(written, sums, maxima)
-        return written
-
-    def _remove_contributed(self) -> None:
-        """Remove this rank's contributions from the outbox; keep the numbers whose spread is wanted."""
-        names = self.ledger.names
-        self.outbox.remove(self._contributed)
-        for key, totals, _ in self._contributed if names.spread else ():
-            if names[key.name].has_spread and totals.number:
-                self.spreads.keep(key, totals)
-        self.spreads.forget(max(self._remembered, 2 * len(names)))
 
     # Between rounds, on all ranks
 
-    def learn(self, received: Iterable[Iterable[str]]) -> None:
-        """Agree on the names that the ranks have sent, given in rank order."""
-        self.ledger.names.learn(name for names in received for name in names)
-
-    def resize(self, size: int, absent: int, *, doubts: bool = False) -> None:
-        """Continue with other ranks. Cells to which all of them have contributed are finished in the next round.
+    def resize(self, members: Iterable[int], lost: Iterable[int]) -> None:
+        """Continue with other ranks. Rows to which all of them have contributed are finished in the next round.
 
         Args:
-            size: Number of participating ranks.
-            absent: Number of ranks that should participate, but do not.
-            doubts: Whether the absent ranks are alive but no longer waited for, and may log names they never logged.
+            members: The participating ranks, by index in the unit.
+            lost: Ranks that should participate, but do not.
         """
-        self.ledger.resize(size, absent, doubts=doubts)
-        self.spreads.resize(size)
-        self.finishing.recheck = True
-        self.finishing.reflags = absent > 0
-        self.negotiation.begin_anew()
-
-    def recount(self, contributed: Iterable[Counted], held: Iterable[Counted]) -> None:
-        """Count the contributors of open cells that are gone, and drop spreads that can no longer be computed.
-
-        A spread needs all contributors, because each of them sends its own deviation from the mean.
-
-        Args:
-            contributed: `ledger.contributed()` of the participating ranks; each list with the number of ranks that
-                sent it.
-            held: `spreads.held()` of the participating ranks, in the same form.
-        """
-        self.spreads.recount(held)
-        self.ledger.recount(contributed)
+        self.table.resize(frozenset(members), frozenset(lost))
+        self._plan = None
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shared state as JSON values, from which a joining rank can continue with the others."""
-        return {
-            **self.ledger.snapshot(),
-            **self.negotiation.snapshot(),
-            "awaiting": [value.as_list() for value in self.spreads.awaiting],
-            "interleaved": self.finishing.is_interleaved,
-        }
+        return {"table": encoded(self.table)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Take over the shared state. This rank's outbox is kept."""
-        self.ledger.restore(snapshot)
-        self.negotiation.restore(snapshot)
-        self.spreads.awaiting = [Finished.from_list(value) for value in snapshot["awaiting"]]
-        self.finishing.is_interleaved = bool(snapshot["interleaved"])
+        self.table = decoded(snapshot["table"])
+        self._kept.lose([key for key in self._kept.own if key not in self.table.cells])
+        self._plan = None
 
     # Remaining work
 
     @property
     def busy(self) -> bool:
-        """Whether another round is needed: for contributions, open cells, or values that await their spread."""
-        reflags = self.finishing.reflags and self.ledger.assumed
-        return bool(self.outbox.waiting or self.ledger.open or self.spreads.awaiting or reflags)
+        """Whether another round is needed: for calls that wait, or open rows."""
+        return bool(self.outbox.waiting or self.table.open)
 
     @property
     def settled(self) -> bool:
-        """Whether everything that this rank posted is finished, and no value awaits its spread."""
-        return not (self.outbox.waiting or self.ledger.own or self.spreads.awaiting)
+        """Whether everything that this rank posted is finished."""
+        return not self.outbox.waiting and not any(True for _ in self.own_open())
+
+    def own_open(self) -> Iterable[Key]:
+        """Yield the cells of open rows to which this rank has contributed."""
+        return (key for key in self.table.unwritten() if self._rank in self.table.cells[key].ranks)
+
+
+def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]]) -> None:
+    """Learn what the ranks have told: new names, x axes, whose order proves nothing, and counts."""
+    for ranks, offer in offers:
+        for name in offer.new_names:
+            table.names.setdefault(name, len(table.names))
+        table.axes.update(dict.fromkeys(offer.new_axes))
+        if offer.interleaved:
+            table.ranks.interleave(ranks)
+        for name, count in offer.counts.items():
+            table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
+
+
+def _uneven(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, int]]:
+    return {name: of_ranks for name, of_ranks in counts.items() if len(set(of_ranks.values())) > 1}
+
+
+def _patience(plan: Plan, terms: _Terms) -> Patience:
+    """Return what rows wait for in a round."""
+    offers = [offer for _, offer in plan.offers]
+    of_new, of_all = max(offer.give_up_new for offer in offers), max(offer.give_up_all for offer in offers)
+    done = plan.takes_all and all(offer.intent is not Intent.OPEN for offer in offers)
+    behind = any(offer.more > 0 for offer in offers)
+    return Patience(of_new, of_all, done, behind, terms.most_open, terms.needs_primary)

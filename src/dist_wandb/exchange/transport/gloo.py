@@ -11,11 +11,11 @@ the failed collective is never read, and gloo's thread spins on it until the gro
 from __future__ import annotations
 
 import ctypes
+import struct
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import islice, starmap
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError, Group, undestroyed
+from dist_wandb.exchange.transport.group import BrokenError, Group, members_of, undestroyed
 from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ MOST_GATHERED = 2**30  # maximum bytes that one member sends to all others: each
 MOST_COLLECTED = 2**27  # maximum bytes that one member sends to the first member, which alone allocates memory
 _MOST_PASSED_ON = 2**36  # the same, for collected bytes of members that have each kept to the limit
 _PAIR = 2  # members that need only one collective
+_FEW = 256  # numbers that Python adds faster than torch
+_MOST_BY_ALL = 2**13  # numbers that each of three or more members sends to all others; gloo reduces more
+SERIAL = 2**15 - 1  # numbers; torch computes more of them on several threads, which would compete with the training
+_LEAST_ROOM = 512  # bytes for the data of a member in a tally
+_LENGTH = struct.Struct("<Q")  # precedes these: their number
 _SLICE = timedelta(milliseconds=100)  # between two checks whether to stop waiting
 
 
@@ -127,6 +132,28 @@ def _with_deadline(options: Any, deadline: float | None) -> Any:
     return longer
 
 
+def _combined(received: Sequence[Buffer], summed: int) -> tuple[list[float], list[float]]:
+    """Return the sums of the first `summed` numbers of all members, and the maxima of the others.
+
+    Members are added one after the other, so that all members have the same bits; in parts, on this thread.
+    """
+    first, *others = received
+    if len(first.numbers) <= _FEW:
+        sums, maxima = first.numbers[:summed].tolist(), first.numbers[summed:].tolist()
+        for other in others:
+            sums = list(map(add, sums, other.numbers))
+            maxima = list(map(max, maxima, other.numbers[summed:]))
+        return sums, maxima
+    total = first.tensor.clone()
+    for part in (slice(start, start + SERIAL) for start in range(0, len(total), SERIAL)):
+        sums_of, maxima_of = (side[part] for side in (total[:summed], total[summed:]))
+        for other in others:
+            sums_of += other.tensor[:summed][part]
+            torch.maximum(maxima_of, other.tensor[summed:][part], out=maxima_of)
+    numbers = total.tolist()
+    return numbers[:summed], numbers[summed:]
+
+
 class GlooGroup(Group):
     """A gloo process group over a store. One thread uses it.
 
@@ -164,6 +191,7 @@ class GlooGroup(Group):
         self._is_over = is_over
         self._pending: list[Any] = []
         self._buffers: dict[str, Buffer] = {}
+        self._room = _LEAST_ROOM
         try:
             forming = min(timeout, forming)
             options = _options(timedelta(seconds=forming), address)
@@ -179,27 +207,23 @@ class GlooGroup(Group):
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the elementwise sums and maxima over all members.
 
-        Run two concurrent collectives. Two members need only one, with the same traffic: each sends its numbers to the
-        other, as in a ring.
+        Two members, and more of them with few numbers, send their numbers to all others: one collective, with the same
+        traffic between two members as any other. Otherwise run two concurrent collectives.
         """
-        if self.size == _PAIR:
-            return self._reduce_lists_between_two(sums, maxima)
+        length = len(sums) + len(maxima)
+        if self.size == _PAIR or length <= _MOST_BY_ALL:
+            own = self._buffer("own", length)
+            own.numbers[:] = array("d", [*sums, *maxima])
+            received = [self._buffer(f"of {member}", length) for member in range(self.size)]
+            if length:
+                tensors = [[buffer.tensor for buffer in received]]
+                size = own.tensor.nbytes
+                self._wait(lambda group: [group.allgather(tensors, [own.tensor], self._options.gather)], size)
+            return _combined(received, len(sums))
         summed, largest = self._buffer("sums", len(sums)), self._buffer("maxima", len(maxima))
         summed.numbers[:], largest.numbers[:] = array("d", sums), array("d", maxima)
         self.reduce_tensors(summed.tensor, largest.tensor)
         return summed.numbers.tolist(), largest.numbers.tolist()
-
-    def _reduce_lists_between_two(
-        self, sums: Sequence[float], maxima: Sequence[float]
-    ) -> tuple[list[float], list[float]]:
-        length = len(sums) + len(maxima)
-        own, first, second = (self._buffer(use, length) for use in ("own", "first", "second"))
-        own.numbers[:] = array("d", [*sums, *maxima])
-        if length:
-            both = [[first.tensor, second.tensor]]
-            self._wait(lambda group: [group.allgather(both, [own.tensor], self._options.gather)], own.tensor.nbytes)
-        pairs = zip(first.numbers, second.numbers, strict=True)
-        return list(starmap(add, islice(pairs, len(sums)))), list(starmap(max, pairs))
 
     def _buffer(self, use: str, length: int) -> Buffer:
         buffer = self._buffers.get(use)
@@ -238,6 +262,22 @@ class GlooGroup(Group):
         received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         self._wait(lambda group: [group.allgather([received], [padded], self._options.gather)], longest)
         return [bytes(tensor.numpy()[:length]) for tensor, length in zip(received, lengths, strict=True)]
+
+    def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
+        """Return the distinct data of all members, each with these members, in the same order on all members.
+
+        One collective, with room for twice the longest data of the last one. Longer data take two more.
+        """
+        room, head = self._room, _LENGTH.size
+        own = torch.frombuffer(bytearray(_LENGTH.pack(len(data)) + data[:room].ljust(room, b"\0")), dtype=torch.uint8)
+        received = list(torch.empty((self.size, head + room), dtype=torch.uint8).unbind())
+        self._wait(lambda group: [group.allgather([received], [own], self._options.gather)], head + room)
+        found = [tensor.numpy().tobytes() for tensor in received]
+        lengths = [int(_LENGTH.unpack_from(one)[0]) for one in found]
+        self._room = max(_LEAST_ROOM, 1 << min(max(lengths), PIECE).bit_length())
+        if max(lengths) > room:
+            return members_of(self.gather(data))
+        return members_of(one[head : head + length] for one, length in zip(found, lengths, strict=True))
 
     def collect(self, data: bytes, deadline: float | None = None) -> list[bytes]:
         """Return the data of all members, in their order, on the first member, and an empty list on the others.

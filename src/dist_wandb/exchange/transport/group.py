@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +33,14 @@ def destroy_closed() -> None:
                 undestroyed.append(destroy)
 
 
+def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
+    """Return the distinct contents of all members, given in the order of the members, each with its members."""
+    members: dict[bytes, list[int]] = {}
+    for member, content in enumerate(contents):
+        members.setdefault(content, []).append(member)
+    return {content: frozenset(of_content) for content, of_content in members.items()}
+
+
 class Group(Protocol):
     """The members of a generation, from the view of one of them.
 
@@ -55,9 +63,9 @@ class Group(Protocol):
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, in their order."""
 
-    def tally(self, data: bytes) -> dict[bytes, int]:
-        """Return the distinct data of all members with their counts, in the same order on all members."""
-        return dict(Counter(self.gather(data)))
+    def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
+        """Return the distinct data of all members, each with these members, in the same order on all members."""
+        return members_of(self.gather(data))
 
     def collect(self, data: bytes) -> list[bytes]:
         """Return the data of all members, in their order, on the first member, and an empty list on the others."""

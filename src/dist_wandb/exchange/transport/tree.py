@@ -25,12 +25,12 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
 from dist_wandb.exchange.transport.group import Group
+from dist_wandb.topology.ranges import numbers_in, spans_of
 
 _MOST_TOGETHER = 2**32  # maximum bytes of all members together in a gather
 _EXACT = 2.0**53  # a float64 represents all integers up to here
-_MOST_BY_FIRST = 2**13  # maximum numbers per member that the first member reduces in a single group; gloo reduces more
-_SERIAL = 2**15 - 1  # numbers; torch reduces more of them on several threads, which would compete with the training
-_COUNT = struct.Struct("<QQ")  # precedes a content: how many members sent it, and its length in bytes
+_CONTENT = struct.Struct("<IQ")  # precedes a content: how many spans of members sent it, and its length in bytes
+_SPAN = struct.Struct("<II")  # the first and the last member of a span
 _HEAD = struct.Struct("<IQ")  # precedes the data of a member: its index, and the length in bytes
 
 
@@ -43,7 +43,7 @@ class _Table(NamedTuple):
     def reduce(self, into: torch.Tensor, summed: int) -> None:
         """Reduce over members, the first `summed` numbers by sum, the rest by maximum: in parts, on this thread."""
         members, size = self.numbers.shape
-        most = max(_SERIAL // members, 1)
+        most = max(gloo.SERIAL // members, 1)
         for start in range(0, size, most):
             part, sums = slice(start, start + most), min(max(summed - start, 0), most)
             numbers, out = self.numbers[:, part], into[part]
@@ -132,18 +132,18 @@ class TreeGroup(Group):
         together = self._collected(data, deadline)
         return _apart(self._hand_down_bytes(together, length + self._size * _HEAD.size, deadline), self._size)
 
-    def tally(self, data: bytes) -> dict[bytes, int]:
-        """Return the distinct data of all members with their counts, in the same order on all members.
+    def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
+        """Return the distinct data of all members, each with these members, in the same order on all members.
 
         The first member of each group merges equal contents. So the amount of data that a member handles grows with
         the number of distinct contents, not with the number of members.
         """
         deadline = _deadline(self._timeout, self._length(data, gloo.MOST_GATHERED))
-        counted = {data: 1}
+        contents = {data: frozenset((self.rank,))}
         for group in self._groups:
-            together = b"".join(group.collect(_packed(counted), deadline))
-            counted = _unpacked(together) if together else counted
-        packed = _packed(counted)
+            together = b"".join(group.collect(_packed(contents), deadline))
+            contents = _unpacked(together) if together else contents
+        packed = _packed(contents)
         number = torch.tensor([len(packed)], dtype=torch.float64)
         self._hand_down(number, deadline)
         length = int(number)
@@ -197,43 +197,6 @@ class TreeGroup(Group):
         return sum(group.bytes_given for group in self._groups)
 
 
-class OneGroup(TreeGroup):
-    """A single group of three members or more.
-
-    The first member reduces few numbers, as in a tree: gloo's all-reduce passes parts of them around all members, which
-    takes ten times as long and as much work. With many numbers, it relieves the first member.
-
-    Args:
-        group: The group.
-        timeout: How long a collective may wait for a member, in seconds.
-    """
-
-    def __init__(self, group: GlooGroup, timeout: float) -> None:
-        super().__init__([group], group.rank, group.size, timeout)
-        self._group = group
-
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Reduce, like `TreeGroup.reduce`."""
-        is_small = len(sums) + len(maxima) <= _MOST_BY_FIRST
-        return super().reduce(sums, maxima) if is_small else self._group.reduce(sums, maxima)
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce tensors, like `GlooGroup.reduce_tensors`."""
-        return self._group.reduce_tensors(sums, maxima)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Gather, like `GlooGroup.gather`."""
-        return self._group.gather(data)
-
-    def tally(self, data: bytes) -> dict[bytes, int]:
-        """Tally, like `GlooGroup.tally`."""
-        return self._group.tally(data)
-
-    def collect(self, data: bytes) -> list[bytes]:
-        """Collect, like `GlooGroup.collect`."""
-        return self._group.collect(data)
-
-
 def _deadline(timeout: float, length: int) -> float:
     """Return until when to wait for a transfer of some bytes, of which each piece may take the timeout."""
     return time.monotonic() + timeout * (2 + length // gloo.PIECE)
@@ -258,22 +221,30 @@ def _apart(together: bytes, size: int) -> list[bytes]:
     return [parts[member] for member in range(size)]
 
 
-def _packed(counted: Mapping[bytes, int]) -> bytes:
-    return b"".join(_COUNT.pack(count, len(content)) + content for content, count in counted.items())
+def _packed(contents: Mapping[bytes, frozenset[int]]) -> bytes:
+    parts = []
+    for content, members in contents.items():
+        spans = spans_of(members)
+        parts += [_CONTENT.pack(len(spans), len(content)), *(_SPAN.pack(*span) for span in spans), content]
+    return b"".join(parts)
 
 
-def _unpacked(together: bytes) -> dict[bytes, int]:
-    """Return the contents of several members with their counts. Equal contents are merged."""
-    counted: dict[bytes, int] = {}
+def _unpacked(together: bytes) -> dict[bytes, frozenset[int]]:
+    """Return the contents of several members with their members. Equal contents are merged."""
+    contents: dict[bytes, frozenset[int]] = {}
     start = 0
-    while start + _COUNT.size <= len(together):
-        count, length = _COUNT.unpack_from(together, start)
-        start += _COUNT.size + length
-        content = together[start - length : start]
-        counted[content] = counted.get(content, 0) + count
+    while start + _CONTENT.size <= len(together):
+        spans, length = _CONTENT.unpack_from(together, start)
+        end = start + _CONTENT.size + spans * _SPAN.size + length
+        if end > len(together):
+            break
+        members = numbers_in(_SPAN.iter_unpack(together[start + _CONTENT.size : end - length]))
+        content = together[end - length : end]
+        contents[content] = contents.get(content, frozenset()).union(members)
+        start = end
     if start != len(together):
         raise _malformed()
-    return counted
+    return contents
 
 
 def _malformed() -> ConfigurationError:

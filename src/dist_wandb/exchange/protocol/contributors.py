@@ -1,0 +1,183 @@
+"""Who takes part, who logs which name, and for whom a cell waits. Pure, and equal on all ranks.
+
+A rank usually logs a name once a row with its number was written, until it is given up while it goes on with other
+names. A rank that has nothing handed over since it was given up is *silent*: nobody waits for it until it comes back.
+A rank is not awaited if it has logged the name later: it is past this cell. This rests on the order of a rank's calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Ranks = frozenset[int]
+
+NOBODY: Ranks = frozenset()
+NEVER = -1
+
+
+class Progress:
+    """How far ranks have come: with one name, or with any."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[int, Ranks, int] = (NEVER, NOBODY, NEVER)  # serial, ranks and round
+        self._others: dict[int, tuple[int, int]] = {}  # serial and round of other contributions, by rank
+
+    def note(self, ranks: Ranks, serial: int, number: int) -> None:
+        """Record that ranks have contributed to the cell with this serial in a round."""
+        newest, those, _ = self._newest
+        if serial < newest:
+            self._others.update({rank: (max(self.of(rank)[0], serial), number) for rank in ranks})
+            return
+        if ranks is not those and not those <= ranks:
+            self._others.update({rank: self.of(rank) for rank in those - ranks})
+        self._newest = serial, ranks, number
+
+    def of(self, rank: int) -> tuple[int, int]:
+        """Return the serial of the newest cell to which a rank has contributed, and the round in which it last did."""
+        newest, those, at = self._newest
+        other = self._others.get(rank)
+        if rank not in those:
+            return other or (NEVER, NEVER)
+        return (newest, at) if other is None else (newest, max(at, other[1]))
+
+
+class Contributors:
+    """The ranks of a unit.
+
+    Attributes:
+        members: Those that take part.
+        closed: Those that have said that they contribute nothing more.
+        lost: Those that should take part, but do not, and since which round.
+        silent: Those that were given up and have given nothing since, and since which round.
+        quiet: Those that have never given anything, and were given up once: perhaps they never log.
+        interleaved: Those whose order proves nothing.
+        usual: By name: who logs it, once it was written.
+        version: Changes whenever ranks come or go, or start or stop to log a name.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.members: Ranks = frozenset(range(size))
+        self.closed: Ranks = NOBODY
+        self.lost: dict[int, int] = {}
+        self.silent: dict[int, int] = {}
+        self.quiet: Ranks = NOBODY
+        self.interleaved: Ranks = NOBODY
+        self.usual: dict[str, Ranks] = {}
+        self.version: int = 0
+        self._progress: dict[str, Progress] = {}  # by name
+        self._latest: Progress = Progress()  # with any name
+
+    @property
+    def present(self) -> Ranks:
+        """Those for which cells may wait."""
+        return self.members - self.closed - self.quiet - self.silent.keys()
+
+    # What cells wait for, and lack
+
+    def awaited(self, name: str, ranks: Ranks, serial: int, *, beside: Ranks = NOBODY) -> tuple[Ranks, bool]:
+        """Return the ranks that a cell waits for, and whether with the long patience: they usually log the name.
+
+        Not those `beside` that have logged other values of the same row, and then another call, unless they usually
+        log the name.
+        """
+        usual = self.usual.get(name)
+        rest = self.present - ranks if usual is None else (usual - ranks) & self.present
+        if not rest:
+            return NOBODY, False
+        if usual is not None:
+            progress = self._progress[name]
+            return frozenset(r for r in rest if r in self.interleaved or progress.of(r)[0] <= serial), True
+        return rest - (beside - self.interleaved), False
+
+    def others(self, name: str, ranks: Ranks) -> Ranks:
+        """Return members that usually log a name as well, though they may have closed."""
+        return (self.usual.get(name, NOBODY) & self.members) - ranks - self.silent.keys()
+
+    def passed(self, ranks: Ranks, serial: int) -> Ranks:
+        """Return those that have contributed to a later cell."""
+        return frozenset(rank for rank in ranks if self._latest.of(rank)[0] > serial)
+
+    def lacking(self, name: str, ranks: Ranks, born: int) -> Ranks:
+        """Return the ranks that a cell lacks because they are lost, or were given up and have given nothing since."""
+        if not (self.lost or self.silent):
+            return NOBODY
+        usual = self.usual.get(name)
+        away = [(rank, since) for rank, since in {**self.silent, **self.lost}.items() if rank not in ranks]
+        return frozenset(
+            rank
+            for rank, since in away
+            if (usual is not None and rank in usual)
+            or (self._latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
+            or (usual is None and rank in self.lost and (born <= since or self._has_given(rank, name)))
+        )
+
+    def _has_given(self, rank: int, name: str) -> bool:
+        """Return whether a rank has contributed to a name, of which no row may have been written yet."""
+        return name in self._progress and self._progress[name].of(rank)[0] > NEVER
+
+    def lost_before(self, name: str, ranks: Ranks, serial: int) -> Ranks:
+        """Return lost ranks that usually log a name, but gave neither to a cell with this serial nor to later ones."""
+        those = (self.usual.get(name, NOBODY) & self.lost.keys()) - ranks
+        return frozenset(rank for rank in those if self._progress[name].of(rank)[0] < serial)
+
+    # What is learnt from rows
+
+    def note(self, names: Iterable[str], ranks: Ranks, serial: int, number: int) -> None:
+        """Record that ranks have contributed to the cells with this serial of some names, in a round."""
+        for name in names:
+            progress = self._progress.get(name)
+            if progress is None:
+                progress = self._progress[name] = Progress()
+            progress.note(ranks, serial, number)
+        self._latest.note(ranks, serial, number)
+        if self.silent and not self.silent.keys().isdisjoint(ranks):
+            self.silent = {rank: since for rank, since in self.silent.items() if rank not in ranks}
+            self.version += 1
+        if self.quiet and not self.quiet.isdisjoint(ranks):
+            self.quiet -= ranks
+            self.version += 1
+
+    def note_usual(self, names: Iterable[str], ranks: Ranks) -> None:
+        """Record that ranks log some names."""
+        for name in names:
+            usual = self.usual.get(name)
+            if usual is None or not (ranks is usual or ranks <= usual):
+                self.usual[name] = ranks if usual is None else usual | ranks
+                self.version += 1
+
+    def give_up(self, name: str, ranks: Ranks, born: int, number: int) -> None:
+        """Record that ranks were given up that did not contribute to a cell, in a round; see `lacking`."""
+        self.version += 1
+        for rank in ranks:
+            if self._latest.of(rank)[1] <= born:
+                self.silent[rank] = number  # nothing came from it since
+            elif name in self.usual and self._progress[name].of(rank)[1] <= born:
+                self.usual[name] -= {rank}  # it goes on, but not with this name
+            # otherwise it is far behind with this name, but coming
+
+    def give_up_new(self, ranks: Ranks) -> None:
+        """Record that ranks were given up that may never log; the primary is asked again for each name."""
+        quiet = frozenset(rank for rank in ranks if rank and self._latest.of(rank)[0] == NEVER)
+        if not quiet <= self.quiet:
+            self.quiet |= quiet
+            self.version += 1
+
+    # Ranks come and go
+
+    def resize(self, members: Ranks, lost: Ranks, number: int) -> None:
+        """Continue with other ranks after a round; see `Rounds.resize`."""
+        self.members, self.closed = members, self.closed & members
+        self.lost = {rank: self.lost.get(rank, number) for rank in sorted(lost)}
+        self.silent = {rank: since for rank, since in self.silent.items() if rank in members}
+        self.quiet &= members
+        self.version += 1
+
+    def close(self, ranks: Ranks) -> None:
+        """Record that ranks contribute nothing more."""
+        self.closed |= ranks
+        self.version += 1
+
+    def interleave(self, ranks: Ranks) -> None:
+        """Record that the order of these ranks proves nothing."""
+        self.interleaved |= ranks
+        self.version += 1

@@ -1,0 +1,226 @@
+"""The plan of one round: the calls that it takes, given what all ranks offer, and their numbers in its lists. Pure.
+
+The lists of a round hold the rows that are complete at once (`matching`), then the cells of the calls that go into the
+table (`choosing`). A value of the user's x axis is that of one call, the owner's: it has one place in the sums, which
+only that rank fills; behind the row's sums, or before those of all cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from dist_wandb.exchange.protocol.calls import Call, Key
+from dist_wandb.exchange.protocol.choosing import Taken, chosen
+from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
+from dist_wandb.exchange.protocol.lanes import MAXIMA, NOTHING, SUMS, Lanes, Number, number_at
+from dist_wandb.exchange.protocol.matching import Segment, matched
+from dist_wandb.exchange.protocol.memory import Remembered
+from dist_wandb.exchange.protocol.offers import Intent, Offer, parties_of
+from dist_wandb.exchange.protocol.placing import Known
+from dist_wandb.exchange.protocol.table import Row, Table
+
+_NONE = Number()
+
+
+class Plan:
+    """The plan of one round, for one rank.
+
+    Args:
+        table: The state before the round, which is not changed before `apply`.
+        offers: What the ranks offer.
+        rank: This rank.
+        calls: The calls that it has offered.
+
+    Attributes:
+        offers: As given.
+        touched: The cells of the table to which ranks contribute.
+        differing: Names of x axes whose values differ between the ranks of a row, once the plan was applied.
+    """
+
+    def __init__(self, table: Table, offers: Sequence[tuple[Ranks, Offer]], rank: int, calls: Sequence[Call]) -> None:
+        self.offers = offers
+        self.differing: dict[str, None] = {}
+        self._table = table
+        self._rank = rank
+        self._calls = calls
+        axes = frozenset(table.axes).union(*(offer.new_axes for _, offer in offers))
+        self._parties = parties_of(offers)
+        self._party = next((party for party in self._parties if rank in party.ranks), None)
+        self._segments = matched(table, self._parties, axes)
+        self._chosen = chosen(table, self._parties, axes)
+        self.touched: dict[Key, None] = {key: None for one in self._chosen for key in one.cells}
+
+    @property
+    def taken(self) -> int:
+        """Number of calls of this rank that are taken."""
+        return self._party.taken if self._party else 0
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there are numbers to reduce."""
+        return any(one.rows.names for one in self._segments) or bool(self.touched)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether nothing waits on any rank after the round."""
+        return not any(party.left for party in self._parties) and not any(one.more for _, one in self.offers)
+
+    @property
+    def leaving(self) -> Ranks:
+        """The ranks that contribute nothing more after the round."""
+        closing = (ranks for ranks, one in self.offers if one.intent is Intent.CLOSING and not one.more)
+        return NOBODY.union(*closing) - NOBODY.union(*(party.ranks for party in self._parties if party.left))
+
+    @property
+    def own_chosen(self) -> Iterator[Taken]:
+        """The calls of this rank that go into the table."""
+        return (one for one in self._chosen if one.party is self._party)
+
+    # The lists
+
+    def pack(self) -> Lanes:
+        """Return this rank's part in the lists of the round; see `Rounds.pack`."""
+        sums: list[float] = []
+        maxima: list[float] = []
+        for segment in self._segments:
+            self._pack_segment(segment, sums, maxima)
+        self._pack_chosen(sums, maxima)
+        return sums, maxima
+
+    def _pack_segment(self, segment: Segment, sums: list[float], maxima: list[float]) -> None:
+        lowest, rows = self._party.lowest if self._party else -1, segment.rows
+        names, slots, start = len(rows.names), len(segment.axes), segment.starts.get(lowest)
+        if start is None:
+            sums += [0.0] * ((SUMS * names + slots) * rows.number)
+            maxima += [NOTHING] * (MAXIMA * names * rows.number)
+            return
+        places, is_owner = segment.places[lowest], segment.owner == self._rank
+        for call in self._calls[start : start + rows.number]:
+            is_whole = places is None and len(call.names) == names
+            own_sums, own_maxima = call.lanes if is_whole else _placed(call, places, names)
+            sums += own_sums
+            maxima += own_maxima
+            if slots:
+                own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
+                sums += own if is_owner else [0.0] * slots
+
+    def _pack_chosen(self, sums: list[float], maxima: list[float]) -> None:
+        mine: dict[Key, Number] = {}
+        for one in self._chosen:
+            if one.party is not self._party:
+                sums += [0.0] * len(one.axes)
+                continue
+            call = self._calls[one.number]
+            numbers = [number_at(*call.lanes, at, len(call.names)) for at in range(len(call.names))]
+            mine.update((key, numbers[at]) for key, at in one.cells.items())
+            is_owner = one.party.lowest == self._rank
+            sums += [_of_axis(numbers[at]) if is_owner else 0.0 for at in one.axes.values()]
+        for key in self.touched:
+            number = mine.get(key, _NONE)
+            sums += number[:SUMS]
+            maxima += number[SUMS:]
+
+    def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> list[Row]:
+        """Apply the reduced lists to the table; return the rows that are complete at once."""
+        rest = iter(sums), iter(maxima)
+        rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
+        self._enter(*rest)
+        taken = self._table.taken
+        for party in self._parties:
+            if party.taken:
+                taken.update((rank, taken.get(rank, 0) + party.taken) for rank in party.ranks)
+        return rows
+
+    def _rows_of(self, segment: Segment, sums: Iterator[float], maxima: Iterator[float]) -> Iterator[Row]:
+        table, cells, ranks = self._table, segment.cells, segment.ranks
+        names, counts = segment.rows.names, tuple(map(len, ranks))
+        missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
+        is_without_axes = len(cells) == len(names)
+        start = segment.starts.get(self._party.lowest) if self._party else None
+        owner, first = segment.owner, table.taken.get(segment.owner, 0) + segment.starts[segment.owner]
+        for index in range(segment.rows.number):
+            table.serial += 1
+            lanes = [*islice(sums, wide)], [*islice(maxima, high)]
+            axes = self._axes_of(segment, lanes, sums) if segment.axes else {}
+            _, occurrences, step, _, x, *_ = segment.rows.from_call(index)
+            row = Row(names, occurrences, step, x, lanes, axes, counts, missing)
+            if not is_without_axes:
+                row = _without_axes(row, cells)
+            if segment.lacks:
+                lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
+                givers = [ranks[cell] for cell in cells]
+                table.memory.add(
+                    Remembered((owner, first + index), *row[:4], row.axes, table.serial, givers, lacks, row.lanes)
+                )
+            kept = None if start is None else self._calls[start + index].own
+            if names or kept is not None:
+                yield row if kept is None else row._replace(own=(kept,))
+        by_ranks: dict[Ranks, list[str]] = {}
+        for cell in cells:
+            by_ranks.setdefault(ranks[cell], []).append(names[cell])
+        for those, of_those in by_ranks.items():
+            table.ranks.note(of_those, those, table.serial, table.round)
+            table.ranks.note_usual(of_those, those)
+
+    def _axes_of(self, segment: Segment, lanes: Lanes, slots: Iterator[float]) -> dict[str, float]:
+        names = segment.rows.names
+        for index in segment.axes:
+            number = number_at(*lanes, index, len(names))
+            if number.largest > -number.minus_smallest:
+                self.differing[names[index]] = None
+        return _axes([names[index] for index in segment.axes], slots)
+
+    def _enter(self, sums: Iterator[float], maxima: Iterator[float]) -> None:
+        table = self._table
+        for one in self._chosen:
+            axes, lowest = _axes(one.axes, sums), one.party.lowest
+            known = Known(one.step, one.x, axes, list(one.cells))
+            self._compare(known.keys, axes)
+            table.enter((lowest, table.taken.get(lowest, 0) + one.number), known, one.party.ranks)
+        for key in self.touched:
+            cell = table.cells[key]
+            cell.number = cell.number.plus(Number(*islice(sums, SUMS), *islice(maxima, MAXIMA)))
+
+    def _compare(self, keys: Sequence[Key], axes: Mapping[str, float]) -> None:
+        """Note the axes whose values differ from those of the owners of cells."""
+        calls, cells = self._table.placing.calls, self._table.cells
+        for owner in {cells[key].owner for key in keys if key in cells}:
+            of_owner = calls[owner].axes if owner in calls else {}
+            self.differing.update((name, None) for name, value in axes.items() if of_owner.get(name, value) != value)
+
+
+def _placed(call: Call, places: Sequence[int] | None, names: int) -> Lanes:
+    """Return the lanes of a call among more names."""
+    sums, maxima = [0.0] * (SUMS * names), [NOTHING] * (MAXIMA * names)
+    own_sums, own_maxima, count = *call.lanes, len(call.names)
+    for index, place in enumerate(range(count) if places is None else places):
+        sums[place::names] = own_sums[index::count]
+        maxima[place::names] = own_maxima[index::count]
+    return sums, maxima
+
+
+def _without_axes(row: Row, cells: Sequence[int]) -> Row:
+    """Return a row of its cells only."""
+    names, (sums, maxima) = len(row.names), row.lanes
+    return row._replace(
+        names=tuple([row.names[cell] for cell in cells]),
+        occurrences=tuple([row.occurrences[cell] for cell in cells]),
+        lanes=(
+            [sums[lane * names + cell] for lane in range(SUMS) for cell in cells],
+            [maxima[lane * names + cell] for lane in range(MAXIMA) for cell in cells],
+        ),
+        ranks=tuple([row.ranks[cell] for cell in cells]),
+    )
+
+
+def _of_axis(number: Number) -> float:
+    """Return the value of an x axis as it is sent: NaN for none."""
+    return number.plain if number.given else math.nan
+
+
+def _axes(names: Iterable[str], slots: Iterator[float]) -> dict[str, float]:
+    """Return the values of the next x axes as they are written."""
+    values = [(name, next(slots)) for name in names]
+    return {name: int(value) if value.is_integer() else value for name, value in values if not math.isnan(value)}

@@ -1,0 +1,272 @@
+"""The ranks of one unit as state machines in one process, with an exchange in memory and virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.protocol.table import Row
+
+SHORT, LONG = 1.0, 8.0  # seconds of patience with new names, and with ranks that usually log a name
+MOST_ROUNDS = 1000
+
+Life = tuple[int, int]  # a rank, and how often it was started again
+Values = Mapping[str, float]
+
+
+class Logged(NamedTuple):
+    """One call of `log`."""
+
+    life: Life
+    number: int  # of its life's calls
+    step: int | None
+    x: int
+    values: Mapping[Key, float]  # without x axes of the user, if there are others
+    axes: Values
+    weight: float
+    own: str | None
+
+    @property
+    def rank(self) -> int:
+        return self.life[0]
+
+
+class Unit:
+    """The ranks of a unit.
+
+    Args:
+        size: Number of ranks.
+        axes: Names of x axes that all ranks know.
+        always: Further arguments of all `Rounds`.
+
+    Attributes:
+        calls: The calls that the others received, or may still receive.
+        rows: All rows, as rank 0 writes them.
+        owns: What each life kept for rows, in the order in which it got it back.
+        reduced: In how many rounds numbers were reduced.
+        lost: Cells whose values came too late.
+        is_checked: Whether the states of the ranks are compared after each round.
+    """
+
+    def __init__(self, size: int, axes: Iterable[str] = (), **always: Any) -> None:
+        self._always = always
+        self._axes = tuple(axes)
+        self.machines = [self._machine(rank, size) for rank in range(size)]
+        self.calls: list[Logged] = []
+        self.rows: list[Row] = []
+        self.owns: dict[Life, list[str]] = {}
+        self.now = 0.0
+        self.rounds = self.reduced = 0
+        self.closed = False
+        self.is_checked = True
+        self.lives: Counter[int] = Counter()
+        self.dead: set[int] = set()  # died, and did not start again
+        self.away: set[int] = set()  # take no part, but may return
+        self.absent: set[int] = set()  # have not opened a session yet
+        self.lost: set[Key] = set()
+        self.undone: list[Logged] = []  # calls of ranks that died, which the others never received
+        self.usual_at_death: dict[Life, set[str]] = {}  # the names that a rank was known to log
+        self.times: list[tuple[int, float]] = []  # rounds, and when they were
+        self.outcomes: dict[int, Outcome] = {}
+        self._count: Counter[Life] = Counter()
+        self._occurrences: Counter[tuple[Life, str, int | None]] = Counter()
+        self._last_step: dict[Life, int] = {}
+
+    def _machine(self, rank: int, size: int) -> Rounds:
+        machine = Rounds(rank, size, **self._always)
+        machine.side_data.axes = self._axes
+        return machine
+
+    @property
+    def size(self) -> int:
+        return len(self.machines)
+
+    @property
+    def members(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self.dead | self.away | self.absent]
+
+    @property
+    def waits(self) -> bool:
+        return any(self.machines[rank].busy for rank in self.members)
+
+    # What ranks do
+
+    def log(
+        self, rank: int, values: Values, step: int | None = None, weight: float = 1.0, own: str | None = None
+    ) -> Logged:
+        life = rank, self.lives[rank]
+        if step is not None:
+            self._last_step[life] = step
+        x = self._last_step.get(life, -1 - self._count[life])
+        keys = {}
+        for name, value in values.items():
+            keys[Key(name, step, self._occurrences[life, name, step])] = value
+            self._occurrences[life, name, step] += 1
+        axes = {name: value for name, value in values.items() if name in self._axes}
+        cells = {key: value for key, value in keys.items() if key.name not in axes} or keys
+        call = Logged(life, self._count[life], step, x, cells, axes, weight, own)
+        self._count[life] += 1
+        if rank in self.dead:
+            self.undone.append(call)
+        else:
+            self.calls.append(call)
+            lanes = lanes_of([number_of(value, weight) for value in values.values()])
+            self.machines[rank].post(values, lanes, step, x, self.now, own)
+        return call
+
+    def log_on_all(self, values: Values, step: int | None = None) -> None:
+        for rank in self.members:
+            self.log(rank, values, step)
+
+    # Ranks come and go
+
+    def _resize(self) -> None:
+        members = self.members
+        for rank in members:
+            self.machines[rank].resize(members, self.dead | self.away)
+
+    def die(self, rank: int) -> None:
+        """End a rank: what waits on it is lost."""
+        waiting = len(self.machines[rank].outbox.waiting)
+        mine = [call for call in self.calls if call.life == (rank, self.lives[rank])]
+        gone = mine[len(mine) - waiting :]
+        self.calls = [call for call in self.calls if call not in gone]
+        usual = self.machines[self.members[0]].table.ranks.usual if self.members else {}
+        self.usual_at_death[rank, self.lives[rank]] = {name for name, ranks in usual.items() if rank in ranks}
+        self.undone += gone
+        self.away.discard(rank)
+        self.dead.add(rank)
+        self._resize()
+
+    def stall(self, rank: int) -> None:
+        """Let the others continue without a rank, which may log, and return."""
+        self.away.add(rank)
+        self._resize()
+
+    def come(self, rank: int) -> None:
+        """Let a rank join the others, or return to them; one that died starts again, without state."""
+        if rank in self.dead:
+            self.lives[rank] += 1
+            self.machines[rank] = self._machine(rank, self.size)
+        if self.members:
+            state = json.dumps(self.machines[self.members[0]].snapshot())
+            self.machines[rank].restore(json.loads(state))
+        for those in (self.dead, self.away, self.absent):
+            those.discard(rank)
+        self._resize()
+        self.check_equal()
+
+    # Rounds
+
+    def offers(self) -> dict[bytes, frozenset[int]]:
+        found: dict[bytes, frozenset[int]] = {}
+        for rank in self.members:
+            data = self.machines[rank].offer(self.now)
+            found[data] = found.get(data, frozenset()) | {rank}
+        return found
+
+    def reduce(self) -> tuple[list[float], list[float]]:
+        packed = [self.machines[rank].pack() for rank in self.members]
+        assert len({(len(sums), len(maxima)) for sums, maxima in packed}) == 1
+        sums = [sum(column) for column in zip(*(sums for sums, _ in packed), strict=True)]
+        return sums, [max(column) for column in zip(*(maxima for _, maxima in packed), strict=True)]
+
+    def exchange(self, first: Sequence[int] | None = None) -> Outcome:
+        """Run one round.
+
+        Args:
+            first: The ranks that complete it at first; the others catch up with it.
+        """
+        members = self.members
+        offers = self.offers()
+        has_numbers = {self.machines[rank].plan(offers) for rank in members}
+        assert len(has_numbers) == 1
+        sums, maxima = self.reduce() if has_numbers == {True} else ([], [])
+        self.rounds += 1
+        self.reduced += has_numbers == {True}
+        outcomes = {rank: self.machines[rank].unpack(sums, maxima) for rank in first or members}
+        for rank in members:
+            if rank not in outcomes:  # with what the others have kept of the round
+                self.machines[rank].plan(offers)
+                outcomes[rank] = self.machines[rank].unpack(sums, maxima)
+        self.outcomes = outcomes
+        for rank, outcome in outcomes.items():
+            owns = self.owns.setdefault((rank, self.lives[rank]), [])
+            owns += [own for row in outcome.rows for own in row.own]
+            self.lost.update(outcome.lost)
+        lowest = outcomes[members[0]]
+        self.rows += lowest.rows
+        self.closed = lowest.closed
+        self.check_equal()
+        assert all(_common(outcomes[rank]) == _common(lowest) for rank in members)
+        return lowest
+
+    def undo(self, holders: Sequence[int]) -> None:
+        """Let some ranks complete a round which the others interrupted, and continue from before it, as these do."""
+        members = self.members
+        others = [rank for rank in members if rank not in holders]
+        offers = self.offers()
+        has_numbers, *_ = [self.machines[rank].plan(offers) for rank in members]
+        sums, maxima = self.reduce() if has_numbers else ([], [])
+        for rank in holders:
+            self.machines[rank].unpack(sums, maxima)
+            self.machines[rank].put_back()
+        state = json.dumps(self.machines[others[0]].snapshot())
+        for rank in holders:
+            self.machines[rank].restore(json.loads(state))
+        self._resize()
+        self.check_equal()
+
+    def impatient(self, short: float = SHORT, long: float = LONG) -> None:
+        """Let the members give up what has waited too long, as of now."""
+        for patience, is_new in ((short, True), (long, False)):
+            born = max((number for number, at in self.times if at <= self.now - patience), default=-1)
+            if born >= 0:
+                for rank in self.members:
+                    self.machines[rank].give_up(born, new_only=is_new)
+        self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
+        self.times.append((self.machines[self.members[0]].table.round, self.now))
+
+    def give_up(self, *, new_only: bool) -> None:
+        """Let rank 0 give up waiting for everything that was received so far."""
+        machine = self.machines[self.members[0]]
+        machine.give_up(machine.table.round, new_only=new_only)
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Let everything that waits be received; calls become old."""
+        self.now += seconds
+        for _ in range(MOST_ROUNDS):
+            self.exchange()
+            if not any(self.machines[rank].outbox.waiting for rank in self.members):
+                return
+        raise AssertionError("calls are never taken")
+
+    def close(self) -> None:
+        """Let all members close, and run rounds until nothing remains."""
+        for rank in self.members:
+            self.machines[rank].intent = Intent.CLOSING
+        for _ in range(MOST_ROUNDS):
+            if self.closed:
+                return
+            self.exchange()
+        raise AssertionError("the rounds do not end")
+
+    def check_equal(self) -> None:
+        """Check that the members have the same state."""
+        if not self.is_checked:
+            return
+        states = {json.dumps(self.machines[rank].snapshot()) for rank in self.members}
+        assert len(states) == 1
+
+
+def _common(outcome: Outcome) -> tuple[object, ...]:
+    """Return what is the same on all ranks."""
+    rows = [row._replace(own=()) for row in outcome.rows if row.names]
+    return replace(outcome, rows=()), repr(rows)

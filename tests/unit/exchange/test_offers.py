@@ -1,0 +1,134 @@
+"""What ranks tell each other before a round: as bytes and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_wandb.exchange.protocol.calls import Key, Outbox
+from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.offers import MOST_VALUES, Intent, Offer, blocks_of
+
+NAMES = [f"name {number}" for number in range(12)]
+NUMBERS = {name: number for number, name in enumerate(NAMES)}
+
+names = st.lists(st.sampled_from(NAMES), max_size=4, unique=True)
+steps = st.none() | st.integers(-5, 5) | st.integers(-(10**20), 10**20)
+
+
+def outbox_of(calls: list[tuple[list[str], int | None]]) -> Outbox:
+    outbox = Outbox(100)
+    for number, (those, step) in enumerate(calls):
+        outbox.post(those, ([], []), step, number if step is None else step, 0.0)
+    return outbox
+
+
+offers = st.builds(
+    Offer,
+    blocks=st.lists(st.tuples(names, steps), max_size=20).map(lambda calls: blocks_of(outbox_of(calls).waiting)),
+    old=st.integers(0, 20),
+    more=st.integers(0, 10**6),
+    intent=st.sampled_from(Intent),
+    give_up_new=st.just(NOTHING) | st.integers(0, 100).map(float),
+    give_up_all=st.just(NOTHING) | st.integers(0, 100).map(float),
+    regroup=st.booleans(),
+    interleaved=st.booleans(),
+    published=st.integers(0, 5),
+    new_names=st.lists(st.text(), max_size=3),
+    new_axes=st.lists(st.text(), max_size=2),
+    counts=st.dictionaries(st.text(), st.integers(0, 9), max_size=3),
+)
+
+
+@given(offers)
+@settings(deadline=None)
+def test_an_offer_survives_encoding_and_decoding(offer: Offer) -> None:
+    assert Offer.decoded(offer.encoded(NUMBERS), NAMES) == offer
+
+
+@given(st.lists(st.tuples(names, steps), max_size=30))
+@settings(deadline=None)
+def test_blocks_contain_the_cells_of_all_calls(calls: list[tuple[list[str], int | None]]) -> None:
+    outbox = outbox_of(calls)
+    blocks = blocks_of(outbox.waiting)
+    rests = [(block, index) for block in blocks for index in range(block.number)]
+    assert [block.keys(index) for block, index in rests] == [call.cells() for call in outbox.waiting]
+    assert [block.x + index * block.x_stride for block, index in rests] == [call.x for call in outbox.waiting]
+    for block, index in rests:
+        assert block.from_call(index).keys(0) == block.keys(index)
+        assert [block.key(name, index) for name in range(len(block.names))] == block.keys(index)
+
+
+def test_a_burst_of_calls_is_short() -> None:
+    outbox = outbox_of([(NAMES, step) for step in range(0, 3000, 3)])
+    (block,) = blocks_of(outbox.waiting)
+    assert (block.number, block.stride, block.keys(7)[0]) == (1000, 3, Key(NAMES[0], 21, 0))
+    assert len(Offer([block]).encoded(NUMBERS)) < 100
+
+
+def test_equal_calls_are_decoded_once() -> None:
+    blocks, known = blocks_of(outbox_of([(NAMES, 1)]).waiting), dict[bytes, Any]()
+    first, second = (Offer.decoded(Offer(blocks, old=old).encoded(NUMBERS), NAMES, known) for old in (0, 1))
+    assert first.blocks is second.blocks
+
+
+STATE = [0, 0, 0, -1, -1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        [[0, 1], 0, 0, 1, 0, 1],
+        [[0, 1], 0, 0, 1, 0, 1, 0],
+        [[0, 1], 0, 0, 1, 0, 1, -1],
+        [[0, 1], 0, 0, 1, 0, 1, 1.5],
+        [[0, 1], 0, 0, 1, 0, 1, True],
+        [[0, 1], 0, 0, 1, 0, 1, 10**9],
+        [[0, 1], 0, 0, 1, 0, 1, MOST_VALUES + 2],
+        [[0, 1], 0, "0", 1, 0, 1, 1],
+        [[0, 1], 0, 0.5, 1, 0, 1, 1],
+        [[0, 1], -1, 0, 1, 0, 1, 1],
+        [[0, 1], [0, 0], 0, 1, 0, 1, 1],
+        [[0, 1], [None], 0, 1, 0, 1, 1],
+        [[0, 1], [[]], 0, 1, 0, 1, 1],
+        [[0, 13], 0, 0, 1, 0, 1, 1],
+        [[-2, 1], 0, 0, 1, 0, 1, 1],
+        [[0], 0, 0, 1, 0, 1, 1],
+        [[0, 1, 0, 1], 0, 0, 1, 0, 1, 1],
+        [["0", 1], 0, 0, 1, 0, 1, 1],
+        {},
+        7,
+    ],
+)
+def test_impossible_calls_are_refused(block: Any) -> None:
+    data = f"{json.dumps([STATE])}\n{json.dumps([block])}".encode()
+    with pytest.raises(ValueError, match="that are not an offer"):
+        Offer.decoded(data, NAMES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\n", b"[]\n[]", b"\xff", b"null\nnull", b"{}\n{}", b"[[]]\n[]", b"[" * 10**5,
+        b"[[7,0,0,-1,-1,0,0]]\n[]", b"[[0,0.5,0,-1,-1,0,0]]\n[]", b"[[0,0,0,null,-1,0,0]]\n[]",
+        b"[[0,0,0,-1,-1,0,0],[]]\n[]", b"[[0,0,0,-1,-1,0,0],0,[1]]\n[]", b"[[0,0,0,-1,-1,0,0],0,[],[],[]]\n[]",
+        b'[[0,0,0,-1,-1,0,0],0,[],[],{"a":"b"}]\n[]', b"[[0,0,0,-1,-1,0,0],0,[],[],{},0]\n[]",
+    ],
+)  # fmt: skip
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="that are not an offer"):
+        Offer.decoded(data, NAMES)
+
+
+@given(st.binary(max_size=60) | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(
+    lambda value: f"{json.dumps([STATE])}\n{json.dumps(value)}".encode()))  # fmt: skip
+@settings(deadline=None)
+def test_any_bytes_are_an_offer_or_a_value_error(data: bytes) -> None:
+    try:
+        Offer.decoded(data, NAMES)
+    except ValueError:
+        return

@@ -1,0 +1,98 @@
+"""Each written row is reported with its place among the user's writes into the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from tests.unit.exchange.test_rows import Unit
+
+from dist_wandb.exchange.posting import Contribution
+
+Place = tuple[list[str], "int | None", "int | None", bool, bool]
+
+
+def recorded(unit: Unit, rank: int = 0) -> list[Place]:
+    """Return the list into which the places of the rows will be recorded."""
+    places: list[Place] = []
+
+    def keep(names: Iterable[str], follows: Any, x: Any, *, is_open: bool, corrects: bool = False) -> None:
+        places.append(([*names], follows, x, is_open, corrects))
+
+    object.__setattr__(unit.ranks[rank].held, "keep_summary", keep)
+    return places
+
+
+def log(unit: Unit, rank: int, metrics: dict[str, Any], step: int | None, follows: int, commit: Any = None) -> None:
+    x = -1 if step is None else step
+    contribution = Contribution(metrics, step, commit, None, x, follows=follows)
+    unit.ranks[rank].posting.post(contribution, unit.rounds[rank], unit.now)
+
+
+def test_a_row_has_the_place_of_the_writing_ranks_call() -> None:
+    unit = Unit()
+    places = recorded(unit)
+    for rank, follows in enumerate((2, 7)):
+        log(unit, rank, {"loss": 1.0}, 0, follows)
+        log(unit, rank, {"loss": 2.0, "text": "a"}, 1, follows + 1, commit=True)
+        log(unit, rank, {"acc": 1.0}, None, follows + 1)
+        log(unit, rank, {"acc": 2.0}, 2, follows + 2, commit=True)
+    unit.close()
+    assert places == [
+        (["loss"], 2, 0, True, False),
+        (["loss", "text"], 3, 1, False, False),
+        (["acc"], 3, 0, False, False),
+        (["acc"], 4, 2, False, False),
+    ]
+
+
+def test_a_row_that_waits_for_a_rank_has_the_place_of_its_call() -> None:
+    unit = Unit()
+    places = recorded(unit)
+    log(unit, 0, {"loss": 1.0}, 0, 0)
+    for _ in range(3):
+        unit.exchange()
+    log(unit, 0, {"text": "a"}, 1, 1)
+    assert not places
+    log(unit, 1, {"loss": 1.0}, 0, 0)
+    unit.close()
+    assert sorted(places) == [(["loss"], 0, 0, True, False), (["text"], 1, 1, True, False)]
+
+
+def test_a_row_of_other_ranks_has_no_place() -> None:
+    unit = Unit()
+    places = recorded(unit)
+    log(unit, 1, {"eval": 1.0}, 0, 5)
+    unit.close()
+    assert places == [(["eval"], None, 0, True, False)]
+
+
+def test_a_row_that_is_written_again_is_told_apart() -> None:
+    unit = Unit()
+    places = recorded(unit)
+    unit.log_on_all([{"loss": 1.0}, {"loss": 1.0}], 0)
+    unit.exchange()
+    log(unit, 0, {"loss": 1.0}, 1, 3)
+    unit.rounds[0].give_up(unit.rounds[0].table.round + 1, new_only=False)
+    for _ in range(4):
+        unit.exchange()
+        unit.rounds[0].give_up(unit.rounds[0].table.round, new_only=False)
+    log(unit, 1, {"loss": 3.0}, 1, 0)
+    unit.close()
+    assert [(place[1], place[4]) for place in places] == [(0, False), (3, False), (None, True)]
+
+
+@pytest.mark.parametrize("commit", [None, True, False])
+def test_a_row_of_one_rank_has_the_place_of_its_call(commit: Any) -> None:
+    unit = Unit(1)
+    places = recorded(unit)
+    unit.ranks[0].posting.write_own(Contribution({"loss": 1.0}, 4, commit, follows=2))
+    assert places == [(["loss"], 2, 4, commit is False, False)]
+
+
+def test_a_row_under_a_label_has_the_place_of_its_call() -> None:
+    unit = Unit(run_mode="shared")
+    places = recorded(unit, 1)
+    log(unit, 1, {"loss": 1.0}, 4, 2)
+    assert places == [(["rank-1/loss"], 2, 4, False, False)]
