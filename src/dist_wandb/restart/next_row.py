@@ -1,10 +1,13 @@
-"""The position on the x axis at which a resumed run continues.
+"""The position on the x axis at which a resumed, rewound or forked run continues.
 
 When a process is killed, its wandb-core sends nothing more, not even a completion. On resume, wandb-core requests
 `RunResumeStatus` and continues after the server's line count; shared writers register as new clients. The response
 contains the run's summary, whose `global_step` determines where rows without a step continue. For a shared run, the
 primary determines this position and publishes it, because the summaries that other writers get may already contain rows
 of this start. Offline, the newest earlier file with the same id is read (about 0.5 s).
+
+For a rewound or forked run there is no summary. There, rows without a step continue at W&B's first step, which the run
+knows; offline, older versions of wandb do not.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ _MOST_FILES = 32  # files of one run that are searched for the last row; each ta
 
 
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
-    """Return the position on the x axis of the first row without a step, after the rows of a resumed run.
+    """Return the position on the x axis of the first row without a step, after the rows of a continued run.
 
-    It is 0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id.
+    It is 0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id. If
+    neither has any, it is W&B's first step.
     """
     if not run or run.disabled:
         return 0
@@ -42,7 +46,10 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
         last = _last_on_disk(run)
     else:
         last = None
-    return 0 if last is None else last + 1
+    if last is not None:
+        return last + 1
+    starting_step: object = getattr(run, "starting_step", 0)
+    return max(requested.first_step(init_arguments), starting_step if isinstance(starting_step, int) else 0)
 
 
 def _last_on_disk(run: AnyRun) -> int | None:

@@ -66,8 +66,19 @@ def continues(init_arguments: Mapping[str, Any]) -> bool:
 
 def rewinds(init_arguments: Mapping[str, Any]) -> bool:
     """Return whether the user asks W&B to rewind or fork a run, which excludes `resume`."""
-    names = ("resume_from", "fork_from")
-    return any(init_arguments.get(name) or user_setting(init_arguments, name) for name in names)
+    return _branch_point(init_arguments) is not None
+
+
+def first_step(init_arguments: Mapping[str, Any]) -> int:
+    """Return W&B's first step after the point at which the user asks to rewind or fork a run; 0 for neither."""
+    point = _branch_point(init_arguments)  # "RUN?_step=5", or an object of wandb
+    step = str(getattr(point, "value", point)).rpartition("=")[2]
+    return 0 if point is None else int(float(step)) + 1
+
+
+def _branch_point(init_arguments: Mapping[str, Any]) -> Any:
+    given = (init_arguments.get(name) or user_setting(init_arguments, name) for name in ("resume_from", "fork_from"))
+    return next(filter(None, given), None)
 
 
 def value(init_arguments: Mapping[str, Any], name: str) -> str | None:

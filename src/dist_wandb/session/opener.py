@@ -239,7 +239,7 @@ class Opener:
         plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
             return next_row(run, self._arguments)
-        if not requested.continues(self._arguments):
+        if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
             return 0
         try:
             return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))

@@ -60,6 +60,7 @@ def test_a_given_step_is_kept(start: Start, fake_wandb: FakeWandb, monkeypatch: 
     (session,) = start(world=1, resume="auto")
     session.log({"loss": 1.0}, step=3)
     session.log({"loss": 1.0, "global_step": 4})
+    assert session.flush()
     assert [row["global_step"] for row in fake_wandb.runs[-1].rows] == [3, 4]
 
 
@@ -82,6 +83,54 @@ def test_a_run_that_is_not_resumed_starts_at_0(fake_wandb: FakeWandb) -> None:
     session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
     session.log({"loss": 1.0})
     assert theirs.rows == [{"loss": 1.0, "global_step": 0}]
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("argument", ["fork_from", "resume_from"])
+@pytest.mark.parametrize(
+    "knows", [True, False], ids=["known by the run", "only requested"]
+)  # not by wandb 0.19 offline
+def test_rows_of_a_branch_continue_at_the_branch_point(
+    start: Start,
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+    run_mode: str,
+    mode: str,
+    argument: str,
+    knows: bool,
+) -> None:
+    opened = fake_wandb.init
+
+    def init(**arguments: Any) -> FakeRun:
+        run = opened(**arguments)
+        run.starting_step = 6 if knows and "-rank-1" not in str(run.id) else 0
+        return run
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    sessions = start(options={"run_mode": run_mode}, mode=mode, **{argument: "abc?_step=5"})
+    for session in sessions:
+        session.log({"loss": 1.0})
+    for run in fake_wandb.runs:
+        assert [session.flush() for session in sessions]
+        assert {row["global_step"] for row in run.rows} == {6}
+
+
+@pytest.mark.parametrize("starting_step", [50, None, "x"])
+def test_a_resumed_run_without_rows_of_ours_continues_at_wandbs_step(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, starting_step: Any
+) -> None:
+    resumed(fake_wandb, monkeypatch, loss=0.5)
+    init = fake_wandb.init
+
+    def with_step(**arguments: Any) -> FakeRun:
+        run = init(**arguments)
+        run.starting_step = starting_step
+        return run
+
+    monkeypatch.setattr(fake_wandb, "init", with_step)
+    (session,) = start(world=1, id="exp", resume="allow")
+    assert session._intake.first_row == (50 if starting_step == 50 else 0)
 
 
 def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(
