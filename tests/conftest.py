@@ -121,6 +121,7 @@ class FakeRun:
         if sweep:
             self.config.update_locked(sweep, user="sweep", _allow_val_change=True)
         self.resumed = False
+        self.starting_step = 0
         self.summary: dict[str, Any] = {}
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.defined: list[tuple[str, dict[str, Any]]] = []
@@ -129,10 +130,16 @@ class FakeRun:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [row for row, _ in self.logged]
+        """The rows that wandb would write: what is not committed is a part of the next row."""
+        rows: list[dict[str, Any]] = []
+        is_open = False
+        for row, kwargs in self.logged:
+            rows = [*rows[:-1], {**rows[-1], **row}] if is_open else [*rows, row]
+            is_open = kwargs.get("commit") is False
+        return rows
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        self.logged.append((row, kwargs))
+        self.logged.append(({name: value for name, value in row.items() if name != "_timestamp"}, kwargs))
 
     def define_metric(self, name: str, **kwargs: Any) -> None:
         self.defined.append((name, kwargs))

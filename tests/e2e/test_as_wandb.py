@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from history import History, history_of
+from history import History, history, history_of
 from processes import Finished, clean_environment, run_job, torchrun
 from stored import ended_runs
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
+
+from dist_wandb import read_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "as_wandb"
@@ -82,6 +85,47 @@ def test_all_ranks_see_the_same_run_and_none_afterwards(outcome: Outcome) -> Non
     assert len(set(ids)) == 1
     assert ids[0].startswith("SAW ids True ")
     assert sorted(finished.lines("SAW after")) == [f"SAW after {rank} None" for rank in (0, 0, 1, 1)]
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+CASES = (
+    *("equal_and_other_steps", "one_name_in_each_call", "steps_and_commit", "without_steps", "without_values"),
+    *("values_that_are_not_numbers", "a_users_axis", "summaries_between"),
+)
+ENDS = ("wandb.finish", "block of wandb", "block of the run", "new run", "teardown", "exception")
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("one_process")
+    command = [sys.executable, str(SCRIPTS / "one_process.py")]
+    finished = run_job(command, cwd=directory, environment=clean_environment(WANDB_SILENT="true"), timeout=240)
+    assert finished.exit_codes == (1,), finished.output
+    assert "ValueError: at the end" in finished.output
+    return directory
+
+
+def rows_and_summary(directory: Path, x: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the only run of a directory, with the x axis as `x`, and its summary, without W&B's values."""
+    rows = [
+        {"x": row[x], **{name: value for name, value in row.items() if name[0] != "_" and name != x}}
+        for row in history(directory, x).rows
+    ]
+    (run,) = read_runs(directory)
+    return rows, {name: value for name, value in run.summary.items() if name[0] != "_" and name != x}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_calls_give_the_same_rows_as_with_wandb(one_process: Path, case: str) -> None:
+    stock = rows_and_summary(one_process / "stock" / case, "_step")
+    assert rows_and_summary(one_process / "ours" / case, "global_step") == stock
+    assert len(stock[0]) > 2
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_row_that_is_open_at_the_end_is_written(one_process: Path, end: str) -> None:
+    assert rows_and_summary(one_process / "ends" / end, "global_step")[0] == [{"x": 1, "a": 1, "b": 2}]
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------

@@ -274,8 +274,7 @@ def test_log_accepts_wandbs_positional_arguments(fake_wandb: FakeWandb) -> None:
     dist_wandb.init()
     dist_wandb.log({"loss": 1.0}, 3, False)
     dist_wandb.log(data={"accuracy": 0.5}, commit=True)
-    rows = [(row, kwargs.get("commit")) for row, kwargs in fake_wandb.runs[0].logged]
-    assert rows == [({"loss": 1.0, "global_step": 3}, False), ({"accuracy": 0.5, "global_step": 3}, True)]
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "accuracy": 0.5, "global_step": 3}]
 
 
 def test_log_passes_the_weight_on_to_the_mean(job: Job) -> None:

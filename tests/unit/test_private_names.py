@@ -17,7 +17,9 @@ import wandb
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import pictures
 from dist_wandb.runs.config_guard import can_hold
-from dist_wandb.runs.wandb_private import detach_service, is_finished, uses_current_service
+from dist_wandb.runs.interception import intercept
+from dist_wandb.runs.summary import SummaryWrites
+from dist_wandb.runs.wandb_private import FINISH, detach_service, is_finished, summary_of, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
 from dist_wandb.wandb_files import inspection
 
@@ -33,6 +35,23 @@ def test_wandb_exposes_whether_a_run_is_finished(tmp_path: Path) -> None:
     assert is_finished(run)
 
 
+@pytest.mark.usefixtures("bare_environment")
+def test_all_ways_of_finishing_a_run_call_one_method(tmp_path: Path) -> None:
+    """A row that is still open is written first."""
+    called: list[str] = []
+    for end in ("finish", "__exit__"):
+        run = wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
+
+        def handler(finish: Any, *args: Any, **kwargs: Any) -> None:
+            called.append("_finish")
+            finish(*args, **kwargs)
+
+        intercept(run, FINISH, handler)
+        getattr(run, end)(*() if end == "finish" else (None, None, None))
+        assert is_finished(run)
+    assert called == ["_finish"] * 2
+
+
 def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:
     assert can_hold(Path("a"))
     assert not can_hold(object())
@@ -43,6 +62,32 @@ def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWa
     _fill_config(run, {"lr": 0.2, "names": {1: "a"}})
     assert dict(run.config) == {"lr": 0.2, "names": {1: "a"}}
     assert run.config.sent == []
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_wandbs_summary_calls_back_at_each_write(tmp_path: Path) -> None:
+    """Uses guarded private names of wandb. Without them, rows that are written later replace what the user wrote."""
+    run: Any = wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
+    assert summary_of(run) is run.summary, "read wandb/sdk/wandb_summary.py of this version, then adapt SUMMARY_WRITTEN"
+    summary: Any = run.summary
+    writes = SummaryWrites()
+    remove = writes.follow(run)
+    run.log({"loss": 0.5, "a": {"b": 1, "c": 1}, "gone": 1})
+    summary["loss"] = 9
+    summary["a"]["b"] = 5
+    summary.update({"acc": 1, "best": 2})
+    del summary["gone"]
+    assert writes.count == 4
+    row = {"loss": 0.4, "a": {"b": 2, "c": 2}, "acc": 0, "gone": 2}
+    run.log(row)
+    writes.keep(row, 0, 1, is_open=False)
+    found = {name: value for name, value in summary._as_dict().items() if not name.startswith("_")}
+    assert found == {"loss": 9, "a": {"b": 5, "c": 2}, "acc": 1, "best": 2}
+    remove()
+    summary["loss"] = 10
+    assert (writes.count, summary["loss"]) == (4, 10)
+    run.finish()
+    assert summary_of(wandb.init(mode="disabled")) is None
 
 
 _FORKS = """

@@ -89,7 +89,7 @@ class Axes:
         self._settled.add(name)
         pattern = self._pattern(name)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
-        if pattern is None or is_left_to_wandb or name in (self._axis, *self._steps()):
+        if pattern is None or is_left_to_wandb or name in (self._axis, "_timestamp", *self._steps()):
             return
         given, of_all = self._patterns[pattern], self._patterns.get("*", {})
         if given.get("step_metric") is None and of_all.get("step_metric") is None:

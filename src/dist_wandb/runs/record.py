@@ -56,6 +56,7 @@ class Record:
         self._reopen = reopen
         self._service = _Service.current
         self._unsafe: deque[_LoggedRow] = deque(maxlen=_MOST_UNSAFE)
+        self._parts: list[_LoggedRow] = []  # of the row that is not committed
         self._lock = threading.RLock()  # a signal handler may log in the middle of the replacement
         self._is_replacing = False
         self._late: deque[_LoggedRow] = deque()  # rows logged by the signal handler during the replacement
@@ -82,6 +83,12 @@ class Record:
                 self._late.append(logged)
                 return
             _log_with_retry(self.run, logged)
+        if kwargs.get("commit") is False:
+            self._parts.append(logged)
+            return
+        if self._parts:
+            parts, self._parts = self._parts, []
+            logged = logged._replace(parts=tuple(parts))
         self._unsafe.append(logged)
         while self._unsafe and self._unsafe[0].time < logged.time - _UNSAFE:
             with suppress(IndexError):  # another thread, or a signal handler, was faster
@@ -149,11 +156,12 @@ class Record:
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
             try:
-                original(self.run, "log")(logged.row, **logged.arguments)
+                for part in (*logged.parts, logged):
+                    original(self.run, "log")(part.row, **part.arguments)
             except Exception:  # noqa: BLE001  # one row's problem must not cost the others
                 shortened += 1
                 with suppress(Exception):
-                    original(self.run, "log")(_numbers_of(logged.row), **logged.arguments)
+                    original(self.run, "log")(_numbers_of(logged.whole), **logged.arguments)
         if shortened:
             _log.warning(
                 "dist_wandb: rank %d could write only the numbers of %d of the rows lost with wandb's process.",
@@ -168,15 +176,21 @@ class Record:
         with suppress(DistWandbError):
             for path in directory.glob("*.wandb"):
                 written.update(map(_fingerprint, read_history(path, last=2 * len(unsafe))))
-        return [logged for logged in unsafe if _fingerprint(logged.row) not in written]
+        return [logged for logged in unsafe if _fingerprint(logged.whole) not in written] + self._parts
 
 
 class _LoggedRow(NamedTuple):
-    """A row, its time (`time.monotonic`), and the other arguments of `log`."""
+    """A row, its time (`time.monotonic`), the other arguments of `log`, and the uncommitted parts before it."""
 
     time: float
     row: dict[str, Any]
     arguments: dict[str, Any]
+    parts: tuple[_LoggedRow, ...] = ()
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The row with its parts."""
+        return {name: value for logged in (*self.parts, self) for name, value in logged.row.items()}
 
 
 def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:

@@ -94,23 +94,19 @@ def has_merged(row: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def made_of_merged(
-    row: Mapping[str, Any], warn: Callable[[str, Exception], None] | None = None
-) -> Iterator[dict[str, Any]]:
+def made_of_merged(row: Mapping[str, Any], warn: Callable[[str, Exception], None]) -> Iterator[dict[str, Any]]:
     """Convert the merged tables and images of a row to W&B's objects. The row must be logged inside the context.
 
     Args:
         row: Values by name.
-        warn: Called for values that cannot be converted, which are then left out; `None` to raise the error instead.
+        warn: Called for values that cannot be converted, which are then left out.
     """
     with TemporaryDirectory(prefix="dist_wandb-", ignore_cleanup_errors=True) as directory:
         made: dict[str, Any] = {}
         for name, value in row.items():
             try:
                 made[name] = _made_of(value, Path(directory))
-            except Exception as error:  # noqa: PERF203  # data sent by a peer must not cost the rest of the row
-                if warn is None:
-                    raise
+            except Exception as error:  # noqa: BLE001, PERF203  # data sent by a peer must not cost the rest of the row
                 warn(name, error)
         yield made
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
 
 LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
+FINISH = "_finish"  # the method of a run that all ways of finishing it call
+SUMMARY_WRITTEN = "_update_callback"  # what `summary_of` calls with a record of each write
 _SETUP = "wandb.sdk.wandb_setup"
 
 
@@ -36,6 +38,13 @@ def uses_current_service(run: AnyRun) -> bool:
 def is_finished(run: AnyRun) -> bool:
     """Return whether a run has been finished, by us or by the user."""
     return bool(run) and bool(getattr(run, "_is_finished", False))
+
+
+def summary_of(run: AnyRun) -> object | None:
+    """Return the object that calls its `SUMMARY_WRITTEN` with each write into a run's summary, if there is one."""
+    summary = getattr(run, "summary", None)
+    calls = getattr(summary, "__dict__", {}).get(SUMMARY_WRITTEN)  # other ways would ask wandb's process for the value
+    return summary if callable(calls) else None
 
 
 def disarm_exit_hooks() -> None:

@@ -27,7 +27,7 @@ def tear_down_service() -> None:
     import wandb
 
     with suppress(Exception):  # the process may be dead
-        wandb.teardown()
+        original(wandb, "teardown")()
     os.environ.pop("WANDB_SERVICE", None)  # it names that process
 
 

@@ -1,5 +1,9 @@
 """Write the rows of one rank into its run, including rows with a value that W&B cannot write.
 
+A row of one rank's own may consist of several calls, as with `wandb.Run.log`. Its numbers and text are kept here until
+it ends, so that it costs one call of wandb and no other writer of the run comes between its parts. Other values, such
+as media, are passed to wandb at once, as a part of an uncommitted row, because they may change.
+
 A value for which wandb raises is replaced by its repr (media are left out), with one warning for each name. Before
 that, a removed directory for media is created again. `log` already refuses names that cannot be stored.
 """
@@ -7,8 +11,12 @@ that, a removed directory for media is created again. `log` already refuses name
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
@@ -26,6 +34,31 @@ _log = logging.getLogger("dist_wandb")
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
 _MOST_WARNED = 10  # names with a warning, in case they change from row to row
+_LONGEST_TURN = 1.0  # seconds to wait for another thread: a signal handler that waits for us may have interrupted it
+
+
+@dataclass
+class _OpenRow:
+    """A row to which further calls may add values.
+
+    Args:
+        x: Its position on the x axis; `None` if it is not known.
+        values: The values that were not passed to wandb yet.
+        is_begun: Whether others were.
+        time: When the last of them was logged, in seconds since the epoch.
+    """
+
+    x: float | None
+    values: dict[str, Any] = field(default_factory=dict)
+    is_begun: bool = False
+    time: float = 0.0
+
+    def is_elsewhere(self, x: float | None, *, is_left_open: bool) -> bool:
+        """Return whether a call at position `x` does not add to this row.
+
+        As in wandb, a call without a position does. So does one that ends a row without one, as a Trainer's rows do.
+        """
+        return x is not None and x != self.x and (self.x is not None or is_left_open)
 
 
 class RunWriter:
@@ -46,43 +79,72 @@ class RunWriter:
         self.step_metric = step_metric
         self._rescue = _Rescue(rank)
         self._notices = Notices()
+        self._open: _OpenRow | None = None
+        self._turn = threading.RLock()  # reentrant: a signal handler may log in the middle of a row
 
     @property
     def has_run(self) -> bool:
         """Whether there is a run to write into."""
         return bool(self._run)
 
-    def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Write one row. Tables and images of the ranks that W&B refuses are left out, with a warning.
-
-        Args:
-            row: Values by final name.
-            x: Position of the row on the x axis; `None` leaves the x axis out of the row.
-        """
-        self._write(row, x, self._warn)
-
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
-        """Write one row.
+        """Write a row, or add to the row that earlier calls left open. A call at another step ends that row first.
+
+        Tables and images of the ranks that W&B refuses are left out, with a warning.
 
         Args:
             metrics: The values of this rank by final name.
             step: Position of the row on the x axis; `None` leaves the x axis out of the row.
-            commit: As in `wandb.Run.log`; `None` for wandb's default.
+            commit: `False` leaves the row open; otherwise it is written. Without values, `None` only ends an open row.
         """
-        self._write(metrics, step, None, **({} if commit is None else {"commit": commit}))
+        x = metrics.get(str(self.step_metric)) if step is None else step
+        x = x if isinstance(x, (int, float)) else None
+        has_turn = self._turn.acquire(timeout=_LONGEST_TURN)
+        try:
+            if self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
+                self._end(self._open)
+            values = {**metrics, **self._axis(step)}
+            if commit is False:
+                self._open = self._open or _OpenRow(x)
+                self._add(self._open, values)
+            elif values or commit:
+                before, self._open = self._open, None
+                self._write({**before.values, **values} if before else values)
+            elif self._open is not None:
+                self._end(self._open)
+        finally:
+            if has_turn:
+                self._turn.release()
+
+    def _add(self, row: _OpenRow, values: dict[str, Any]) -> None:
+        row.values.update(values)
+        row.time = time.time()
+        if not _WRITABLE.issuperset(map(type, values.values())):
+            row.is_begun, passed, row.values = True, row.values, {}
+            self._write(passed, commit=False)
+
+    def _end(self, row: _OpenRow) -> None:
+        self._open = None
+        self._write(row.values, {"_timestamp": row.time})
+
+    def _axis(self, x: int | None) -> dict[str, int]:
+        return {} if self.step_metric is None or x is None else {self.step_metric: x}
 
     def _write(
-        self, row: Mapping[str, Any], x: int | None, warn: Callable[[str, Exception], None] | None, **arguments: Any
+        self,
+        row: Mapping[str, Any],
+        others: Mapping[str, float] = MappingProxyType({}),
+        **arguments: Any,
     ) -> None:
+        """Log a row and, unless nothing is left of it, `others`."""
         if not self._run:
             return
-        axis = {} if self.step_metric is None or x is None else {self.step_metric: x}
         if not has_merged(row):
-            self._log({**row, **axis}, **arguments)
+            self._log({**row, **others}, **arguments)
             return
-        with made_of_merged(row, warn) as made:
+        with made_of_merged(row, self._warn) as made:
             if made:
-                self._log({**made, **axis}, **arguments)
+                self._log({**made, **others}, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
         self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")

@@ -12,14 +12,12 @@ from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.worker import Hooks
-from dist_wandb.exchange.x_axis import calls_at
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, are_plain, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.session.sections import Sections
-from dist_wandb.settings.reduction import TIMES, check_spread
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
@@ -87,7 +85,7 @@ class Intake:
                 if times:
                     metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
             if self._link.reduces:
-                self._put_reduced(metrics, step, weight)
+                self._put_reduced(metrics, step, weight, commit)
             elif self._link.unit.is_member:
                 self._put_own(metrics, step, weight, commit)
             if commit is not False:  # the next call continues a row that is not committed
@@ -99,7 +97,7 @@ class Intake:
             step = metrics.get(self._own.step_metric)
         return step if type(step) is int and step >= 0 else self._last_step
 
-    def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
+    def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         if self._life.phase is not Phase.OPEN:
@@ -113,12 +111,13 @@ class Intake:
         values = copied_row(metrics, rank)
         if step is None and axis in values and type(values[axis]) is int:
             step = checked_step(values.pop(axis), rank)
-        calls = self.rows if self._last_step is None else calls_at(self._last_step)
+        last = self._last_step if step is None else step
+        x = -1 - self.rows if last is None else last
         own_weight = None if weight is None else copied_weight(weight, rank)
         thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
         in_order = thread == self._first_thread
-        self._exchange.put(Contribution(values, step, None, own_weight, calls, in_order))
+        self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on a row of this rank alone."""
@@ -128,9 +127,10 @@ class Intake:
             copied_weight(weight, rank)
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
             self._notices.not_gathered()
+        commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
             step = self.first_row + self.rows if self._last_step is None else self._last_step
-        self._exchange.put(Contribution(metrics, step, commit))
+        self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
 
 
 def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
@@ -147,9 +147,8 @@ def exchange_of(
     """
     options = link.options
     if link.reduces:
-        spread = (*check_spread(options.spread), f"{TIMES}*")
         hooks = Hooks(link.find_store, between_rounds, link.is_over, publications)
-        return CollectiveExchange(link.unit, hooks, rows, options.limits, spread)
+        return CollectiveExchange(link.unit, hooks, rows, options.limits)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

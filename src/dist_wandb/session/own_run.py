@@ -4,12 +4,13 @@ Users also finish runs themselves, by `run.finish()`, `wandb.finish()`, or a new
 run. All of these call `finish` of the run object. It is intercepted, so that the session ends first, with the rows that
 are still in progress. On a rank without a run, `wandb.finish()` has no effect there: the primary publishes it in the
 store, and the sessions without a run end when they poll next. Leaving a ``with wandb.init()`` block calls another
-method: a session that is still open then is detached.
+method, `_finish`: it is intercepted to write the row that is still open, and the session is detached.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.record import Record
+from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.notices import print_line
@@ -39,6 +41,10 @@ class OwnRun:
         is_owned: Whether the session may end the run: not if the run was open before.
         step_metric: Name of the x axis; `None` for none.
         attached: The unit's run, if this rank only records the hardware of its node in it.
+
+    Attributes:
+        user_axes: Names that the user has made x axes of other metrics (`define_metric(step_metric=)`).
+        summary: The user's writes into the summary.
     """
 
     def __init__(
@@ -53,13 +59,16 @@ class OwnRun:
         attached: AnyRun,
     ) -> None:
         self.is_owned = is_owned
-        self.step_metric = step_metric
+        self.user_axes: tuple[str, ...] = ()
+        self.summary: SummaryWrites = SummaryWrites()
         self._link = link
         self._opening = opening
         self._config_sync = config_sync
         self._attached = attached
         self._record = Record(run, link.topology.global_rank, self._reopen)
-        self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and self.has_our_axis else None
+        self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
+        target = self._record if self._axes is None else self._axes
+        self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
         config_sync.on_lost(self._record.replace)
@@ -71,14 +80,14 @@ class OwnRun:
         return self._record.run
 
     @property
+    def step_metric(self) -> str | None:
+        """Name of the x axis; `None` for none."""
+        return self.writer.step_metric
+
+    @property
     def has_our_axis(self) -> bool:
         """Whether the x axis is the one that this package defines and counts rows on."""
         return self.step_metric == axes.STEP_METRIC
-
-    def writer(self) -> RunWriter:
-        """Return a writer of rows into the run."""
-        target = self._record if self._axes is None else self._axes
-        return RunWriter(target, self._link.plan, self.step_metric, self._link.topology.global_rank)
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None]) -> None:
         """Redirect calls on the run, direct or through wandb's functions, to the session first.
@@ -97,13 +106,32 @@ class OwnRun:
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
+            def define(define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+                self._note_axis(kwargs.get("step_metric", args[0] if args else None))
+                if self._axes is not None:
+                    return self._axes.define(define_metric, name, *args, **kwargs)
+                return define_metric(name, *args, **kwargs)
+
+            def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
+                with suppress(Exception):  # the run is lost
+                    self.writer.write({}, None)
+                finish_run(*args, **kwargs)
+
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "log": log_first}
-            if self._axes is not None and run:
-                handlers["define_metric"] = self._axes.define
-            self._restore.append(interception.intercept_methods(run, handlers))
+            module = sys.modules.get("wandb")
+            if run:
+                handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})
+            if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
+                self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
+            self._restore += [interception.intercept_methods(run, handlers), self.summary.follow(run)]
 
         self._intercept = intercept
         intercept(self.run)
+
+    def _note_axis(self, step_metric: Any) -> None:
+        name = getattr(step_metric, "name", step_metric)  # wandb also accepts what define_metric returned
+        if isinstance(name, str) and name != self.step_metric and name not in self.user_axes:
+            self.user_axes = (*self.user_axes, name)  # another thread reads it
 
     def restore(self) -> None:
         """Undo `intercept`."""

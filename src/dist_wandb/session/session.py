@@ -32,7 +32,7 @@ from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.process_end import exit_code_of
 from dist_wandb.session.shutdown import Shutdown
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.reduction import check_per_rank
+from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -90,13 +90,16 @@ class Session(AsRun):
         self._pid = os.getpid()
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = Rows(
-            own.writer(),
+            own.writer,
             self.options.reductions,
             check_per_rank(self.options.per_rank),
+            (*check_spread(self.options.spread), f"{TIMES}*"),
+            lambda: own.user_axes,
+            own.summary.keep,
             counts=own.has_our_axis,
             first=first_row,
             rank=self.topology.global_rank,
-            is_first=not link.unit.index,
+            index=link.unit.index,
         )
         self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications)
         life = LifeCycle()
@@ -210,7 +213,9 @@ class Session(AsRun):
                 this rank gave or, if it has not given any, to the number of previous calls.
             weight: Weight of the values in a mean over ranks, such as the number of samples behind them: one number, or
                 a mapping of names to numbers. Default: 1. A rank with weight 0 does not contribute.
-            commit: As in `wandb.Run.log`, for rows of a single rank. Rows of several ranks are formed by step.
+            commit: As in `wandb.Run.log`: `True` writes the row, `False` leaves it open for more values. Default:
+                `True` without a step; with one, the row is open until a call has another step. If several ranks log, a
+                name that is in the open row already begins a new row, and so does another value of the user's x axis.
 
         Raises:
             ConfigurationError: `metrics` is not a mapping, a name is not text, only a part of a `DTensor`'s elements is

@@ -204,7 +204,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def _log(self, values: Mapping[str, Any], session: Session, state: Any) -> None:
         """Log values under the stock callback's names, and its x axis too if the script's session has another one."""
         axis = {_STEP_METRIC: state.global_step} if self._has_other_axis else {}
-        session.log({**rewrite_logs(values), **axis}, state.global_step)
+        session.log({**rewrite_logs(values), **axis}, state.global_step, commit=True)
 
     def _is_open(self) -> bool:
         """Whether there is a session that is not finished."""

@@ -228,9 +228,9 @@ def test_all_trackers_of_a_list_get_every_row_once(fake_wandb: FakeWandb) -> Non
     accelerator.init_trackers("digits", init_kwargs=None)
     accelerator.log({"loss": 0.5}, step=1, log_kwargs=None)
     assert before.rows == after.rows == [{"step": 1, "loss": 0.5}]
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
     assert accelerator.get_tracker("after") is after
     accelerator.end_training()
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
     assert (before.ends, after.ends, fake_wandb.runs[0].exit_codes) == (1, 1, [None])
 
 

@@ -144,7 +144,9 @@ def test_an_accelerate_that_cannot_be_wrapped_accepts_an_attached_tracker(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Accelerator, "log", lambda self, something_new: None)  # noqa: ARG005  # a signature
-    DistWandbTracker.attach(accelerator_with(None), "digits").log({"loss": 0.5}, step=1)
+    tracker = DistWandbTracker.attach(accelerator_with(None), "digits")
+    tracker.log({"loss": 0.5}, step=1)
+    assert tracker.session.flush()
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
 
 
@@ -294,7 +296,8 @@ def test_as_a_replacement_the_tracker_gets_arguments_for_wandb(
     accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}})
     assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
     accelerator.log({"loss": 0.5}, log_kwargs={"wandb": {"commit": False}})
-    assert fake_wandb.runs[0].logged[0][1] == {"commit": False}
+    accelerator.log({"accuracy": 0.9})
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "accuracy": 0.9, "global_step": 0}]
     assert accelerator.get_tracker("wandb") is accelerator.get_tracker("dist_wandb")
 
 
@@ -305,13 +308,13 @@ def test_the_tracker_works_from_init_trackers_to_end_training(
     accelerator = accelerator_with(log_with())
     accelerator.init_trackers("digits")
     accelerator.log({"loss": 0.5}, step=3)
-    accelerator.log({"loss": 0.4}, log_kwargs={"dist_wandb": {"commit": False}})
+    accelerator.log({"accuracy": 0.9}, log_kwargs={"dist_wandb": {"commit": True}})
     (run,) = fake_wandb.runs
     tracker = accelerator.get_tracker("dist_wandb")
     assert accelerator.get_tracker("dist_wandb", unwrap=True) is tracker.tracker is run
     assert get_run() is tracker.session
     accelerator.end_training()
-    assert run.logged == [({"loss": 0.5, "global_step": 3}, {}), ({"loss": 0.4, "global_step": 3}, {"commit": False})]
+    assert run.logged == [({"loss": 0.5, "accuracy": 0.9, "global_step": 3}, {})]
     assert run.exit_codes == [None]
     assert not get_run()
 
@@ -324,7 +327,7 @@ def test_images_and_tables_are_logged_as_wandbs(fake_wandb: FakeWandb, monkeypat
     tracker.log_images({"images": ["a", "b"]}, step=1, commit=False)
     tracker.log_table("table", columns=["x", "y"], data=[[1, 2]], step=2, commit=False)
     images, table = fake_wandb.runs[0].rows
-    assert [kwargs for _, kwargs in fake_wandb.runs[0].logged] == [{"commit": False}] * 2
+    assert [kwargs for _, kwargs in fake_wandb.runs[0].logged] == [{"commit": False}, {}, {"commit": False}]
     assert images == {"images": [("image", "a"), ("image", "b")], "global_step": 1}
     assert isinstance(table["table"], wandb.Table)
     assert (table["table"].columns, table["table"].data, table["global_step"]) == (["x", "y"], [[1, 2]], 2)
@@ -528,14 +531,13 @@ def test_rows_logged_before_the_main_process_started_are_written_later(
     accelerator.log({"loss": 0.4}, step=7, log_kwargs={"dist_wandb": {"commit": False}})
     assert fake_wandb.arguments == []
     main = main_process_at(Options("new", limits=Limits(join_timeout=30.0)))
-    accelerator.log({"loss": 0.3})
+    accelerator.log({"accuracy": 0.3})
     session = accelerator.get_tracker("dist_wandb").session
     assert session.id == f"{main.plan.base_id}-rank-1"
     assert session.flush()
     assert fake_wandb.runs[1].logged == [
         ({"loss": 0.5, "global_step": 0}, {}),
-        ({"loss": 0.4, "global_step": 7}, {"commit": False}),
-        ({"loss": 0.3, "global_step": 7}, {}),
+        ({"loss": 0.4, "accuracy": 0.3, "global_step": 7}, {}),
     ]
 
 

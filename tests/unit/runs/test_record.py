@@ -108,6 +108,18 @@ def test_rows_with_numpy_values_or_nan_are_not_duplicated(stand: Stand) -> None:
     assert stand.second.rows == [{"loss": 1.0}]
 
 
+def test_a_row_of_several_parts_is_written_again_as_a_whole_or_not_at_all(stand: Stand) -> None:
+    for step in range(3):
+        stand.record.log({"image": "a file", "step": step}, commit=False)
+        stand.record.log({"loss": step / 2})
+    stand.record.log({"image": "a file", "step": 3}, commit=False)
+    stand.on_disk = [{"loss": 0.0, "step": 0}]
+    stand.kill()
+    stand.record.log({"loss": 1.5})
+    rows = [{"image": "a file", "step": step, "loss": step / 2} for step in (1, 2, 3)]
+    assert stand.second.rows == rows
+
+
 def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +202,7 @@ def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, mon
     session.config.update({"epochs": 3})
     fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
     session.log({"loss": 1.0}, step=1)
+    assert session.flush()
     run: Any = session.run
     assert run is fake_wandb.runs[1]
     assert fake_wandb.runs[1].offline

@@ -56,6 +56,15 @@ def test_arguments_take_precedence_over_settings_and_settings_over_the_environme
     assert read({"settings": settings, argument: "argument"}) == "argument"
 
 
+@pytest.mark.parametrize("name", ["fork_from", "resume_from"])
+def test_a_branch_point_is_in_the_arguments_or_the_settings(name: str) -> None:
+    assert (requested.first_step({}), requested.rewinds({})) == (0, False)
+    for given in ({name: "abc?_step=5"}, {"settings": {name: "abc?_step=5.0"}}):
+        assert (requested.first_step(given), requested.rewinds(given)) == (6, True)
+    settings: dict[str, Any] = {name: "abc?_step=5"}
+    assert requested.first_step({"settings": wandb.Settings(**settings)}) == 6
+
+
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [

@@ -50,7 +50,7 @@ class Unspeakable:
 
 
 def test_a_row_that_wandb_accepts_is_written_in_one_call(run: Picky) -> None:
-    writer(run).write_plain({"loss": 0.5, "list": [1]}, 7)
+    writer(run).write({"loss": 0.5, "list": [1]}, 7)
     assert (run.calls, run.rows) == (1, [{"loss": 0.5, "list": [1], "global_step": 7}])
 
 
@@ -81,7 +81,7 @@ def test_an_uncommitted_row_stays_uncommitted(run: Picky) -> None:
 
 def test_media_and_values_without_a_repr_are_left_out(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
     page = wandb.Html("<p>", inject=False)
-    writer(run).write_plain({"loss": 0.5, "page": page, "pages": [page], "odd": Unspeakable()}, 7)
+    writer(run).write({"loss": 0.5, "page": page, "pages": [page], "odd": Unspeakable()}, 7)
     assert run.rows == [{"loss": 0.5, "global_step": 7}]
     message = "W&B cannot write 'page' on rank 3, of type Html: OSError(28, 'No space left on device'). It is left out"
     assert message in caplog.text
@@ -91,14 +91,14 @@ def test_an_error_that_no_value_causes_is_raised(run: Picky, caplog: pytest.LogC
     run.error = RuntimeError("the run is finished")
     for row in ({"loss": 0.5}, {"loss": 0.5, "list": [1]}):
         with pytest.raises(RuntimeError, match="the run is finished"):
-            writer(run).write_plain(row, 7)
+            writer(run).write(row, 7)
     assert caplog.text == ""
 
 
 def test_changing_names_do_not_cause_endless_warnings(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
     rows = writer(run)
     for step in range(50):
-        rows.write_plain({f"odd {step}": object()}, step)
+        rows.write({f"odd {step}": object()}, step)
     assert len(run.rows) == 50
     assert caplog.text.count("W&B cannot write") == 11
     assert caplog.text.count("Further names are not reported.") == 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from opened_runs import FIRST, SECOND, opened
 
-from dist_wandb.runs import axes
+from dist_wandb.runs import axes, writer
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
@@ -40,10 +42,9 @@ def written(
     step: int | None = 7,
     *,
     step_metric: str | None = "global_step",
-    commit: bool | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     run: Any = Recorder()
-    RunWriter(run, plan, step_metric).write(metrics, step, commit=commit)
+    RunWriter(run, plan, step_metric).write(metrics, step)
     (call,) = run.calls
     return call  # type: ignore[no-any-return]  # a Recorder
 
@@ -66,9 +67,97 @@ def test_an_x_axis_among_the_metrics_stays_in_the_row() -> None:
     assert written(PLAIN, {"loss": 0.5, "global_step": 3}, None)[0] == {"loss": 0.5, "global_step": 3}
 
 
-@pytest.mark.parametrize("commit", [True, False, None])
-def test_commit_is_passed_only_if_it_was_given(commit: bool | None) -> None:
-    assert written(PLAIN, {"loss": 0.5}, commit=commit)[1] == ({} if commit is None else {"commit": commit})
+# --- open rows --------------------------------------------------------------------------------------------------------
+
+
+def rows_of(*calls: tuple[dict[str, Any], int | None, bool | None]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    run: Any = Recorder()
+    rows = RunWriter(run, PLAIN, "global_step")
+    for metrics, step, commit in calls:
+        rows.write(metrics, step, commit=commit)
+    rows.write({}, None)
+    return run.calls  # type: ignore[no-any-return]  # a Recorder
+
+
+def without_time(calls: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "_timestamp"} for row, _ in calls]
+
+
+def test_calls_at_one_step_are_one_row_until_another_step_or_a_commit() -> None:
+    calls = rows_of(
+        ({"a": 1}, 2, False), ({"b": 2}, 4, False), ({"n": 11}, 5, False), ({"n": 12}, 6, False), ({"n": 13}, 6, False)
+    )
+    assert without_time(calls) == [
+        {"a": 1, "global_step": 2},
+        {"b": 2, "global_step": 4},
+        {"n": 11, "global_step": 5},
+        {"n": 13, "global_step": 6},
+    ]
+    assert without_time(rows_of(({"a": 1}, 2, False), ({"b": 2}, 2, True), ({"c": 3}, 2, None))) == [
+        {"a": 1, "b": 2, "global_step": 2},
+        {"c": 3, "global_step": 2},
+    ]
+
+
+def test_a_call_without_a_step_adds_to_the_open_row() -> None:
+    assert without_time(rows_of(({"a": 1}, 2, False), ({"b": 2}, None, False), ({"c": 3}, None, True))) == [
+        {"a": 1, "b": 2, "c": 3, "global_step": 2}
+    ]
+    row = {"a": 1, "global_step": 5}
+    assert without_time(rows_of((row, None, False), ({"b": 2}, 5, True))) == [{**row, "b": 2}]
+    assert without_time(rows_of((row, None, False), ({"b": 2}, 6, True))) == [row, {"b": 2, "global_step": 6}]
+    other = {"b": 2, "global_step": 6}
+    assert without_time(rows_of(({"a": 1}, 5, False), (other, None, True))) == [row, other]
+
+
+def test_an_open_row_without_a_position_joins_the_row_that_ends_it() -> None:
+    assert without_time(rows_of(({"a": 1}, None, False), ({"b": 2}, 9, True))) == [{"a": 1, "b": 2, "global_step": 9}]
+    assert without_time(rows_of(({"a": 1}, None, False), ({"b": 2}, 9, False))) == [
+        {"a": 1},
+        {"b": 2, "global_step": 9},
+    ]
+
+
+def test_values_that_may_change_are_passed_to_wandb_at_once() -> None:
+    table = object()
+    calls = rows_of(({"a": 1}, 2, False), ({"table": table}, 2, False), ({"b": 2}, 2, False), ({"c": 3}, 3, False))
+    assert list(zip(without_time(calls), [kwargs for _, kwargs in calls], strict=True)) == [
+        ({"a": 1, "table": table, "global_step": 2}, {"commit": False}),
+        ({"b": 2, "global_step": 2}, {}),
+        ({"c": 3, "global_step": 3}, {}),
+    ]
+
+
+def test_an_open_row_has_the_time_of_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 20.0, 30.0])
+    monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: next(clock)))
+    calls = rows_of(({"a": 1}, 2, False), ({"b": 2}, 2, False), ({"c": 3}, 3, False), ({"d": 4}, 3, True))
+    assert [row.get("_timestamp") for row, _ in calls] == [20.0, None]  # a row that is written at once needs none
+
+
+def test_a_thread_waits_for_another_only_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_LONGEST_TURN", 0.05)
+    goes_on, is_in, run = threading.Event(), threading.Event(), Recorder()
+    log = run.log
+
+    def stalls(row: dict[str, Any], **kwargs: Any) -> None:
+        if "first" in row:
+            is_in.set()
+            assert goes_on.wait(60)
+        log(row, **kwargs)
+
+    run.log = stalls  # type: ignore[method-assign]
+    rows = RunWriter(run, PLAIN, "global_step")  # type: ignore[arg-type]  # a Recorder
+    thread = threading.Thread(target=lambda: rows.write({"first": 1}, 1))
+    thread.start()
+    assert is_in.wait(60)
+    rows.write({"second": 2}, 2)
+    goes_on.set()
+    thread.join(60)
+    assert [row["global_step"] for row, _ in run.calls] == [2, 1]
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_without_a_run_writes_nothing() -> None:

@@ -15,12 +15,14 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange import x_axis
+from dist_wandb.exchange.rows import Rows
 from dist_wandb.runs import interception, record, wandb_process
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import opener, registry
 from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -48,12 +50,12 @@ def test_rows_of_wandb_log_pass_through_the_session(alone: FakeWandb) -> None:
     wandb.run.log(data={"loss": 4.0}, commit=False)  # type: ignore[union-attr]
     wandb.log({"acc": 0.5})
     wandb.log({"loss": 5.0}, 30)
+    assert run.flush()
     assert alone.runs[0].logged == [
         ({"loss": 1.0, "global_step": 0}, {}),
         ({"loss": 2.0, "global_step": 1}, {}),
         ({"loss": 3.0, "global_step": 2}, {}),
-        ({"loss": 4.0, "global_step": 3}, {"commit": False}),
-        ({"acc": 0.5, "global_step": 3}, {}),
+        ({"loss": 4.0, "acc": 0.5, "global_step": 3}, {}),
         ({"loss": 5.0, "global_step": 30}, {}),
     ]
 
@@ -152,12 +154,10 @@ def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks
         sessions[rank].finish()
 
     on_ranks(2, work)
-    written = {name: row for row in fake_wandb.runs[0].rows for name in row if name in ("loss", "own")}
-    assert [row for row in fake_wandb.runs[0].rows if "loss" in row] == [
+    assert fake_wandb.runs[0].rows == [
         {"loss": 0.5, "global_step": 0},
-        {"loss": 0.5, "global_step": 20},
+        {"loss": 0.5, "own": 5, "global_step": 20},  # as in wandb: a call without a step ends the open row
     ]
-    assert written["own"] == {"own": 5, "global_step": 20}
 
 
 def test_wandb_log_is_replaced_on_ranks_without_a_run_until_the_session_ends(job: Job, on_ranks: OnRanks) -> None:
@@ -197,7 +197,13 @@ def test_a_row_without_a_step_uses_the_last_step(alone: FakeWandb) -> None:
         wandb.log({"note": "text"})
         run.log({"loss": 0.5, "global_step": 200})
         run.log({"val": 1.0})
-    assert [row["global_step"] for row in alone.runs[0].rows] == [0, 100, 100, 100, 200, 200]
+    assert alone.runs[0].rows == [
+        {"early": 1, "global_step": 0},
+        {"loss": 1.0, "val": 2.0, "global_step": 100},
+        {"note": "text", "global_step": 100},
+        {"loss": 0.5, "global_step": 200},
+        {"val": 1.0, "global_step": 200},
+    ]
 
 
 def test_a_reduced_row_without_a_step_uses_the_last_step(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
@@ -240,7 +246,7 @@ def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, 
         sessions[rank].finish()
 
     on_ranks(2, work)
-    assert {"val": 0.5, "global_step": step} in fake_wandb.runs[0].rows
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "val": 0.5, "global_step": step}]  # as in wandb
 
 
 def test_values_of_other_ranks_without_a_step_use_the_primarys_step(
@@ -258,8 +264,10 @@ def test_values_of_other_ranks_without_a_step_use_the_primarys_step(
 
 
 def test_a_resumed_run_continues_its_count_until_a_step_is_given() -> None:
-    axis = x_axis.XAxis(first=50)
-    assert [axis.x(None, 2), axis.x(None, x_axis.calls_at(7)), axis.x(9, 0)] == [52, 7, 9]
+    written: Any = SimpleNamespace()
+    plan = plan_run(Topology.single(), "auto", "global", "base")
+    held = Rows(RunWriter(written, plan, "global_step"), None, first=50).held
+    assert [held.x(-3), held.x(7), held.x(9)] == [52, 7, 9]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -203,7 +203,9 @@ def test_rows_without_a_step_are_counted(fake_wandb: FakeWandb) -> None:
 
 
 def test_a_given_step_is_used(fake_wandb: FakeWandb) -> None:
-    dist_wandb.init().log({"loss": 0.5}, step=7)
+    session = dist_wandb.init()
+    session.log({"loss": 0.5}, step=7)
+    assert session.flush()
     assert fake_wandb.runs[0].logged == [({"loss": 0.5, "global_step": 7}, {})]
 
 
@@ -218,15 +220,17 @@ def test_calls_of_one_row_count_once(fake_wandb: FakeWandb) -> None:
     session.log({"accuracy": 0.9})
     session.log({"loss": 0.4}, commit=True)
     assert fake_wandb.runs[0].logged == [
-        ({"loss": 0.5, "global_step": 0}, {"commit": False}),
-        ({"accuracy": 0.9, "global_step": 0}, {}),
-        ({"loss": 0.4, "global_step": 1}, {"commit": True}),
+        ({"loss": 0.5, "accuracy": 0.9, "global_step": 0}, {}),
+        ({"loss": 0.4, "global_step": 1}, {}),
     ]
 
 
 def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:
     metrics = {"loss": 0.5}
-    dist_wandb.init().log(metrics, step=7)
+    session = dist_wandb.init()
+    session.log(metrics, step=7)
+    session.log({"accuracy": 0.9}, step=7)
+    assert session.flush()
     assert metrics == {"loss": 0.5}
     assert len(fake_wandb.runs[0].rows) == 1
 
@@ -266,6 +270,7 @@ def test_a_session_without_an_x_axis_neither_defines_nor_counts_steps(fake_wandb
     session = open_session(Options(), {}, integration="test", step_metric=None)
     session.log({"loss": 0.5})
     session.log({"loss": 0.4}, step=3)
+    assert session.flush()
     assert fake_wandb.runs[0].defined == []
     assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4}]
 
@@ -274,6 +279,7 @@ def test_another_x_axis_is_written_only_with_a_given_step(fake_wandb: FakeWandb)
     session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
     session.log({"loss": 0.5})
     session.log({"loss": 0.4}, step=3)
+    assert session.flush()
     assert fake_wandb.runs[0].defined[0] == ("trainer/global_step", {})
     assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4, "trainer/global_step": 3}]
 

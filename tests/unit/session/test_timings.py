@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,7 +40,8 @@ class Clock:
 
 
 def rows_of(sessions: list[Session], fake_wandb: FakeWandb) -> list[dict[str, Any]]:
-    assert sum(session.flush() for session in sessions) == len(sessions)
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        assert all(pool.map(lambda session: session.flush(), sessions))
     return fake_wandb.runs[0].rows
 
 

@@ -1,0 +1,230 @@
+"""The user's writes into the summary keep their place among the rows, which are written later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from wandb.sdk.wandb_summary import Summary
+
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.summary import SummaryWrites
+
+
+class Run:
+    """A run with wandb's summary, whose values are here; a row replaces them as in wandb."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.records: list[Any] = []
+        self.summary = Summary(lambda: self.values)
+        self.summary._set_update_callback(self._write)
+
+    def _write(self, record: Any) -> None:
+        self.records.append(record)
+        for item in (*record.update, *record.remove):
+            *parents, name = item.key
+            values = self.values
+            for parent in parents:
+                values = values.setdefault(parent, {})
+            if item in record.update:
+                values[name] = item.value
+            else:
+                values.pop(name, None)
+
+
+class Script:
+    """A script whose rows are written later."""
+
+    def __init__(self) -> None:
+        run: Any = Run()
+        self.run = run
+        self.writes = SummaryWrites()
+        self.remove = self.writes.follow(run)
+
+    @property
+    def summary(self) -> Any:
+        return self.run.summary
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return self.run.values  # type: ignore[no-any-return]
+
+    def log(self, **row: Any) -> tuple[dict[str, Any], int]:
+        return row, self.writes.count
+
+    def write(
+        self, *calls: tuple[dict[str, Any], int | None], x: int = 0, is_open: bool = False, corrects: bool = False
+    ) -> None:
+        for row, follows in calls:
+            self.values.update(row)
+            self.writes.keep(row, follows, x, is_open=is_open, corrects=corrects)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def test_a_row_does_not_replace_what_was_written_after_its_call(script: Script) -> None:
+    call = script.log(loss=0.5, acc=1)
+    script.summary["loss"] = 9
+    script.write(call)
+    assert script.values == {"loss": 9, "acc": 1}
+
+
+def test_a_row_of_a_later_call_replaces_it(script: Script) -> None:
+    first = script.log(loss=0.5)
+    script.summary.update({"loss": 9, "best": 1})
+    second = script.log(loss=0.4)
+    script.write(first, second)
+    assert script.values == {"loss": 0.4, "best": 1}
+
+
+def test_rows_may_be_written_in_another_order(script: Script) -> None:
+    first = script.log(loss=0.5)
+    script.summary["loss"] = 9
+    script.write(script.log(acc=1), first)
+    assert script.values == {"loss": 9, "acc": 1}
+
+
+def test_the_last_write_counts(script: Script) -> None:
+    call = script.log(loss=0.5)
+    script.summary["loss"] = 9
+    script.summary["loss"] = 10
+    script.write(call)
+    assert script.values == {"loss": 10}
+    assert [record.update[0].value for record in script.run.records] == [9, 10, 10]
+
+
+def test_a_value_that_was_deleted_after_a_call_stays_deleted(script: Script) -> None:
+    script.write(script.log(loss=1))
+    call = script.log(loss=0.5)
+    del script.summary["loss"]
+    script.write(call)
+    assert script.values == {}
+
+
+def test_parts_of_a_value_are_written_again_in_their_order(script: Script) -> None:
+    script.write(script.log(a={"b": 1, "c": 1}))
+    call = script.log(a={"b": 2, "c": 2})
+    script.summary["a"]["b"] = 5
+    script.summary["a"]["c"] = 6
+    del script.summary["a"]["b"]
+    script.write(call)
+    assert script.values == {"a": {"c": 6}}
+    call = script.log(a={"b": 3, "c": 3})
+    script.summary["a"] = {"d": 1}
+    script.write(call)
+    assert script.values == {"a": {"d": 1}}
+
+
+def test_a_row_that_is_left_open_replaces_what_was_written_before_its_end(script: Script) -> None:
+    """As in wandb, where a row with a step ends with the next step."""
+    first = script.log(loss=0.5)
+    script.summary["loss"] = 9
+    second = script.log(acc=1)
+    script.summary["acc"] = 8
+    script.write(first, x=0, is_open=True)
+    script.run.values["loss"] = 0.5  # the end of the first row
+    script.write(second, x=1, is_open=True)
+    assert script.values["loss"] == 0.5
+
+
+def test_a_row_that_is_continued_has_not_ended(script: Script) -> None:
+    calls = script.log(loss=0.5), script.log(acc=1)
+    script.summary["loss"] = 9
+    script.write(*calls, x=0, is_open=True)
+    assert script.values == {"loss": 0.5, "acc": 1}
+    script.write(script.log(acc=2), x=1)
+    assert script.values == {"loss": 0.5, "acc": 2}
+
+
+def test_a_row_that_is_continued_without_end_takes_no_more_memory(script: Script) -> None:
+    script.write(*[script.log(loss=0.5)] * 9, x=0, is_open=True)
+    assert [*script.writes._open] == ["loss"]
+
+
+def test_a_row_that_was_left_open_and_has_ended_does_not_replace_later_writes(script: Script) -> None:
+    first, second = script.log(loss=0.5), script.log(acc=1)
+    script.summary["loss"] = 9
+    script.write(first, x=0, is_open=True)
+    script.run.values["loss"] = 0.5
+    script.write(second, x=1, is_open=True)
+    assert script.values == {"loss": 9, "acc": 1}
+
+
+def test_a_corrected_row_keeps_its_place(script: Script) -> None:
+    first = script.log(loss=0.5)
+    script.summary["loss"] = 9
+    script.write(first)
+    script.write(({"loss": 0.6}, None), corrects=True)
+    assert script.values == {"loss": 9}
+    script.write(script.log(loss=0.4))
+    script.write(({"loss": 0.3}, None), corrects=True)
+    assert script.values == {"loss": 0.3}
+
+
+def test_a_row_of_other_ranks_replaces_all_writes(script: Script) -> None:
+    script.summary["eval"] = 0
+    script.write(({"eval": 1}, None))
+    assert script.values == {"eval": 1}
+    script.write(script.log(acc=1), ({"eval": 2}, None))
+    assert script.values == {"eval": 2, "acc": 1}
+
+
+def test_a_write_during_the_repetition_comes_last(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = script.log(loss=0.5)
+    script.summary["loss"] = 9
+    publish = script.writes._publish
+
+    def write_meanwhile(record: Any) -> None:
+        monkeypatch.undo()
+        script.summary["loss"] = 10
+        publish(record)
+
+    monkeypatch.setattr(script.writes, "_publish", write_meanwhile)
+    script.write(call)
+    assert script.values == {"loss": 10}
+
+
+def test_another_run_in_its_place_gets_all_writes(script: Script) -> None:
+    script.summary.update({"best": 1, "loss": 9})
+    script.run = Run()
+    script.writes.follow(script.run)
+    script.write(script.log(acc=1))
+    assert script.values == {"acc": 1, "best": 1, "loss": 9}
+    script.write(script.log(loss=0.5))
+    script.run = Run()
+    script.writes.follow(script.run)
+    script.write(script.log(acc=2))
+    assert script.values == {"acc": 2, "best": 1}  # a row has replaced the loss
+
+
+def test_nothing_is_noted_after_the_end(script: Script) -> None:
+    script.remove()
+    script.summary["loss"] = 9
+    assert (script.writes.count, script.values) == (0, {"loss": 9})
+
+
+def test_an_error_of_wandb_is_the_users_but_not_that_of_a_row(script: Script) -> None:
+    call = script.log(loss=0.5)
+
+    def fail(record: Any) -> None:
+        raise OSError(record)
+
+    script.remove()
+    script.run.summary._set_update_callback(fail)
+    script.writes.follow(script.run)
+    with pytest.raises(OSError, match="loss"):
+        script.summary["loss"] = 9
+    script.write(call)
+    assert script.values == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("run", [NullRun(), object()])
+def test_a_run_without_wandbs_summary_is_left_alone(run: Any) -> None:
+    writes = SummaryWrites()
+    writes.follow(run)()
+    writes.keep(["loss"], 0, 0, is_open=False)
+    assert writes.count == 0
