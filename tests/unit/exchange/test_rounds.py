@@ -58,9 +58,10 @@ def judged(job: Job) -> Judge:
 
 
 @pytest.mark.slow
-@given(jobs(SAME_CALLS))
+@given(jobs([kind for kind in SAME_CALLS if kind != "long lag"]))
 @settings(max_examples=40, deadline=None, suppress_health_check=WITHOUT_CHECKS)
 def test_ranks_that_make_the_same_calls_write_each_once_and_in_order(job: Job) -> None:
+    """With a long lag, the first row of a name waits only shortly for the rank that is behind, and is corrected."""
     judge = judged(job)
     assert [written.owner.number for written in judge.written] == list(range(len(job.common)))
     assert {len(givers) for written in judge.written for givers in written.givers.values()} <= {job.size}

@@ -9,7 +9,8 @@ from benchmarks.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
-ROW = 1880  # bytes of a row of 20 numbers
+ROW = 1880  # bytes of a row of 20 numbers, at most
+MESSAGES = 6  # of a row: what the ranks offer, and its numbers
 NODE = tuple(range(8, 16))
 
 
@@ -23,7 +24,10 @@ def test_store_requests_and_bytes_per_rank_do_not_grow_with_the_number_of_ranks(
     for found in (small, large):
         assert found["delivered"] == [2 * found["ranks"], 2 * found["ranks"]]
         assert found["members"] == [found["ranks"], found["ranks"]]
-        assert (found["messages_of_a_row"]["median"], found["bytes_of_a_row"]["median"]) == (1, ROW)
+        assert found["messages_of_a_row"]["median"] < MESSAGES
+        assert found["bytes_of_a_row"]["median"] < ROW
+    for what in ("messages_of_a_row", "bytes_of_a_row"):
+        assert large[what]["median"] == pytest.approx(small[what]["median"], rel=0.1)
     assert large["keys"]["mean"] == pytest.approx(small["keys"]["mean"], rel=0.2)
     assert large["bytes"]["mean"] == pytest.approx(small["bytes"]["mean"], rel=0.2)
     assert (small["levels"], large["levels"]) == (2, 3)
