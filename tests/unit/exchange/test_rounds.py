@@ -59,7 +59,7 @@ def judged(job: Job) -> Judge:
 
 @pytest.mark.slow
 @given(jobs([kind for kind in SAME_CALLS if kind != "long lag"]))
-@settings(max_examples=40, deadline=None, suppress_health_check=WITHOUT_CHECKS)
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=WITHOUT_CHECKS)
 def test_ranks_that_make_the_same_calls_write_each_once_and_in_order(job: Job) -> None:
     """With a long lag, the first row of a name waits only shortly for the rank that is behind, and is corrected."""
     judge = judged(job)
@@ -70,7 +70,7 @@ def test_ranks_that_make_the_same_calls_write_each_once_and_in_order(job: Job) -
 
 @pytest.mark.slow
 @given(jobs(WITHOUT_FAULTS))
-@settings(max_examples=100, deadline=None, suppress_health_check=WITHOUT_CHECKS)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=WITHOUT_CHECKS)
 def test_rows_are_whole_and_at_their_place_without_faults(job: Job) -> None:
     judge = judged(job)
     assert not any(written.row.missing for written in judge.final())
@@ -82,7 +82,7 @@ def test_rows_are_whole_and_at_their_place_without_faults(job: Job) -> None:
 
 @pytest.mark.slow
 @given(jobs(WITH_FAULTS))
-@settings(max_examples=100, deadline=None, suppress_health_check=WITHOUT_CHECKS)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=WITHOUT_CHECKS)
 def test_rows_are_whole_and_right_or_flagged_with_faults(job: Job) -> None:
     judged(job)
 
@@ -119,7 +119,7 @@ schedules = st.lists(
 
 @pytest.mark.slow
 @given(st.integers(1, 4), st.sampled_from([(), ("samples",)]), schedules)
-@settings(max_examples=300, deadline=None, suppress_health_check=WITHOUT_CHECKS)
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=WITHOUT_CHECKS)
 def test_any_schedule_ends_with_equal_tables_and_whole_rows(
     size: int, axes: tuple[str, ...], schedule: Sequence[Event]
 ) -> None:
