@@ -370,10 +370,16 @@ class Intervals:
 
     def __init__(self) -> None:
         self._ticks: list[float] = []
+        self._processor: list[float] = []
 
     def tick(self) -> None:
         """Record the start of a step."""
         self._ticks.append(time.perf_counter())
+        self._processor.append(time.process_time())
+
+    def processor_milliseconds(self, skipped: int) -> float:
+        """Return the processor time of all threads for each step, from the first step that counts until now."""
+        return 1000 * (time.process_time() - self._processor[skipped]) / (len(self._processor) - skipped)
 
     def milliseconds(self, skipped: int) -> list[float]:
         """Return the durations of the steps, without the first `skipped`."""

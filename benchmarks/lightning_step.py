@@ -3,8 +3,9 @@
 Every step logs 20 tensors by `self.log`, with ``log_every_n_steps=1``. A step is the time from one
 `on_train_batch_start` to the next: data, forward, backward, ddp's all_reduce, the optimizer, Lightning's own
 bookkeeping and the logger. The first 20 steps do not count. Each number is the median (or mean) of one job, on the
-rank with the larger value; jobs alternate. The remaining work after the last step is measured separately: from
-`on_train_end` until the trainer has returned and the run is finished.
+rank with the larger value; jobs alternate. Processor time is that of all threads of both ranks, without wandb's own
+process, and includes what is left after the last step. That work is also measured separately: from `on_train_end` until
+the trainer has returned and the run is finished.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ def measure(options: common.Options) -> common.Result:
     from benchmarks import training
 
     result = training.compare("lightning_step", __file__, _WAYS, options, by_torchrun=False)
+    for title, limit in ((training.CPU, 1.03), (training.MEAN, 1.05)):
+        ratio = result.ratio(title, "dist_wandb", "WandbLogger")
+        result.targets.append(common.Target(f"{title}: dist_wandb / WandbLogger without sync", limit, ratio))
     for ours in _WAYS[3:]:
         ratio = result.ratio(training.STEP, ours, "WandbLogger")
         result.targets.append(common.Target(f"step with {ours} / WandbLogger without sync", 1.10, ratio))

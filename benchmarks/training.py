@@ -44,14 +44,15 @@ def metrics_of(loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def outcome(intervals: common.Intervals, finish_seconds: float) -> dict[str, float]:
-    """Return the report of a rank.
+    """Return the report of a rank. Call it at the end: processor time counts until now.
 
     Args:
         intervals: Ticks at the start of each step.
         finish_seconds: Seconds from the end of the last step until `finish` has returned.
     """
     times = intervals.milliseconds(_WARM_UP)
-    return {"median": statistics.median(times), "mean": statistics.mean(times), "finish": finish_seconds}
+    cpu = intervals.processor_milliseconds(_WARM_UP)
+    return {"median": statistics.median(times), "mean": statistics.mean(times), "cpu": cpu, "finish": finish_seconds}
 
 
 def compare(name: str, file: str, ways: tuple[str, ...], options: common.Options, **launch: Any) -> common.Result:
@@ -65,14 +66,15 @@ def compare(name: str, file: str, ways: tuple[str, ...], options: common.Options
         **launch: Further arguments of `run_ranks`.
 
     Returns:
-        Median and mean step time of the slower rank, and the time that finishing took on the slower rank.
+        Median and mean step time of the slower rank, processor time of a step on both ranks together, and the time
+        that finishing took on the slower rank.
     """
     series: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in ways} for kind in _TITLES}
     steps = _WARM_UP + options.of(200, 5)
     for way in common.alternating(ways, options.repeats):
         reports = common.run_ranks(file, {"way": way, "steps": steps}, **launch)
         for kind, by_way in series.items():
-            by_way[way].append(max(report[kind] for report in reports))
+            by_way[way].append((sum if kind == "cpu" else max)(report[kind] for report in reports))
     result = common.Result(name)
     for kind, by_way in series.items():
         result.add(_TITLES[kind], by_way, against=ways[1])
@@ -80,8 +82,11 @@ def compare(name: str, file: str, ways: tuple[str, ...], options: common.Options
 
 
 STEP = "step, median milliseconds"
+MEAN = "step, mean milliseconds"
+CPU = "processor time of a step on both ranks until the run is finished, milliseconds"
 _TITLES = {
     "median": STEP,
-    "mean": "step, mean milliseconds",
+    "mean": MEAN,
+    "cpu": CPU,
     "finish": "from the last step until the run is finished, seconds",
 }

@@ -29,6 +29,8 @@ class Taken(NamedTuple):
 
 def chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Taken]:
     """Return the calls that go into the table, in order, and take them."""
+    if _all_wait(table, parties, axes):
+        return []
     calls = {party: list(_remaining(party, axes)) for party in parties}
     groups = _groups(list(chain(*calls.values())))
     givers: dict[Key, Ranks] = {}
@@ -47,6 +49,32 @@ def chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list
     for party, mine in calls.items():
         party.advance(len(mine))
     return [call for ahead in zip_longest(*calls.values()) for call in ahead if call is not None]
+
+
+def _all_wait(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> bool:
+    """Return whether the next call of each party waits for others, and so all calls behind it: looks at these only."""
+    left = [party for party in parties if party.left]
+    if any(party.taken < party.old for party in left):
+        return False
+    while left:
+        moving = [party for party in left if not _waits(party, left, table, axes)]
+        if len(moving) == len(left):
+            return False
+        left = moving
+    return True
+
+
+def _waits(party: Party, left: Sequence[Party], table: Table, axes: frozenset[str]) -> bool:
+    """Return whether the next call of a party waits for others, even if all parties that have calls left give it."""
+    call, ranks = party.left[0], table.ranks
+    for at in cells_and_axes(call.names, axes)[0]:
+        name, cell = call.names[at], table.cells.get(call.key(at, 0))
+        those, serial = (NOBODY, table.serial + 1) if cell is None else (cell.ranks, cell.serial)
+        those = those.union(*(one.ranks for one in left if name in one.names))
+        here = () if name in ranks.usual else (one.ranks for one in left)
+        if ranks.awaited(name, those, serial)[0].difference(*here):
+            return True
+    return False
 
 
 def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
