@@ -304,6 +304,28 @@ def test_what_a_rank_keeps_for_its_call_comes_with_its_row() -> None:
     assert unit.owns[1, 0] == [f"label {step}" for step in range(4)]
 
 
+def test_rows_of_a_rank_that_is_behind_keep_its_order() -> None:
+    """Rank 1 is ahead for so long that its calls are taken. Rank 0 completes their rows between rows of its own."""
+    unit = Unit(2)
+    unit.log_on_all({"loss": 1.0}, 0)
+    unit.settle(0.0)
+    for step in (1, 2):
+        unit.log(1, {"loss": 3.0}, step)
+    unit.settle()
+    for step in (1, 2):
+        unit.log(0, {}, step, own=f"before {step}")
+        unit.log(0, {"loss": 1.0}, step)
+    unit.log(0, {}, 3, own="last")
+    unit.close()
+    assert [(row.step, row.names or row.own) for row in unit.rows[1:]] == [
+        (1, ("before 1",)),
+        (1, ("loss",)),
+        (2, ("before 2",)),
+        (2, ("loss",)),
+        (3, ("last",)),
+    ]
+
+
 def test_a_call_waits_for_others_until_it_is_old() -> None:
     unit = Unit(2)
     unit.log_on_all({"loss": 1.0}, 0)

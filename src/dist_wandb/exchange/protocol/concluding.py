@@ -36,11 +36,11 @@ class Conclusion:
         self._touched = touched
         self._patience = patience
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """Yield the rows that are finished, in the order in which they were opened, each with its serial."""
+    def rows(self) -> Iterator[tuple[Owner, Row]]:
+        """Yield the rows that are finished, in the order in which they were opened, each with its owner."""
         while ready := self._ready():
-            for serial, row in sorted(ready):
-                yield from ((serial, written) for written in self._written(row))
+            for _, row in sorted(ready):
+                yield from ((row, written) for written in self._written(row))
             if self._ranks.version == self._placing.checked:
                 break
         self._table.memory.forget(self._table.names)

@@ -16,7 +16,7 @@ from dist_wandb.exchange.protocol.choosing import Taken, chosen
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NOTHING, SUMS, Lanes, Number, number_at
 from dist_wandb.exchange.protocol.matching import Segment, matched
-from dist_wandb.exchange.protocol.memory import Remembered
+from dist_wandb.exchange.protocol.memory import Owner, Remembered
 from dist_wandb.exchange.protocol.offers import Intent, Offer, parties_of
 from dist_wandb.exchange.protocol.placing import Known
 from dist_wandb.exchange.protocol.table import Row, Table
@@ -37,11 +37,13 @@ class Plan:
         offers: As given.
         touched: The cells of the table to which ranks contribute.
         differing: Names of x axes whose values differ between the ranks of a row, once the plan was applied.
+        order: The calls that went into the table, and their places among each other, once the plan was applied.
     """
 
     def __init__(self, table: Table, offers: Sequence[tuple[Ranks, Offer]], rank: int, calls: Sequence[Call]) -> None:
         self.offers = offers
         self.differing: dict[str, None] = {}
+        self.order: dict[Owner, int] = {}
         self._table = table
         self._rank = rank
         self._calls = calls
@@ -74,9 +76,9 @@ class Plan:
         return NOBODY.union(*closing) - NOBODY.union(*(party.ranks for party in self._parties if party.left))
 
     @property
-    def own_chosen(self) -> Iterator[Taken]:
-        """The calls of this rank that go into the table."""
-        return (one for one in self._chosen if one.party is self._party)
+    def own_chosen(self) -> Iterator[tuple[int, Taken]]:
+        """The calls of this rank that go into the table, with their places as in `order`."""
+        return ((place, one) for place, one in enumerate(self._chosen) if one.party is self._party)
 
     # The lists
 
@@ -174,11 +176,15 @@ class Plan:
 
     def _enter(self, sums: Iterator[float], maxima: Iterator[float]) -> None:
         table = self._table
-        for one in self._chosen:
+        for place, one in enumerate(self._chosen):
             axes, lowest = _axes(one.axes, sums), one.party.lowest
-            known = Known(one.step, one.x, axes, list(one.cells))
+            known, owner = (
+                Known(one.step, one.x, axes, list(one.cells)),
+                (lowest, table.taken.get(lowest, 0) + one.number),
+            )
             self._compare(known.keys, axes)
-            table.enter((lowest, table.taken.get(lowest, 0) + one.number), known, one.party.ranks)
+            self.order[owner] = place
+            table.enter(owner, known, one.party.ranks)
         for key in self.touched:
             cell = table.cells[key]
             cell.number = cell.number.plus(Number(*islice(sums, SUMS), *islice(maxima, MAXIMA)))

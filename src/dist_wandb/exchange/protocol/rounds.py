@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Call, Key, Outbox
@@ -117,14 +118,14 @@ class _Kept:
         self.own: dict[Key, Any] = {}
         self._lost: list[Row] = []
 
-    def take(self, chosen: Iterable[Taken], calls: Sequence[Call]) -> Iterator[Row]:
+    def take(self, chosen: Iterable[tuple[int, Taken]], calls: Sequence[Call]) -> Iterator[tuple[int, Row]]:
         """Keep what there is for those of the calls that go into the table; yield rows for those without cells."""
-        for one in chosen:
+        for place, one in chosen:
             own, key = calls[one.number].own, next(iter(one.cells), None)
             if own is not None and key is not None:
                 self.own[key] = own
             elif own is not None:
-                yield _without_numbers(one.step, one.x, own)
+                yield place, _without_numbers(one.step, one.x, own)
 
     def lose(self, keys: Iterable[Key]) -> None:
         """Turn what is kept for cells that will not be written with it into rows of their own."""
@@ -272,7 +273,7 @@ class Rounds:
             sums: The sum of the ranks' first lists.
             maxima: The elementwise maximum of the ranks' second lists.
         """
-        plan, table, before = self._plan, self.table, self.table.serial
+        plan, table = self._plan, self.table
         if plan is None:
             raise RuntimeError("a round needs a plan")
         self._plan = None
@@ -280,8 +281,8 @@ class Rounds:
         table.told.clear()
         _learn(table, plan.offers)
         rows = plan.apply(sums, maxima)
-        rows += self._kept.take(plan.own_chosen, self.outbox.take(plan.taken))
-        late = tuple(key for one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
+        own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
+        late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
         patience, is_crowded = _patience(plan, self._terms), len(table.open) > self._terms.most_open
         gives_up = zip(self._gives_up, (patience.of_new, patience.of_all), strict=True)
         new, every = (own if own > announced else NOTHING for own, announced in gives_up)
@@ -290,8 +291,9 @@ class Rounds:
         finished = list(Conclusion(table, plan.touched, patience).rows())
         lost = tuple(key for what, key, ranks in table.told if what == "too late" and self._rank in ranks)
         self._kept.lose(lost)
-        rows[:0] = self._kept.complete(row for serial, row in finished if serial <= before)  # opened earlier
-        rows += self._kept.complete(row for serial, row in finished if serial > before)
+        rows[:0] = self._kept.complete(row for owner, row in finished if owner not in plan.order)  # taken earlier
+        later = own_rows + [(plan.order[owner], row) for owner, row in finished if owner in plan.order]
+        rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
         offers, done = [offer for _, offer in plan.offers], patience.everything
         regroup = any(offer.regroup for offer in offers)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
