@@ -7,6 +7,7 @@ a session and logs on all ranks, and lets the stock methods act on the primary, 
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,10 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     Pass an instance in `callbacks`, with ``report_to="none"``; or pass ``report_to="dist_wandb"`` once
     `dist_wandb.transformers` is imported. The environment variables of the stock callback (`WANDB_PROJECT`,
     `WANDB_WATCH`, `WANDB_LOG_MODEL`) have the same effect here.
+
+    Trainers that write to wandb themselves ask before whether ``"wandb" in args.report_to`` (trl's tables of
+    completions, for example). It is true once this callback belongs to a Trainer; the list has no further item, so
+    another Trainer with the same arguments does not create the stock callback.
 
     Args:
         project: Name of the W&B project; `WANDB_PROJECT` by default, else ``"huggingface"``.
@@ -116,7 +121,6 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._session: Session | None = None
         self._has_other_axis = False
-        self._reports_to_wandb: bool | None = None
         self._notices = Notices()
         measured = PreparedTimings(lambda: self._session, after_forward="backward", train_only=True)
         self._prepared = measured if check_timings(timings) else None
@@ -132,14 +136,14 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         return None if self._session is None else self._session.run
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Record `report_to` now: a W&B sweep later writes "wandb" into it, without the stock callback."""
-        self._reports_to_wandb = "wandb" in args.report_to
+        """Let code that asks whether the Trainer reports to wandb find that it does."""
+        if "wandb" not in args.report_to:
+            args.report_to = _WithWandb(args.report_to)
 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the session of this rank, and let the stock callback set up the run of the primary."""
-        if self._reports_to_wandb is None:  # the callback was added to an existing Trainer
-            self.on_init_end(args, state, None)
-        if self._reports_to_wandb and args.process_index == 0:
+        self.on_init_end(args, state, None)  # the callback may have been added to an existing Trainer
+        if args.process_index == 0 and "wandb" in [*args.report_to] and self._is_beside_stock():
             self._notices.warn(
                 "both",
                 "the Trainer also reports to wandb (report_to): the stock callback writes the same names a second "
@@ -149,6 +153,11 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
         super().setup(args, _seen_by_stock(state, self._session.plan.primary), model, **kwargs)
+
+    def _is_beside_stock(self) -> bool:
+        """Return whether a Trainer's list of callbacks holds this one and the stock one: it is not passed to us."""
+        lists = [one for one in gc.get_referrers(self) if isinstance(one, list)]
+        return any(type(callback) is WandbCallback for one in lists for callback in one)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin a training, or another trial of a hyperparameter search in a run of its own."""
@@ -241,6 +250,16 @@ def _seen_by_stock(state: Any, is_primary: bool) -> Any:
     seen = copy.copy(state)
     seen.is_world_process_zero = is_primary
     return seen
+
+
+class _WithWandb(list[str]):
+    """The places to which a Trainer reports, and wandb: found in it, but no item of it. Pickled as a list."""
+
+    def __contains__(self, name: object) -> bool:
+        return name == "wandb" or super().__contains__(name)
+
+    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
+        return list, ([*self],)
 
 
 class _AsWandb:

@@ -234,6 +234,37 @@ def test_a_search_by_wandb_is_not_mistaken_for_a_second_callback(
     assert "also reports to wandb" not in caplog.text
 
 
+def test_code_that_asks_whether_the_trainer_reports_to_wandb_finds_that_it_does(
+    whole_run: FakeWandb, tmp_path: Path
+) -> None:
+    trainer = trainer_with(DistWandbCallback(), out=tmp_path, max_steps=1, eval_strategy="no")
+    assert "wandb" in trainer.args.report_to
+    assert "tensorboard" not in trainer.args.report_to
+    another = Trainer(model=model(), args=trainer.args, train_dataset=trainer.train_dataset)
+    assert not any(type(one) is WandbCallback for one in another.callback_handler.callbacks)
+    trainer.train()
+    torch.save(trainer.args, tmp_path / "training_args.bin")  # as the Trainer does
+    assert type(torch.load(tmp_path / "training_args.bin", weights_only=False).report_to) is list
+    assert len(whole_run.runs) == 1
+    del whole_run.runs[:]
+    late = trainer_with(out=tmp_path, max_steps=1)
+    late.add_callback(DistWandbCallback())
+    late.train()
+    assert "wandb" in late.args.report_to
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_the_stock_callback_beside_ours_is_reported(
+    is_removed: bool, whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_with(DistWandbCallback(), out=tmp_path, max_steps=1, report_to="wandb")
+    if is_removed:
+        trainer.remove_callback(WandbCallback)
+    trainer.train()
+    assert whole_run.runs
+    assert ("also reports to wandb" in caplog.text) is not is_removed
+
+
 def test_arguments_of_wandb_init_are_passed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback("digits", name="mine", tags=["a"], id="x")
     trainer = trainer_with(out=tmp_path)
