@@ -77,16 +77,19 @@ class OwnRows:
             time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
-    def warn_of_lost(self) -> bool:
-        """Warn, at the end, if rows are lost; return whether any are."""
-        unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
-        if unwritten:
+    def left(self) -> int:
+        """Return how many rows are not written yet."""
+        return sum(isinstance(item, Contribution) for item in self._waiting.copy())
+
+    def warn_of_lost(self, given_up: int) -> bool:
+        """Warn, at the end, of rows that were lost before some were given up; return whether any are lost."""
+        if self._lost:
             self._notices.warn(
                 "unwritten",
-                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
+                f"{self._lost} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
                 "a device has not computed their values.",
             )
-        return bool(unwritten)
+        return bool(self._lost + given_up)
 
     def end_row(self) -> None:
         """Write the row that is left open, if any. Never raises."""
