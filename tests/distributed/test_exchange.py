@@ -359,6 +359,27 @@ def test_survivors_continue_without_a_rank_that_dies(
     assert "step 4" in reported[0]
 
 
+def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a starved machine, on which its process ends before its thread has published it."""
+    monkeypatch.setattr(participation, "_GRACE", 0.5)
+    unit = ranks(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.close(2)
+    monkeypatch.setattr(unit.exchanges[2]._worker.participation, "leave", lambda *_, **__: None)
+    unit.die(2)
+    for step in range(1, 4):
+        for rank in range(2):
+            unit.log(rank, {"loss": float(rank)}, step)
+    unit.close(0, 1)
+    assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5, 3: 0.5}
+    assert not unit.flagged()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert unit.exchanges[0].lost == frozenset()
+
+
 def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3, reduce="sum")
@@ -626,7 +647,7 @@ def test_what_a_failing_rank_has_logged_is_written(
     assert unit.flagged() == ({} if 0 in failing else {20: len(failing)})
     texts = [record.message for record in caplog.records]
     if 0 in failing:
-        assert not texts
+        assert not [text for text in texts if "failed after step" in text]
     else:
         lines = [text for text in texts if "failed after step" in text]
         assert len(lines) <= len(failing), "those of other ranks repeat them"

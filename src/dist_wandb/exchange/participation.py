@@ -134,7 +134,8 @@ class Participation:
         """Return the generation after one that broke."""
         grace = max(_GRACE, 2 * interval(_BROKEN_POLL_INTERVAL, self._context.unit.size))
         grace = min(grace, self._context.limits.peer_timeout)
-        return self._joined().regroup(generation, self._cycle.checkpoint(), grace)
+        closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
+        return self._joined().regroup(generation, self._cycle.checkpoint(), grace, closed)
 
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
