@@ -27,6 +27,7 @@ from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, 
 from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
 from dist_wandb.exchange.own_rows import OwnRows
 from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.settings.limits import Limits
 
@@ -126,6 +127,7 @@ class DirectExchange:
             self._end(is_interrupted=True)
             raise
         self._end(is_interrupted=failed)
+        report_lost(self._rank, self._rows.lost)
         return self._thread in self._unstarted or not self._waiting.warn_of_lost(self.unwritten)
 
     def _end(self, *, is_interrupted: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.rounds import Outcome
+from dist_wandb.exchange.reports import report_lost
 from dist_wandb.topology.ranges import named
 
 _MOST_COUNTS = 4  # that a message lists
@@ -73,6 +74,7 @@ class Messages:
             lost: Cells that are not corrected, because the others' contributions are forgotten.
         """
         rank, reports = self._context.rank, self._context.reports
+        self._context.rows.lost["that came too late"] += len(lost)
         reports.values(
             "too late",
             lost,
@@ -174,8 +176,5 @@ class Messages:
         self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
 
     def at_end(self) -> None:
-        """Warn about everything that no message has reported yet."""
-        unreported = self._context.reports.unreported("too late")
-        if unreported:
-            values = f"{unreported} more values of rank {self._context.rank}"
-            self._context.warn("too late in all", f"{values} came too late.")
+        """Report how many values are lost, by cause: other messages appear once for many values."""
+        report_lost(self._context.rank, self._context.rows.lost)

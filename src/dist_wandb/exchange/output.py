@@ -42,6 +42,10 @@ class Output:
             if len(self._kept) + len(rows) > _MOST_KEPT:
                 where = own.writing.last_position
                 self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
+                dropped = [*self._kept, *rows][:-_MOST_KEPT]
+                own.lost["that could not be kept for the rank that writes them"] += sum(
+                    len(row.names) for row in dropped
+                )
             self.kept_after = self.kept_after if self._kept else own.writing.last_position
             self._kept.extend(row._replace(own=()) for row in rows)
         try:

@@ -82,14 +82,14 @@ class OwnRows:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())
 
     def warn_of_lost(self, given_up: int) -> bool:
-        """Warn, at the end, of rows that were lost before some were given up; return whether any are lost."""
+        """Warn, at the end, of rows for which there was no room; return whether any row is lost."""
         if self._lost:
             self._notices.warn(
                 "unwritten",
                 f"{self._lost} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
                 "a device has not computed their values.",
             )
-        return bool(self._lost + given_up)
+        return bool(self._lost or given_up or any(self._rows.lost.values()))
 
     def end_row(self) -> None:
         """Write the row that is left open, if any. Never raises."""
@@ -146,6 +146,6 @@ class OwnRows:
         try:
             self._rows.posting.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
-            self._lost += 1
+            self._rows.lost["that W&B refused"] += len(contribution.metrics)
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
             self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not reported.")

@@ -176,6 +176,7 @@ class Worker:
             now = time.monotonic()
             self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds, now))
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
+            self._context.rows.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(
                 "dist_wandb: a row of rank %d could not be processed and is lost: %r",
                 self._context.rank,

@@ -150,6 +150,7 @@ class Writing:
         try:
             self._writer.write(row, x, commit=commit)
         except Exception as error:  # noqa: BLE001  # a row that W&B rejects must not stop the later ones
+            self._writer.lost["that W&B refused"] += len(row)
             if self._notices.is_first(type(error)):
                 _log.exception(
                     "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",

@@ -321,6 +321,8 @@ def test_an_error_in_one_row_affects_only_that_row(make: Callable[..., Own], cap
     assert own.exchange.flush()
     assert own.steps == [0, 5]
     assert caplog.text.count("a row of rank 0 could not be written") == 1
+    assert not own.exchange.close()
+    assert "rank 0 has lost values: 8 that W&B refused." in caplog.text
 
 
 # --- signal handlers --------------------------------------------------------------------------------------------------
