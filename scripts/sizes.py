@@ -21,13 +21,13 @@ LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 # By class or module: the larger limits, and the reason.
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/collective.py:CollectiveExchange": ({"methods": 17}, "hands on: most of its methods are one line"),
+    "exchange/direct.py:DirectExchange": ({"methods": 17}, "hands on: most of its methods are one line"),
     "exchange/protocol/offers.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
     "exchange/protocol/placing.py:Cell": ({"attributes": 12}, "a record: the state of a cell"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
     "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "report/model.py:Writer": ({"attributes": 13}, "a record: what the page's script reads"),
-    "session/intake.py:Intake": ({"attributes": 11}, "what each row meets on its way, in one place"),
     "session/own_run.py:OwnRun": ({"attributes": 12}, "what a session has of its run, in one place"),
     "session/session.py:Session": ({"methods": 37, "attributes": 14}, "hands on: most of its methods are one line"),
     "settings/options.py:Options": ({"attributes": 11}, "a record: the arguments of all integrations"),

@@ -77,7 +77,7 @@ class Facts:
         texts = [entry["text"] for entry in entries if entry["event"] == "warning"]
         lost = [re.findall(r"what rank (\d+) logged .* may be lost", text) for text in texts]
         gone = [
-            re.findall(r"(?i)ranks? ([\d, ]+) (?:after (?:step|row|the start)|did not|ended after)", text)
+            re.findall(r"(?i)ranks? ([\d, ]+) (?:after (?:step|row|the start)|did not|(?:ended|failed) after)", text)
             for text in texts
         ]
         return cls(

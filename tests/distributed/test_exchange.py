@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
+import signal
 import sys
 import threading
 import time
@@ -22,11 +24,12 @@ from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_pee
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, participation
+from dist_wandb.exchange import collective, interface, participation
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership, presence
 from dist_wandb.exchange.membership.presence import Presence, publish_opened
 from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -35,6 +38,10 @@ from dist_wandb.topology.model import Topology
 
 def has_rows(unit: Ranks, number: int) -> bool:
     return len(unit.run.rows) == number
+
+
+def has_at_least(unit: Ranks, number: int) -> bool:
+    return len(unit.run.rows) >= number
 
 
 def is_empty(exchange: CollectiveExchange) -> bool:
@@ -347,9 +354,30 @@ def test_survivors_continue_without_a_rank_that_dies(
     unit.close(0, 1)
     assert unit.last("ones") == {step: 3 if step < 5 else 2 for step in range(10)}
     assert unit.flagged() == dict.fromkeys(range(5, 10), 1)
-    reported = [record.message for record in caplog.records if "Lost rank 2 after" in record.message]
-    assert len(reported) == 2, "each survivor reports it once"
-    assert all("step 4" in message for message in reported)
+    reported = [record.message for record in caplog.records if "Rank 2 failed after" in record.message]
+    assert len(reported) == 1, "one survivor reports it, for all"
+    assert "step 4" in reported[0]
+
+
+def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a starved machine, on which its process ends before its thread has published it."""
+    monkeypatch.setattr(participation, "_GRACE", 0.5)
+    unit = ranks(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.close(2)
+    monkeypatch.setattr(unit.exchanges[2]._worker.participation, "leave", lambda *_, **__: None)
+    unit.die(2)
+    for step in range(1, 4):
+        for rank in range(2):
+            unit.log(rank, {"loss": float(rank)}, step)
+    unit.close(0, 1)
+    assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5, 3: 0.5}
+    assert not unit.flagged()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert unit.exchanges[0].lost == frozenset()
 
 
 def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +424,7 @@ def test_late_ranks_join_and_earlier_rows_are_corrected(
     eventually(lambda: [unit.last("ones").get(step) for step in (0, 1, 2, 4)] == [3, 3, 3, 3])
     unit.close()
     reported = [record.message for record in caplog.records if "Rank 2 did not open a session within" in record.message]
-    assert len(reported) == 2, "each of the others reports it once"
+    assert len(reported) == 1, "one of the others reports it, for all"
 
 
 def test_the_only_rank_writes_its_own_numbers_without_a_flag(
@@ -592,22 +620,115 @@ def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> N
     assert unit.last("loss") == {0: 0.5, 1: 5.0}, "the present values are written"
 
 
+def fail(exchange: CollectiveExchange) -> bool:
+    return exchange.close(failed=True)
+
+
+@pytest.mark.parametrize("failing", [[0], [2], [1, 2], [0, 1, 2]])
+def test_what_a_failing_rank_has_logged_is_written(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failing: list[int]
+) -> None:
+    """It hands its last rows over, within a heartbeat; one rank says that it failed."""
+    monkeypatch.setattr(collective, "_LAST_ROUNDS", SOON)  # on a busy machine
+    unit = ranks(3)
+    for step in range(20):
+        for rank in range(3):
+            unit.log(rank, {"loss": math.nan if (rank, step) == (2, 19) else 1.0}, step)
+    assert all(unit.together(fail, *failing))
+    if 0 not in failing:
+        unit.log(0, {"loss": 1.0}, 20)
+        if 1 not in failing:
+            unit.log(1, {"loss": 1.0}, 20)
+        unit.close(*({0, 1, 2} - set(failing)))
+    loss = unit.last("loss")
+    assert [loss[step] for step in range(19)] == [1.0] * 19
+    assert math.isnan(loss[19])
+    assert len(unit.run.rows) == (21 if 0 not in failing else 20)
+    assert unit.flagged() == ({} if 0 in failing else {20: len(failing)})
+    texts = [record.message for record in caplog.records]
+    if 0 in failing:
+        assert not [text for text in texts if "failed after step" in text]
+    else:
+        lines = [text for text in texts if "failed after step" in text]
+        assert len(lines) <= len(failing), "those of other ranks repeat them"
+        assert all(f"{rank}" in "".join(lines) for rank in failing)
+
+
+def slow_run(unit: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let W&B take no more than a hundred rows in a second, and report its progress often."""
+    log = unit.run.log
+
+    def slow(row: Row, commit: bool | None = None) -> None:
+        time.sleep(0.01)
+        log(row, commit)
+
+    monkeypatch.setattr(unit.run, "log", slow)
+    monkeypatch.setattr(interface, "_QUIET", 0.2)
+
+
+def test_finish_writes_everything_however_long_it_takes(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timeout limits the waiting for other ranks, of which one does not answer."""
+    unit = ranks(2)
+    slow_run(unit, monkeypatch)
+    for step in range(150):
+        unit.log(0, {"loss": 1.0}, step)
+    assert unit.exchanges[0].close(0.3) is False
+    assert [row["global_step"] for row in unit.run.rows] == list(range(150))
+    assert all(row[DEGRADED] == 1 for row in unit.run.rows)
+    assert unit.exchanges[0].unwritten == 0
+    assert "rank 0 writes its last rows: " in caplog.text
+    assert re.search("of 15[01] are left", caplog.text)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_the_waiting_and_then_the_writing(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    unit = ranks(2)
+    slow_run(unit, monkeypatch)
+    for step in range(150):
+        unit.log(0, {"loss": 1.0}, step)
+
+    def press() -> None:
+        for before in range(times):
+            eventually(functools.partial(has_at_least, unit, 20 * before))
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    pressing = threading.Timer(0.3, press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        unit.exchanges[0].close()
+    pressing.join()
+    written = [row["global_step"] for row in unit.run.rows]
+    lost = unit.exchanges[0].unwritten
+    assert written == list(range(len(written)))
+    if times == 1:
+        assert (len(written), lost) == (150, 0)
+    else:
+        assert 20 <= len(written) < 150
+        assert len(written) + lost in (150, 151)  # the row that is being written
+        assert f"about {lost} rows of rank 0 are lost: writing them was interrupted" in caplog.text
+
+
 def test_a_row_that_fails_does_not_affect_others(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2)
     refused = unit.run.log
 
     def log(row: Row, commit: bool | None = None) -> None:
-        if row["global_step"] == 1:
+        if row["global_step"] in (1, 2):
             raise TypeError("W&B does not take this")
         refused(row, commit)
 
     unit.run.log = log  # type: ignore[method-assign]
-    for step in range(3):
+    for step in range(4):
         for rank in range(2):
-            unit.log(rank, {"loss": 1.0}, step)
+            unit.log(rank, {"loss": 1.0, "accuracy": 1.0}, step)
     unit.close()
-    assert unit.last("loss").keys() == {0, 2}
-    assert "could not write a row" in caplog.text
+    assert unit.last("loss").keys() == {0, 3}
+    assert caplog.text.count("could not write a row") == 1
+    assert "rank 0 has lost values: 4 that W&B refused." in caplog.text
 
 
 class Ragged(torchmetrics.Metric):

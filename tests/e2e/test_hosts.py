@@ -128,10 +128,10 @@ def test_survivors_continue_without_a_host_that_is_cut_off(tmp_path: Path, recor
 
 
 def check_messages(finished: Finished, cut: float) -> float:
-    """Check that survivors name the lost ranks in time, and lost ranks their lost rows; return the survivors' delay."""
+    """Check that one survivor names the lost ranks in time, and lost ranks their lost rows; return its delay."""
     gone = [line for line in finished.lines("AT ") if "Lost ranks 2-3 (node 1) after step" in line]
-    assert len(gone) == 2, finished.output
-    after = max(float(line.split()[1]) for line in gone) - cut
+    assert len(gone) == 1, finished.output
+    after = float(gone[0].split()[1]) - cut
     assert after < 2 * PEER + MORE
     for rank in (2, 3):
         assert f"what rank {rank} logged after step " in finished.output, finished.output

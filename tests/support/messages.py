@@ -22,7 +22,7 @@ WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_exp
 WARNINGS |= {"values"}  # of `exchange.reports`, which takes a function that makes the message
 _PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
 _FEWEST_WORDS = 3  # words of the text itself
-_NO_TEXTS = {"unwritten in time", "too late in all", "it has ended", "Its repr is written", "It is left out"}
+_NO_TEXTS = {"it has ended", "Its repr is written", "It is left out"}
 """Parts of other texts, and keys under which a warning is given once."""
 _NOT_ITS_OWN = re.compile(r"dist_wandb:|\b(on )?rank|[^\w\s]")
 

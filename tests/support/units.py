@@ -18,6 +18,7 @@ from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import collective, worker
 from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.lifecycle import Demand
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.worker import Hooks
@@ -149,8 +150,11 @@ class Ranks:
         assert all(self.together(lambda exchange: exchange.close(), *ranks))
 
     def die(self, rank: int) -> None:
-        """End a rank as a killed process does: without a message, and with lost connections."""
-        self.exchanges[rank].close(failed=True)
+        """End a rank as a killed process does: without a last round, and with lost connections."""
+        exchange = self.exchanges[rank]
+        exchange._lifecycle.has_failed = True
+        exchange._ask(Demand.STOP)
+        assert exchange._lifecycle.ended.wait(SOON)
 
     def lose_soon(self, peer_timeout: float) -> None:
         """Lose ranks that keep the others waiting for so long, in this generation only."""

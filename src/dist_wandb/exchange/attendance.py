@@ -56,7 +56,8 @@ class Attendance:
         for index in sorted(missing):
             why = self._why_gone(presence, index) if had_begun else f"{{}} {presence.why_absent(index, generation)}"
             reasons.setdefault(why, []).append(index)
-        self._warn_of_missing(presence, reasons)
+        if generation.members[0] == self._context.unit.index:  # one line for all ranks that go on together
+            self._warn_of_missing(presence, reasons)
         return set(absent)
 
     def _warn_of_missing(self, presence: Presence, reasons: Mapping[str, Sequence[int]]) -> None:
@@ -74,6 +75,8 @@ class Attendance:
         departure = presence.departures.known.get(index)
         if departure is not None and departure.how == "undelivered":
             return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
+        if departure is not None and departure.how == "failed":
+            return f"{{}} failed after {where}"
         return f"lost {{}} after {where}"
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:

@@ -12,7 +12,7 @@ import time
 
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember, write_rest
 from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle, Phase
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
@@ -25,9 +25,8 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
+_LAST_ROUNDS = 0.5  # seconds that a failed rank gets, after a heartbeat, to hand over what it has logged
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
-_MORE_TIME = 1.2  # factor on the estimated time to write the rows that the others have not received
-_MOST_WRITING = 0.5  # maximum share of the time for `finish` that is reserved for it
 
 
 class CollectiveExchange:
@@ -48,6 +47,7 @@ class CollectiveExchange:
             most_open=limits.max_pending_rows,
             hold=2 * limits.linger,
         )
+        self._unit = unit
         self._limits = limits
         self._rows = rows
         self._lifecycle = Lifecycle()
@@ -85,31 +85,29 @@ class CollectiveExchange:
         """
         if self._is_foreign():
             return True
-        self._ask(Demand.ABORT if failed else Demand.CLOSE)
+        lifecycle, output = self._lifecycle, self._worker.output
+        lifecycle.has_failed = lifecycle.has_failed or failed
+        self._ask(Demand.CLOSE)
         limit = self._limits.flush_timeout if timeout is None else timeout
         if failed:
-            limit = min(limit, LAST_WRITES)
-        if self._await_end(limit) and not self._lifecycle.is_stopped:
-            return self._lifecycle.has_kept_all
-        if not failed:
-            output = self._worker.output
-            if output.keeps_rows:
-                self._worker.messages.primary_stays_away(limit, output.kept_after)
-            else:
-                self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
-        self._stop(self._time_to_write(limit))
+            limit = min(limit, self._limits.heartbeat + _LAST_ROUNDS)
+        try:
+            ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
+            if ended.wait(limit) and not failed and not lifecycle.is_stopped:
+                return lifecycle.has_kept_all
+        except KeyboardInterrupt:
+            lifecycle.has_failed = True
+            self._stop(is_interrupted=True)
+            raise
+        if failed:
+            self._stop(is_interrupted=True)
+            return lifecycle.has_kept_all
+        if output.keeps_rows:
+            self._worker.messages.primary_stays_away(limit, output.kept_after)
+        else:
+            self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
+        self._stop(is_interrupted=False)
         return False
-
-    def _await_end(self, limit: float) -> bool:
-        """Wait until everything is written or delivered; reserve time to write what the others have not received."""
-        ended = self._lifecycle.ended if self._rows.writes else self._lifecycle.delivered
-        deadline = time.monotonic() + limit
-        return is_set_within(ended, limit, lambda: deadline - time.monotonic() <= self._time_to_write(limit))
-
-    def _time_to_write(self, limit: float) -> float:
-        """Return how long this rank may write its rows without waiting for others any longer, in seconds."""
-        rows = self._worker.turns.backlog if self._rows.writes else 0
-        return min(_MORE_TIME * self._worker.output.seconds_per_row * rows, _MOST_WRITING * limit)
 
     def detach(self) -> None:
         """End without waiting; the thread goes through the rounds until all ranks close."""
@@ -128,8 +126,8 @@ class CollectiveExchange:
             self.close(within, failed=failed)
         if not failed:
             self._stay_while_needed(within)
-        if not self._lifecycle.ended.wait(_LAST_ROUND):
-            self._stop()
+        if not self._lifecycle.ended.wait(_LAST_ROUND) and not self._rows.writing.is_over:
+            self._stop(is_interrupted=True)
         self._thread.join(LAST_WRITES)
 
     def _stay_while_needed(self, within: float) -> None:
@@ -151,6 +149,11 @@ class CollectiveExchange:
         return self._worker.participation.attendance.lost
 
     @property
+    def unwritten(self) -> int:
+        """Number of rows that were put, and that `close` has given up."""
+        return self._lifecycle.unwritten
+
+    @property
     def is_only_one(self) -> bool:
         """Whether the exchange has ended without any other rank having opened a session."""
         return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()
@@ -164,10 +167,14 @@ class CollectiveExchange:
         self._lifecycle.ask(demand)
         self._inbox.wake()
 
-    def _stop(self, to_write: float = 0.0) -> None:
+    def _stop(self, *, is_interrupted: bool) -> None:
+        """Wait for no other rank any longer, and until what is left is written: see `write_rest`."""
         self._ask(Demand.STOP)
-        if not self._lifecycle.ended.wait(LAST_WRITES + to_write):
-            self._rows.writing.is_over = True
+        left, rank = self._worker.turns.left, self._unit.global_rank
+        try:
+            write_rest(self._lifecycle, left, rank, LAST_WRITES, is_interrupted=is_interrupted)
+        finally:
+            self._rows.writing.is_over = not self._lifecycle.ended.is_set()
 
     def _is_foreign(self) -> bool:
         """Return whether this process is a fork, in which the thread does not exist."""

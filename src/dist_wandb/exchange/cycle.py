@@ -165,10 +165,10 @@ class Cycle:
         self.has_more = False
 
     def write_all(self) -> None:
-        """Finish and write everything that this rank has; for a rank that is alone."""
+        """Finish and write everything that this rank has, until it is given up; for a rank that is alone."""
         self._write_due()
         rounds = self._rounds
-        while rounds.busy:
+        while rounds.busy and not self._rows.writing.is_over:
             outcome = self.round()
             if outcome.closed or not (outcome.more or outcome.taken):
                 break

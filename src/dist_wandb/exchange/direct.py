@@ -22,12 +22,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember, write_rest
 from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
 from dist_wandb.exchange.own_rows import OwnRows
 from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.settings.limits import Limits
 
@@ -58,6 +58,7 @@ class DirectExchange:
     ) -> None:
         self._rows = rows
         self._limits = limits
+        self._rank = rank
         self._at_once = at_once
         self._lifecycle = Lifecycle()
         self._waiting = OwnRows(rows, limits, rank, self._lifecycle, has_all_writers)
@@ -75,9 +76,7 @@ class DirectExchange:
         """Write the contribution as one row, or hand it to the thread."""
         if not self._rows.has_run:
             return
-        if self._lifecycle.is_closing:
-            self._write_directly(replace(contribution, commit=True))  # nothing ends an open row any more
-        elif self._is_free and contribution.has_arrived():
+        if self._is_free and contribution.has_arrived():
             self._write_directly(contribution)
         elif self._waiting.has_room():
             self._hand_over(contribution)
@@ -121,15 +120,25 @@ class DirectExchange:
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
         if self._is_foreign():
             return True
-        if not failed:
-            self.flush(timeout)
+        try:
+            if not failed:
+                self.flush(timeout)
+        except KeyboardInterrupt:
+            self._end(is_interrupted=True)
+            raise
+        self._end(is_interrupted=failed)
+        report_lost(self._rank, self._rows.lost)
+        return self._thread in self._unstarted or not self._waiting.warn_of_lost(self.unwritten)
+
+    def _end(self, *, is_interrupted: bool) -> None:
         self._ask(Demand.CLOSE)
         if self._thread in self._unstarted:
             self._waiting.end_row()
-            return True
-        if not self._lifecycle.ended.wait(LAST_WRITES):
+            return
+        try:
+            write_rest(self._lifecycle, self._waiting.left, self._rank, LAST_WRITES, is_interrupted=is_interrupted)
+        finally:
             self._lifecycle.ask(Demand.STOP)
-        return not self._waiting.warn_of_lost()
 
     def detach(self) -> None:
         """End without waiting."""
@@ -153,6 +162,11 @@ class DirectExchange:
     def lost(self) -> frozenset[int]:
         """Always empty: no other rank participates."""
         return frozenset()
+
+    @property
+    def unwritten(self) -> int:
+        """Number of rows that were put, and that `close` has given up."""
+        return self._lifecycle.unwritten
 
     @property
     def has_ended(self) -> bool:

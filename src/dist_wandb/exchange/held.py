@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +21,7 @@ class RowWriter(Protocol):
     is_primary: bool  # whether this rank writes the plain names
     has_own_run: bool  # whether each rank has a run of its own
     step_metric: str | None  # name of the x axis in every row; `None` for none
+    lost: Counter[str]  # how many values were accepted and are not in the run, by the cause in words
 
     @property
     def has_run(self) -> bool:

@@ -6,17 +6,23 @@ ranks, `DirectExchange` writes the rows of one rank.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
+from dist_wandb.exchange.lifecycle import Lifecycle
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.store.timed_caller import settle
+
+_log = logging.getLogger("dist_wandb")
 
 WITHOUT_FINISH = 10.0  # maximum seconds that an exiting process waits for others if its session was not finished
 DEVICE_POLL_INTERVAL = 0.005  # seconds between two checks whether a device has computed the logged values
 _SLICE = 0.2  # seconds between two checks whether to stop waiting
+_QUIET = 5.0  # seconds until the first line about rows that are being written at the end; then it doubles
 _LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store to return
 
 
@@ -42,14 +48,17 @@ class Exchange(Protocol):
         """
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """Wait as `flush` does, and end; nothing may be put afterwards.
+        """Wait as `flush` does, write what is left, as long as W&B takes it, and end; nothing may be put afterwards.
 
         Args:
-            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            failed: Whether to wait for no other rank, because the process has failed.
+            timeout: How long to wait for other ranks, in seconds; `None` for `finish_timeout`.
+            failed: Whether to wait for them no longer than a heartbeat, because the process has failed.
 
         Returns:
             Whether everything that was put is written, or delivered to the rank that writes it.
+
+        Raises:
+            KeyboardInterrupt: The first Ctrl-C ends the waiting for other ranks, the second one the writing.
         """
 
     def detach(self) -> None:
@@ -61,6 +70,10 @@ class Exchange(Protocol):
     @property
     def lost(self) -> frozenset[int]:
         """Indices in the unit of ranks that participated, and are gone without having finished."""
+
+    @property
+    def unwritten(self) -> int:
+        """Number of rows that were put, and that `close` has given up."""
 
     @property
     def has_ended(self) -> bool:
@@ -84,6 +97,59 @@ def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[],
     return True
 
 
+def write_rest(
+    lifecycle: Lifecycle, left: Callable[[], int], rank: int, standstill: float, *, is_interrupted: bool
+) -> None:
+    """Wait until an exchange's thread has written its last rows, as long as W&B takes them, and report the progress.
+
+    Args:
+        lifecycle: The life cycle of the exchange, which notes how many rows are given up.
+        left: Returns how many rows are left, approximately.
+        rank: This rank's index in the job, for messages.
+        standstill: Seconds without a written row after which the others are given up.
+        is_interrupted: Whether the user has interrupted the end before, or the process has failed: then Ctrl-C gives
+            the rows up.
+
+    Raises:
+        KeyboardInterrupt: The user has pressed Ctrl-C, which gives the rows up the second time.
+    """
+    try:
+        if _ends(lifecycle.ended, left, rank, standstill):
+            return
+        why = f"W&B has taken none for {standstill:.3g} s"
+    except KeyboardInterrupt:
+        if is_interrupted:
+            _give_up(lifecycle, left(), rank, "writing them was interrupted")
+        else:
+            _log.warning("dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left())
+            write_rest(lifecycle, left, rank, standstill, is_interrupted=True)
+        raise
+    _give_up(lifecycle, left(), rank, why)
+
+
+def _ends(ended: threading.Event, left: Callable[[], int], rank: int, standstill: float) -> bool:
+    """Return whether a thread ends before it stands still."""
+    all_rows = rows = left()
+    moved = told = time.monotonic()
+    quiet = _QUIET
+    while not ended.wait(min(_SLICE, standstill)):
+        now, before, rows = time.monotonic(), rows, left()
+        if rows < before:
+            moved = now
+        elif now - moved > standstill:
+            return False
+        if rows and now - told > quiet:
+            told, quiet = now, 2 * quiet
+            _log.warning("dist_wandb: rank %d writes its last rows: %d of %d are left.", rank, rows, all_rows)
+    return True
+
+
+def _give_up(lifecycle: Lifecycle, rows: int, rank: int, why: str) -> None:
+    lifecycle.unwritten += rows
+    if rows:
+        _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
+
+
 _live: list[Exchange] = []
 
 
@@ -96,5 +162,6 @@ def remember(exchange: Exchange) -> None:
 def end_all(*, failed: bool) -> None:
     """End all exchanges at process exit: those of finished sessions may still serve other ranks."""
     for exchange in reversed(_live):
-        exchange.leave(failed=failed)
+        with suppress(KeyboardInterrupt):  # the others must end as well
+            exchange.leave(failed=failed)
     settle(_LAST_ANSWERS)

@@ -2,7 +2,7 @@
 
 Demands from the user's threads only increase; the exchange's thread alone advances its phase::
 
-    demand   NONE ──close, detach──▶ CLOSE ──timeout, process exit──▶ STOP ──failure──▶ ABORT
+    demand   NONE ──close, detach──▶ CLOSE ──timeout, process exit──▶ STOP
 
     phase    TOGETHER ──all closed, or stopped──▶ LEAVING ──▶ ENDED
                  └──the others or the store cannot be reached──▶ ALONE ──▶ ENDED, or BROKEN if that fails too
@@ -10,6 +10,9 @@ Demands from the user's threads only increase; the exchange's thread alone advan
 From CLOSE on, nothing more is put. From STOP on, no other rank is waited for. `delivered` is set once the thread was
 asked to close and the others have received everything that this rank logged; `ended` is set when it writes nothing
 more. A thread in phase BROKEN accepts nothing more, and its remaining rows are lost.
+
+A rank that has failed closes too, but tells the others only that it pauses: they take what it has logged, and a row
+that it will never complete waits until the rank has left as failed, and is marked.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import threading
 from enum import Enum, IntEnum, auto
 
-LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
+LAST_WRITES = 5.0  # seconds without a written row after which the remaining ones are given up, at the end
 
 
 class Demand(IntEnum):
@@ -26,7 +29,6 @@ class Demand(IntEnum):
     NONE = auto()
     CLOSE = auto()  # nothing more is put
     STOP = auto()  # wait for no other rank
-    ABORT = auto()  # the process has failed
 
 
 class Phase(Enum):
@@ -47,8 +49,10 @@ class Lifecycle:
         self.phase: Phase = Phase.TOGETHER
         self.delivered: threading.Event = threading.Event()
         self.ended: threading.Event = threading.Event()
+        self.has_failed = False  # the process has failed, or the user has interrupted the end
         self.is_needed = False  # others will request states, tables or spreads of what was delivered
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
+        self.unwritten = 0  # rows that were put, and given up at the end
         self._lock = threading.RLock()
 
     def ask(self, demand: Demand) -> None:
@@ -74,7 +78,7 @@ class Lifecycle:
     @property
     def has_kept_all(self) -> bool:
         """Whether no row is known to be lost."""
-        return not (self.is_broken or self.may_have_lost)
+        return not (self.is_broken or self.may_have_lost or self.unwritten)
 
     def end(self) -> None:
         """Record that the thread writes nothing more."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.rounds import Outcome
+from dist_wandb.exchange.reports import report_lost
 from dist_wandb.topology.ranges import named
 
 _MOST_COUNTS = 4  # that a message lists
@@ -73,6 +74,7 @@ class Messages:
             lost: Cells that are not corrected, because the others' contributions are forgotten.
         """
         rank, reports = self._context.rank, self._context.reports
+        self._context.rows.lost["that came too late"] += len(lost)
         reports.values(
             "too late",
             lost,
@@ -105,8 +107,8 @@ class Messages:
         self._context.warn(
             "outbox",
             f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-            f"{self._context.limits.max_pending_rows} wait. None is lost, but they take memory, and time at the end "
-            "(finish_timeout). Log less often.",
+            f"{self._context.limits.max_pending_rows} wait. They take memory, and time at the end (finish_timeout). "
+            "Log less often.",
         )
 
     def too_late(self, *, has_taken_part: bool) -> None:
@@ -123,13 +125,12 @@ class Messages:
         )
 
     def primary_is_unreachable(self) -> None:
-        """Warn that the rank that writes this rank's rows cannot be reached."""
+        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last ones."""
+        why = "the rank that writes it cannot be reached"
+        if self._context.lifecycle.has_failed:
+            why = "it failed, and the other ranks did not take these rows within a heartbeat"
         where = self._context.rows.writing.last_position
-        self._context.warn(
-            "lost",
-            f"what rank {self._context.rank} logged after {where} may be lost: the rank that writes it cannot be "
-            "reached.",
-        )
+        self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:
         """Warn, at the end of the session, that the rank that writes has not returned for the rows kept for it.
@@ -175,14 +176,5 @@ class Messages:
         self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
 
     def at_end(self) -> None:
-        """Warn about everything that no message has reported yet."""
-        rank, unwritten = self._context.rank, self._context.rows.writing.unwritten
-        if unwritten:
-            self._context.warn(
-                "unwritten in time",
-                f"{unwritten} rows of rank {rank} were not written before finish_timeout expired. Pass a larger "
-                "finish_timeout, or log less often.",
-            )
-        unreported = self._context.reports.unreported("too late")
-        if unreported:
-            self._context.warn("too late in all", f"{unreported} more values of rank {rank} came too late.")
+        """Report how many values are lost, by cause: other messages appear once for many values."""
+        report_lost(self._context.rank, self._context.rows.lost)

@@ -7,7 +7,6 @@ hand them over with the shared state when it joins. A rank that finishes meanwhi
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,8 +17,6 @@ from dist_wandb.exchange.protocol.table import Row
 _log = logging.getLogger("dist_wandb")
 
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
-_MANY = 32  # minimum number of rows written at once for which the time is measured
-_FIRST_GUESS = 0.0003  # assumed seconds to write a row until this was measured
 
 
 class Output:
@@ -28,7 +25,6 @@ class Output:
     def __init__(self, context: Context) -> None:
         self.has_primary: bool = False  # the primary participates
         self.kept_after: str = ""  # the position after which rows are kept for the primary
-        self.seconds_per_row: float = _FIRST_GUESS  # approximate time to write a row
         self._context = context
         self._kept: deque[Row] = deque(maxlen=_MOST_KEPT)
 
@@ -46,13 +42,14 @@ class Output:
             if len(self._kept) + len(rows) > _MOST_KEPT:
                 where = own.writing.last_position
                 self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
+                dropped = [*self._kept, *rows][:-_MOST_KEPT]
+                own.lost["that could not be kept for the rank that writes them"] += sum(
+                    len(row.names) for row in dropped
+                )
             self.kept_after = self.kept_after if self._kept else own.writing.last_position
             self._kept.extend(row._replace(own=()) for row in rows)
         try:
-            began = time.monotonic()
             own.writing.write(rows)
-            if len(rows) >= _MANY:
-                self.seconds_per_row = (time.monotonic() - began) / len(rows)
         except Exception:  # noqa: BLE001  # rows that cannot be written must not stop the later ones
             _log.exception("dist_wandb: rank %d could not write rows; they are lost", self._context.rank)
 

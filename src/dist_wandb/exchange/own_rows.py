@@ -77,16 +77,19 @@ class OwnRows:
             time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
-    def warn_of_lost(self) -> bool:
-        """Warn, at the end, if rows are lost; return whether any are."""
-        unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
-        if unwritten:
+    def left(self) -> int:
+        """Return how many rows are not written yet."""
+        return sum(isinstance(item, Contribution) for item in self._waiting.copy())
+
+    def warn_of_lost(self, given_up: int) -> bool:
+        """Warn, at the end, of rows for which there was no room; return whether any row is lost."""
+        if self._lost:
             self._notices.warn(
                 "unwritten",
-                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
+                f"{self._lost} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
                 "a device has not computed their values.",
             )
-        return bool(unwritten)
+        return bool(self._lost or given_up or any(self._rows.lost.values()))
 
     def end_row(self) -> None:
         """Write the row that is left open, if any. Never raises."""
@@ -143,6 +146,6 @@ class OwnRows:
         try:
             self._rows.posting.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
-            self._lost += 1
+            self._rows.lost["that W&B refused"] += len(contribution.metrics)
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
             self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not reported.")

@@ -11,7 +11,7 @@ from dist_wandb.exchange.attendance import Attendance
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.forming import Forming, find_store
-from dist_wandb.exchange.lifecycle import Demand, Phase
+from dist_wandb.exchange.lifecycle import Phase
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.presence import keys_of
@@ -134,7 +134,8 @@ class Participation:
         """Return the generation after one that broke."""
         grace = max(_GRACE, 2 * interval(_BROKEN_POLL_INTERVAL, self._context.unit.size))
         grace = min(grace, self._context.limits.peer_timeout)
-        return self._joined().regroup(generation, self._cycle.checkpoint(), grace)
+        closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
+        return self._joined().regroup(generation, self._cycle.checkpoint(), grace, closed)
 
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
@@ -161,9 +162,9 @@ class Participation:
             self.attendance.is_only_one = self.attendance.finds_itself_alone(self.membership.presence)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
-            has_failed, checkpoint = lifecycle.demand is Demand.ABORT, self._cycle.checkpoint()
+            checkpoint, delivered = self._cycle.checkpoint(), is_delivered()
             self.membership.leave(
-                self.generation, checkpoint, failed=has_failed, delivered=is_delivered(), is_closed=is_closed
+                self.generation, checkpoint, failed=lifecycle.has_failed, delivered=delivered, is_closed=is_closed
             )
 
     # Queries during rounds

@@ -7,7 +7,7 @@ recurring event is reported less and less often.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_wandb.exchange.protocol.calls import Key
@@ -72,10 +72,6 @@ class Reports(Notices):
         """Do not report the next event of a kind: another message covers it."""
         self._begin(kind)
 
-    def unreported(self, kind: str) -> int:
-        """Return the number of values of a kind that no message covers."""
-        return self._events[kind].unreported if kind in self._events else 0
-
     def _begin(self, kind: str) -> _Event:
         event = self._events.setdefault(kind, _Event(0.0, 0))
         event.last, event.reported = self._clock(), event.reported + 1
@@ -90,6 +86,13 @@ class Reports(Notices):
             return False
         event.last = now
         return True
+
+
+def report_lost(rank: int, lost: Mapping[str, int]) -> None:
+    """Report, in one line, how many values of a rank are lost, by the cause in words."""
+    causes = ", ".join(f"{number} {cause}" for cause, number in lost.items() if number)
+    if causes:
+        _log.warning("dist_wandb: rank %d has lost values: %s.", rank, causes)
 
 
 def position_of(key: Key) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dist_wandb.exchange.attachments.attachment import Attachments
@@ -36,6 +37,7 @@ class Rows:
         held: The values that wait for their row.
         posting: Processes contributions.
         writing: Processes finished rows.
+        lost: How many values of this rank are lost, by the cause in words.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Rows:
         )
         self.posting: Posting = Posting(writer, self.held, per_rank, rank, is_first=not index)
         self.writing: Writing = Writing(writer, self.held, rank)
+        self.lost: Counter[str] = writer.lost
         self._writer = writer
 
     @property

@@ -25,13 +25,19 @@ class Turns:
         self._inbox = inbox
         self._pacer = pacer
         self._messages = messages
-        self._unsent = 0  # as of the last turn: the user's threads do not access the rounds
         self._awaits = False
 
     @property
     def backlog(self) -> int:
         """Approximate number of rows of this rank that the others have not received."""
-        return self._inbox.unread + self._inbox.computing + self._unsent
+        return self._inbox.unread + self._inbox.computing + len(self._rounds.outbox.waiting)
+
+    def left(self) -> int:
+        """Return approximately how many rows this rank has yet to write."""
+        rows = self._context.rows
+        if rows.writes:
+            return self.backlog + len(self._rounds.table.open) + rows.writing.due
+        return self._inbox.unread + self._inbox.computing if rows.has_run else 0  # values under its label
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, for peers, or for the next heartbeat.
@@ -57,10 +63,9 @@ class Turns:
         rounds.intent = Intent.OPEN
         if inbox.is_empty:
             if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
-                rounds.intent = Intent.CLOSING
+                rounds.intent = Intent.PAUSING if lifecycle.has_failed else Intent.CLOSING
             elif inbox.flushes:
                 rounds.intent = Intent.PAUSING
-        self._unsent = len(rounds.outbox.waiting)
         if self.backlog > self._context.limits.max_pending_rows:
             self._messages.many_unsent()
 

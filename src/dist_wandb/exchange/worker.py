@@ -65,7 +65,7 @@ class Worker:
         inbox: The contributions of the user's threads.
         messages: The warnings.
         turns: Counts the rows that are not written yet.
-        output: Measures how long it takes to write a row.
+        output: Writes rows, or keeps them for the primary.
     """
 
     def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
@@ -145,7 +145,7 @@ class Worker:
 
     def _round(self) -> Outcome:
         self._await_turn()
-        lifecycle = self._context.lifecycle
+        lifecycle, rounds = self._context.lifecycle, self._rounds
         if lifecycle.is_stopped:
             raise Stopped
         self.turns.give_up_overdue()
@@ -153,9 +153,10 @@ class Worker:
         self.messages.about(outcome)
         if (
             lifecycle.is_closing
-            and not self._rounds.outbox.waiting
+            and not rounds.outbox.waiting
             and self.inbox.is_empty
             and not self._awaits_primary()
+            and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
         ):
             lifecycle.is_needed = self.cycle.is_awaited()
             lifecycle.delivered.set()
@@ -175,6 +176,7 @@ class Worker:
             now = time.monotonic()
             self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds, now))
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
+            self._context.rows.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(
                 "dist_wandb: a row of rank %d could not be processed and is lost: %r",
                 self._context.rank,
@@ -231,13 +233,15 @@ class Worker:
         if not self._context.rows.writes and self._rounds.outbox.waiting:
             self._context.lifecycle.may_have_lost = True
             self.messages.primary_is_unreachable()
+            self._rounds.outbox.waiting.clear()
         self.cycle.write_all()
 
     def _write_rest(self, *, is_closed: bool) -> None:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
         self.cycle.continue_alone()
         try:
-            while self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
+            writing = self._context.rows.writing
+            while not writing.is_over and self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
                 pass
             if self.inbox.computing:
                 self.messages.not_computed(self.inbox.computing)
@@ -245,6 +249,6 @@ class Worker:
                 self.participation.be_alone()
             self._rounds.intent = Intent.CLOSING
             self._write_all()
-            self._context.rows.writing.end_row()
+            writing.end_row()
         except Exception:  # noqa: BLE001  # the thread must end normally
             _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.held import Held, RowWriter
@@ -38,14 +38,14 @@ class Writing:
 
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
-        unwritten: Number of rows that came after that.
+        due: Number of rows that are being written.
         last_position: The position of the last row, for messages.
         global_rank_of: Returns the index in the job of a rank of the unit.
     """
 
     def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
         self.is_over = False
-        self.unwritten: int = 0
+        self.due: int = 0
         self.last_position: str = "the start"
         self.global_rank_of: Any = lambda index: index
         self._writer = writer
@@ -55,14 +55,17 @@ class Writing:
         self._stragglers = Stragglers()
         self._open = _NONE
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Write finished rows."""
-        row = None
-        for row in rows:
-            if self._writer.is_primary or row.own:
-                self._write_row(row)
-        if row is not None:
-            self.last_position = self._held.shown(row.step, row.x)
+        try:
+            for index, row in enumerate(rows):
+                self.due = len(rows) - index
+                if self._writer.is_primary or row.own:
+                    self._write_row(row)
+        finally:
+            self.due = 0
+        if rows:
+            self.last_position = self._held.shown(rows[-1].step, rows[-1].x)
 
     def end_row(self, now: float = math.inf) -> None:
         """End a row that was left open, if that is some time ago."""
@@ -138,7 +141,6 @@ class Writing:
 
     def _write(self, row: Mapping[str, Any], x: int | None, *, commit: bool | None) -> None:
         if self.is_over:
-            self.unwritten += bool(row)
             return
         if commit is not False:
             self._open = _NONE
@@ -148,6 +150,7 @@ class Writing:
         try:
             self._writer.write(row, x, commit=commit)
         except Exception as error:  # noqa: BLE001  # a row that W&B rejects must not stop the later ones
+            self._writer.lost["that W&B refused"] += len(row)
             if self._notices.is_first(type(error)):
                 _log.exception(
                     "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
+_REFUSED = "that W&B refused"  # a cause of `RunWriter.lost`
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
 _MOST_WARNED = 10  # names with a warning, in case they change from row to row
@@ -69,6 +71,9 @@ class RunWriter:
         plan: Determines whether this rank writes the plain names, and its label in a shared run.
         step_metric: Name of the x axis in every row; `None` for none.
         rank: Global rank, for messages.
+
+    Attributes:
+        lost: How many values were accepted and are not in the run, by the cause in words.
     """
 
     def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
@@ -77,7 +82,8 @@ class RunWriter:
         self.has_own_run: bool = plan.run_mode == "new"
         self._run = run
         self.step_metric = step_metric
-        self._rescue = _Rescue(rank)
+        self.lost: Counter[str] = Counter()
+        self._rescue = _Rescue(rank, self.lost)
         self._notices = Notices()
         self._open: _OpenRow | None = None
         self._turn = threading.RLock()  # reentrant: a signal handler may log in the middle of a row
@@ -147,6 +153,7 @@ class RunWriter:
                 self._log({**made, **others}, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
+        self.lost[_REFUSED] += 1
         self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")
 
     def _log(self, row: dict[str, Any], **kwargs: Any) -> None:
@@ -159,8 +166,9 @@ class RunWriter:
 class _Rescue:
     """Writes rows for which `run.log` has raised."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, lost: Counter[str]) -> None:
         self._rank = rank
+        self._lost = lost
         self._warned: set[str] = set()
 
     def write(self, log: Callable[..., None], row: dict[str, Any], error: Exception, **kwargs: Any) -> None:
@@ -177,6 +185,7 @@ class _Rescue:
         for name in causes:
             rest.update(self._as_text(name, row[name]))
         log(rest, **kwargs)
+        self._lost[_REFUSED] += len(causes.keys() - rest.keys())
         for name, why in causes.items():
             self._warn(name, row[name], why, is_text=name in rest)
 

@@ -55,7 +55,6 @@ class Intake:
         self._last_step: int | None = None  # given by this rank
         self._first_thread = 0  # the first to log
         self.sections: Sections = Sections()
-        self._counting = threading.RLock()  # several threads may log; a signal handler may log in an interrupted one
 
     def put(
         self,
@@ -78,18 +77,40 @@ class Intake:
                     value.use(rank, wandb_media.image)
         if step is not None:
             step = checked_step(step, rank)
-        with self._counting:
-            if leads:
-                self._last_step = self._step_of(metrics, step)
-                times = self.sections.due_timings(metrics, step) if commit is not False else {}
-                if times:
-                    metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
-            if self._link.reduces:
-                self._put_reduced(metrics, step, weight, commit)
-            elif self._link.unit.is_member:
-                self._put_own(metrics, step, weight, commit)
-            if commit is not False:  # the next call continues a row that is not committed
-                self.rows += 1
+        with self._life.accepting:
+            if not self._is_over():
+                self._pass_on(metrics, step, weight, commit, leads=leads)
+                self._is_over()  # a signal handler may have finished the session before the row was passed on
+
+    def _pass_on(
+        self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
+    ) -> None:
+        if leads:
+            self._last_step = self._step_of(metrics, step)
+            times = self.sections.due_timings(metrics, step) if commit is not False else {}
+            if times:
+                metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
+        if self._link.reduces:
+            self._put_reduced(metrics, step, weight, commit)
+        elif self._link.unit.is_member:
+            self._put_own(metrics, step, weight, commit)
+        if commit is not False:  # the next call continues a row that is not committed
+            self.rows += 1
+
+    def _is_over(self) -> bool:
+        """Return whether rows are dropped.
+
+        Raises:
+            ConfigurationError: The session was finished.
+        """
+        if self._life.phase is Phase.CLOSED:
+            raise ConfigurationError(
+                f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
+                "finish(), or open another session."
+            )
+        if self._life.phase is Phase.DETACHED:
+            self._notices.row_dropped()
+        return self._life.phase is Phase.DETACHED
 
     def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
         """The step of a row, which may be a value of the x axis; otherwise the last one."""
@@ -100,14 +121,6 @@ class Intake:
     def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
-        if self._life.phase is not Phase.OPEN:
-            if self._life.phase is Phase.DETACHED:
-                self._notices.row_dropped()
-                return
-            raise ConfigurationError(
-                f"log was called on rank {rank} after the session was finished. Log before finish(), or open another "
-                "session."
-            )
         values = copied_row(metrics, rank)
         if step is None and axis in values and type(values[axis]) is int:
             step = checked_step(values.pop(axis), rank)

@@ -7,19 +7,22 @@ States and transitions::
       ▼                                                            ▼
     CLOSED                                                      (ended)
 
-- `OPEN`: rows are accepted, also while `finish` passes on what was logged: rows of other threads still count then.
-- `CLOSED`: the exchange is closed; `log` raises, or writes into a run that has ended. The run itself may still be
-  ending: the thread that finishes holds the claim until that is done.
+- `OPEN`: rows are accepted.
+- `CLOSED`: `log` raises. What was accepted before is being written, and the run may still be ending: the thread that
+  finishes holds the claim until that is done.
 - `DETACHED`: rows are dropped, with one warning. Only ranks without a run reach this state.
 
 Invariants: no transition leads back to `OPEN`; at most one thread finishes a session, and others wait until it is done;
-no lock is taken, so a signal handler that interrupts the training thread may log and finish.
+a row that was accepted is with the exchange before the session is `CLOSED`. The only lock is reentrant, so a signal
+handler that interrupts the training thread may log and finish.
 """
 
 from __future__ import annotations
 
 import threading
 from enum import Enum
+
+_LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
 
 
 class Phase(Enum):
@@ -35,10 +38,12 @@ class LifeCycle:
 
     Attributes:
         phase: Whether rows are accepted.
+        accepting: Held while a row is checked and passed on. Several threads may log.
     """
 
     def __init__(self) -> None:
         self.phase: Phase = Phase.OPEN
+        self.accepting: threading.RLock = threading.RLock()
         self._claims: dict[str, tuple[int]] = {}
         self._finished = threading.Event()
 
@@ -58,9 +63,14 @@ class LifeCycle:
         self._finished.set()
 
     def close(self) -> None:
-        """Stop accepting rows."""
-        if self.phase is Phase.OPEN:
-            self.phase = Phase.CLOSED
+        """Stop accepting rows, once those that other threads are logging are passed on."""
+        has_turn = self.accepting.acquire(timeout=_LONGEST_ROW)
+        try:
+            if self.phase is Phase.OPEN:
+                self.phase = Phase.CLOSED
+        finally:
+            if has_turn:
+                self.accepting.release()
 
     def detach(self) -> bool:
         """Drop further rows. Return whether they were accepted until now."""

@@ -3,11 +3,13 @@
 `finish` runs these steps, on the thread that called it first:
 
 1. Publish this rank's exit code (`UnitEnd.report`). If several ranks of a unit fail, the first exit code counts.
-2. Pass on rows of child processes, the config, and what is in the exchange. From here on no rows are accepted.
+2. Pass on rows of child processes and the config. From here on no rows are accepted. End the exchange, which writes
+   what was accepted.
 3. End the run. The other writers of a shared run end theirs first and report it; the primary waits for them.
 4. Delete the restart record, if the job ended successfully, and this rank's keys in the job's store.
 
-After a failure, other ranks are not waited for. SIGTERM waits for step 3 (`ProcessEnd.finishing`).
+After a failure, other ranks are waited for no longer than a heartbeat. After Ctrl-C in step 2 too, and `finish` raises
+it at the end. If rows are given up there, the run ends as failed. SIGTERM waits for step 3 (`ProcessEnd.finishing`).
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
 from dist_wandb.session import registry
 from dist_wandb.session.life_cycle import LifeCycle, Phase
+from dist_wandb.session.process_end import FAILED, exit_code_of
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -97,7 +101,8 @@ class Shutdown:
             failed: Whether it ends in the middle of its work.
         """
         try:
-            self.finish(exit_code, min(self._link.options.limits.flush_timeout, WITHOUT_FINISH), failed=failed)
+            with suppress(KeyboardInterrupt):
+                self.finish(exit_code, min(self._link.options.limits.flush_timeout, WITHOUT_FINISH), failed=failed)
         except Exception:  # noqa: BLE001  # other sessions must end as well
             _log.exception("dist_wandb: the run of rank %d could not be ended", self._link.topology.global_rank)
 
@@ -129,6 +134,7 @@ class Shutdown:
         if self._children.is_fork:
             self._close(handed_over=False)
             return
+        self._life.close()
         self._exchange.detach()
         self._config_sync.close()
         self._close(handed_over=False)
@@ -149,9 +155,12 @@ class Shutdown:
         self._children.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
-        self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
-        self._config_sync.close()
-        self._close(handed_over=True)
+        self._life.close()
+        try:
+            self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
+        finally:
+            self._config_sync.close()
+            self._close(handed_over=True)
 
     def _close(self, *, handed_over: bool) -> None:
         self._children.close(failed=True)  # no effect if they are closed already
@@ -163,8 +172,13 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
-        exit_code = unit_end.report(exit_code)
-        self.hand_over(failed=failed, within=within)
+        exit_code, interrupt = unit_end.report(exit_code), None
+        try:
+            self.hand_over(failed=failed, within=within)
+        except KeyboardInterrupt as error:  # raised again once the run has ended
+            failed, interrupt = True, error
+        if not exit_code and (interrupt or self._exchange.unwritten):
+            exit_code = unit_end.report(exit_code_of(interrupt) or FAILED)
         with registry.process_end.finishing():
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
@@ -175,6 +189,8 @@ class Shutdown:
                 self._delete_record()
         self._link.report_over()
         registry.release_sigterm()
+        if interrupt:
+            raise interrupt
 
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
         """End the run as its primary: after its other writers, and with the exit code of the first rank that failed.

@@ -30,9 +30,9 @@ class Limits:
             them.
         peer_timeout: How long a participating rank may keep the others waiting, because it does not answer or does not
             log a name that it usually logs. After it, they continue without it and mark their rows as degraded.
-        finish_timeout: How long `finish` and `flush` wait for other ranks. `finish` then waits for the same time again
-            for W&B to accept the remaining data, and reports the data that it did not accept. `None` for 60 s, and
-            600 s for the upload.
+        finish_timeout: How long `finish` and `flush` wait for other ranks. `finish` then writes what is left, as long
+            as W&B takes it, waits for the same time again for W&B to accept the remaining data, and reports the data
+            that it did not accept. `None` for 60 s, and 600 s for the upload.
         max_pending_rows: How many rows may wait for ranks that have not logged them. Beyond this number, the oldest
             rows are written from the ranks that have. Without a reduction: how many rows may wait for wandb's own
             process while it is stalled; further rows are lost.

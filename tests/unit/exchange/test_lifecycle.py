@@ -9,7 +9,7 @@ import pytest
 from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations([Demand.CLOSE, Demand.STOP, Demand.ABORT])))
+@pytest.mark.parametrize("order", list(itertools.permutations([Demand.CLOSE, Demand.STOP])))
 def test_a_demand_is_never_lowered(order: tuple[Demand, ...]) -> None:
     lifecycle = Lifecycle()
     demands = []
@@ -17,12 +17,12 @@ def test_a_demand_is_never_lowered(order: tuple[Demand, ...]) -> None:
         lifecycle.ask(demand)
         demands.append(lifecycle.demand)
     assert demands == sorted(demands)
-    assert demands[-1] is Demand.ABORT
+    assert demands[-1] is Demand.STOP
 
 
 @pytest.mark.parametrize(
     ("demand", "is_closing", "is_stopped"),
-    [(Demand.NONE, False, False), (Demand.CLOSE, True, False), (Demand.STOP, True, True), (Demand.ABORT, True, True)],
+    [(Demand.NONE, False, False), (Demand.CLOSE, True, False), (Demand.STOP, True, True)],
 )
 def test_each_demand_includes_those_before_it(demand: Demand, is_closing: bool, is_stopped: bool) -> None:
     lifecycle = Lifecycle()

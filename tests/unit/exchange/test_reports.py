@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.reports import Reports
+from dist_wandb.exchange.reports import Reports, report_lost
 
 
 class Clock:
@@ -64,13 +66,11 @@ def test_a_continuing_problem_is_reported_once_with_a_later_count(
         reports.values("late", cells("a", "b", step=step), late)
         clock.now += 9
     assert logged(caplog) == ["dist_wandb: late with 'a', 'b' at step 0."]
-    assert reports.unreported("late") == 8
     clock.now += 20
     reports.values("late", cells("a", step=7), late)
     assert logged(caplog) == [
         "dist_wandb: late with 'a' at step 7. Since the last message of this kind there were 8 more."
     ]
-    assert reports.unreported("late") == reports.unreported("never seen") == 0
 
 
 def test_recurring_problems_are_reported_less_and_less_often(
@@ -99,3 +99,10 @@ def test_other_warnings_are_logged_once(reports: Reports, caplog: pytest.LogCapt
     for _ in range(2):
         reports.warn("kind", "it is so")
     assert logged(caplog) == ["dist_wandb: it is so"]
+
+
+def test_lost_values_are_reported_in_one_line_by_cause(caplog: pytest.LogCaptureFixture) -> None:
+    report_lost(3, Counter({"that came too late": 0}))
+    assert logged(caplog) == []
+    report_lost(3, Counter({"that came too late": 12, "that W&B refused": 1, "that could not be processed": 0}))
+    assert logged(caplog) == ["dist_wandb: rank 3 has lost values: 12 that came too late, 1 that W&B refused."]

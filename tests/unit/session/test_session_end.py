@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
@@ -279,3 +281,46 @@ def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
         with pytest.raises(ConfigurationError, match=f"log was called on rank {rank} after the session was finished"):
             session.log({"loss": 0.5})
         assert session.flush()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_row_that_is_logged_while_the_session_ends_is_written_or_refused(
+    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, world_size: int
+) -> None:
+    sessions = job(TWO) if world_size > 1 else [dist_wandb.init()]
+    accepted: list[int] = []
+
+    def log_until_refused() -> None:
+        for step in itertools.count():
+            try:
+                sessions[0].log({"loss": 1.0}, step=step)
+            except ConfigurationError:
+                return
+            accepted.append(step)
+            if step % 8 == 0:
+                time.sleep(0.0002)
+
+    thread = threading.Thread(target=log_until_refused)
+    thread.start()
+    while len(accepted) < 100:
+        time.sleep(0.001)
+    on_ranks(world_size, lambda rank: sessions[rank].finish())
+    thread.join()
+    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == accepted
+
+
+def test_a_signal_handler_may_finish_while_a_row_is_logged(
+    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = job(TWO)
+    put = sessions[0]._exchange.put
+
+    def interrupted(contribution: Contribution) -> None:
+        on_ranks(1, lambda _: sessions[1].finish())
+        sessions[0].finish()
+        put(contribution)
+
+    monkeypatch.setattr(sessions[0]._exchange, "put", interrupted)
+    with pytest.raises(ConfigurationError, match="after the session was finished"):
+        sessions[0].log({"loss": 1.0})
+    assert fake_wandb.runs[0].rows == []

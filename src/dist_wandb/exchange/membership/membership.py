@@ -22,7 +22,8 @@ of them.
   claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
   written already. It repeats its contributions to a round that was interrupted.
 - *Left.* A leaving rank publishes its checkpoint, and how it ended (`leave`). A rank that has finished and delivered
-  everything is not missing. A rank whose `finish` ended before that is missing, although it has not failed. Rows that
+  everything is not missing. It has told the members so in a round, which counts if its process ends before it could
+  publish it. A rank whose `finish` ended before that is missing, although it has not failed. Rows that
   lack a rank are marked with `dist_wandb/degraded`, the number of missing ranks.
 
 A new generation begins with a greeting (`cycle`): members exchange the work that was pending when the last generation
@@ -46,12 +47,18 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Generation, GenerationStore
+from dist_wandb.exchange.membership.generations import (
+    Checkpoint,
+    CheckpointSummary,
+    Departure,
+    Generation,
+    GenerationStore,
+)
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.membership.polling import poll_until_stopped
 from dist_wandb.exchange.membership.presence import Arrival, Presence
@@ -137,7 +144,9 @@ class Membership:
                 return claimed
         return claim()
 
-    def regroup(self, generation: Generation, checkpoint: Checkpoint, within: float) -> Generation:
+    def regroup(
+        self, generation: Generation, checkpoint: Checkpoint, within: float, closed: Collection[int] = ()
+    ) -> Generation:
         """Agree with the remaining members on the next generation, after this one broke.
 
         All publish their checkpoints and summaries of them. The first one reads the summaries and claims the next
@@ -147,6 +156,8 @@ class Membership:
             generation: The generation that broke.
             checkpoint: The checkpoint of this rank.
             within: How long to wait for the summaries of the other members, in seconds.
+            closed: Members that have said, in a round, that they contribute nothing more. If they are gone, they have
+                finished, even if their process has ended before they published it.
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
@@ -165,16 +176,21 @@ class Membership:
 
         def claim() -> Generation:
             are_complete()  # reads new summaries
-            return self._claim_next(generation, read)
+            return self._claim_next(generation, read, closed)
 
         patience = within if is_first else within + _TERM
         return self._until(claimed, patience) or self._elected(generation.number + 1, claim)
 
-    def _claim_next(self, generation: Generation, summaries: Mapping[int, CheckpointSummary]) -> Generation:
+    def _claim_next(
+        self, generation: Generation, summaries: Mapping[int, CheckpointSummary], closed: Collection[int] = ()
+    ) -> Generation:
         """Claim the generation after a broken one, with the members that published a summary and are not gone."""
         known = [*summaries.values(), *self.presence.departures.summaries.get(generation.number, {}).values()]
         source = max(known, key=lambda summary: summary.round)
-        members = tuple(sorted(summaries.keys() - self.presence.departures.known.keys()))
+        departures = self.presence.departures
+        members = tuple(sorted(summaries.keys() - departures.known.keys()))
+        finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
+        departures.learn({index: Departure("finished", self.presence.global_rank(index)) for index in finished})
         following = Generation(generation.number + 1, members, (), source.round, source.member)
         return self._claim(following, generation)
 
