@@ -19,11 +19,14 @@ from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait
 
 from dist_wandb import gathered
 from dist_wandb.exchange import participation
+from dist_wandb.exchange.attachments import attachment
 from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.payloads.media import pictures
+
+SMALL = 1100  # approximate bytes of a table of one row, while it is kept
 
 
 class Looking(RecordingRun):
@@ -203,7 +206,7 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
 def test_pending_tables_are_bounded(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_gathers, "_MOST_HELD", 3000)
+    monkeypatch.setattr(attachment, "_MOST_WAITING", 5000)  # two tables, each with 1 KiB besides its rows
     unit = ranks(2, limits=replace(QUICK, heartbeat=1))
     for rank in range(2):
         unit.log(rank, {"table": table(rank)}, 0)
@@ -217,7 +220,8 @@ def test_pending_tables_are_bounded(
     assert [len(written(unit)[step]) for step in range(5)] == [2, 1, 1, 2, 2]
 
 
-def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks]) -> None:
+def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 8 * SMALL)
     unit = ranks(2)
     for step in range(30):
         for rank in range(2):
@@ -228,8 +232,7 @@ def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks]) -
         unit.log(rank, {"loss": 1.0}, 30)
     unit.flush()
     for exchange in unit.exchanges.values():
-        tables: Any = exchange._rows.held.attachments._by_kind["table"]
-        assert len(tables._kept) <= fused_gathers._REMEMBERED + 1
+        assert len(exchange._rows.held.attachments.kept()) <= 9
     unit.close()
 
 
@@ -296,24 +299,26 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 
 
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 8 * SMALL)
     unit = ranks(2, kind=CollectiveExchange)
-    for step in range(fused_gathers._REMEMBERED + 3):
+    for step in range(11):
         unit.log(0, {"table": table(0)}, step)
     unit.flush(0)
-    unit.log(1, {"table": table(1)}, 0)
-    unit.log(1, {"table": table(1)}, fused_gathers._REMEMBERED + 2)
+    for step in (0, 1, 10):
+        unit.log(1, {"table": table(1)}, step)
     unit.close()
-    assert written(unit)[0] == whole(1)
-    assert written(unit)[fused_gathers._REMEMBERED + 2] == whole(1, 1)
-    assert caplog.text.count("it came after the parts of the other ranks were dropped") == 1
+    assert written(unit)[0] == written(unit)[1] == whole(1)
+    assert written(unit)[10] == whole(1, 1)
+    assert unit.flagged() == {0: 1, 1: 1}
+    assert caplog.text.count("it came after the parts of other ranks were dropped") == 1
 
 
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
+    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 0)
     monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):

@@ -45,7 +45,7 @@ def _blobs() -> list[bytes]:
         [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
     ]
     blobs = [encode(items), *(snapshot.in_full(1) for snapshot in snapshots)]
-    return [*blobs, *(blob for snapshot in snapshots if (blob := snapshot.packed().blob))]
+    return [*blobs, *(blob for snapshot in snapshots if (blob := b"".join(snapshot.packed().blob)))]
 
 
 def _read_blob(data: bytes) -> None:

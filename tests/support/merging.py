@@ -48,9 +48,9 @@ class _Replayed:
         received = self._contribute("reduce", (sums.clone(), maxima.clone()))
         return torch.stack([one for one, _ in received]).sum(0), torch.stack([one for _, one in received]).amax(0)
 
-    def gather(self, data: bytes) -> list[bytes]:
-        """See `Group.gather`."""
-        return self._contribute("gather", data)
+    def collect(self, *data: bytes) -> list[bytes]:
+        """See `Group.collect`; all members get the data."""
+        return list(self._contribute("collect", b"".join(data)))
 
     def _contribute(self, kind: str, given: Any) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1

@@ -90,7 +90,7 @@ class Cycle:
         outcome = self._unpack(Result(offers, sums, maxima))
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more
+        self.has_more = outcome.more or self._rows.held.attachments.has_sent_much()
         return outcome
 
     def _unpack(self, result: Result) -> Outcome:
@@ -123,6 +123,13 @@ class Cycle:
         """Return whether the others will request more than numbers of this rank: states, tables or spreads."""
         has_spread = self._rows.held.spreads.wants
         return any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open())
+
+    def may_be_awaited(self) -> bool:
+        """Return whether they may still do so for a late rank: a part of it corrects what this rank has a part in."""
+        ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
+        others = ranks.members - ranks.closed
+        givers = map(memory.ranks_of, self._rows.held.attachments.kept() if others else ())
+        return any(those is not None and not those >= others for those in givers)
 
     # Between generations
 

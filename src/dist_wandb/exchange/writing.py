@@ -119,11 +119,11 @@ class Writing:
     def _add_attached(self, values: dict[str, Any], key: Key, row: Row, index: int) -> int:
         """Replace a value without a number by what the ranks attached; return the number of missing parts."""
         del values[key.name]
-        taken = self._held.attachments.pop_values(key, row.ranks[index], corrects=row.corrects)
-        if taken is None:
-            return 0  # a better value was written before
-        values.update(taken[0])
-        return taken[1]
+        added, missing = self._held.attachments.pop_values(key, row.ranks[index], corrects=row.corrects)
+        values.update(added)
+        if missing:
+            values[DEGRADED] = missing  # also if the row has nothing else
+        return missing
 
     def _add_spreads(self, values: dict[str, Any], row: Row) -> None:
         for index, key in enumerate(row.cells()):

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dist_wandb.errors import ConfigurationError
 
+Bytes = bytes | bytearray | memoryview  # the bytes of a piece of a message
+
+LARGE = 2**20  # bytes
 _LENGTH = 8  # bytes of a length
 _SHOWN = 100  # characters of received values, in messages
 
 
 def framed(*parts: bytes) -> bytes:
     """Join parts, each preceded by its length."""
-    return b"".join(piece for part in parts for piece in (len(part).to_bytes(_LENGTH, "little"), part))
+    return b"".join(frame(*([part] for part in parts)))
+
+
+def frame(*parts: Sequence[Bytes]) -> list[Bytes]:
+    """Return what `framed` joins; each part is given, and returned, as the pieces of which it consists."""
+    return [piece for part in parts for piece in (sum(map(len, part)).to_bytes(_LENGTH, "little"), *part)]
+
+
+def memory(size: int) -> memoryview:
+    """Return zeroed memory. If it is large, the system gets it back once it is freed; malloc often keeps it."""
+    return memoryview(bytearray(size) if size < LARGE else mmap.mmap(-1, size))
 
 
 def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:

@@ -11,6 +11,7 @@ import torchmetrics
 from merging import Ranks
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments import attachment
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.calls import Key
@@ -51,8 +52,8 @@ class ReducingGroup:
     def reduce_tensors(self, _sums: torch.Tensor, _maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._sums.clone(), self._maxima.clone()
 
-    def gather(self, data: bytes) -> list[bytes]:
-        return [data]
+    def collect(self, *data: bytes) -> list[bytes]:
+        return [b"".join(data)]
 
 
 class Unit:
@@ -71,8 +72,9 @@ class Unit:
         self.written.append({name: value for name, value in row.items() if name != "_timestamp"})
 
     def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
-        """Log the metric on the ranks; return its cell."""
+        """Log the metric on the ranks, after the round of the last exchange; return its cell."""
         for rank, metric in enumerate(self._metrics):
+            self.fused(rank).passed()
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
             key = Key(self.fused(rank).series("sum", snapshot, ()), step, 0)
@@ -144,7 +146,7 @@ def test_states_are_gathered_only_when_needed() -> None:
     assert ranks.log(shaped([1, 2], [], [5, 6])) == {"": [6.0, 8.0]}
     assert ranks.collectives == ["reduce"]
     assert ranks.log(shaped([], [3, 4], [5, 6])) == {"": [8.0, 10.0]}
-    assert ranks.collectives == ["reduce", "gather"]
+    assert ranks.collectives == ["reduce", "collect"]
     assert len(ranks.known) == 1
 
 
@@ -152,7 +154,7 @@ def test_states_of_a_new_shape_are_merged_if_all_ranks_agree() -> None:
     ranks = Ranks(2)
     assert ranks.log(shaped([1, 2], [3, 4])) == {"": [4.0, 6.0]}
     assert ranks.log(shaped([1, 2, 3], [3, 4, 5])) == {"": [4.0, 6.0, 8.0]}
-    assert ranks.collectives == ["reduce", "gather"]
+    assert ranks.collectives == ["reduce", "collect"]
 
 
 def test_states_of_different_shapes_are_refused_once_with_rank_and_advice(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +178,8 @@ def test_a_metric_that_fails_alone_does_not_affect_the_rest_of_the_row(caplog: p
     assert "'curve' (BinaryAUROC) is left out of its row: rank 0 could not compute it from its states" in message
 
 
-MANY = 20  # more than the number of exchanged metrics that are kept
+MANY = 20  # more metrics than fit into FEW bytes
+FEW = 50_000
 
 
 def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
@@ -188,12 +191,13 @@ def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
         assert unit.finish(key, 3)["sum"] == 6.0 * (step + 1)
 
 
-def test_snapshots_do_not_accumulate() -> None:
+def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachment, "_MOST_DELIVERED", FEW)
     unit = Unit(2)
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
     for rank in range(2):
-        assert len(unit.fused(rank)._snapshots) < MANY / 2
+        assert 0 < len(unit.fused(rank).kept()) < MANY / 2
 
 
 def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:
@@ -213,15 +217,35 @@ def test_late_states_correct_a_value() -> None:
     assert unit.finish(first, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
 
 
-def test_a_correction_without_the_earlier_states_is_not_written() -> None:
+def test_many_later_values_do_not_prevent_a_correction() -> None:
     unit = Unit(2)
     late = unit.keep(0, ranks=[0])
     unit.exchange(late, range(2))
-    for step in range(1, MANY):
+    assert unit.finish(late, 1)["sum"] == 1.0
+    for step in range(1, 10 * MANY):
         unit.exchange(unit.keep(step), range(2))
     unit.keep_late(1, late)
     unit.exchange(late, range(2))
-    assert unit.finish(late, 2, corrects=True) == {}
+    assert unit.finish(late, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
+
+
+def test_a_value_whose_late_part_comes_too_late_is_marked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attachment, "_MOST_DELIVERED", FEW)
+    unit = Unit(3)
+    late, whole = unit.keep(0, ranks=[0, 1]), unit.keep(1)
+    for key, contributors in ((late, 2), (whole, 3)):
+        unit.exchange(key, range(3))
+        assert DEGRADED not in unit.finish(key, contributors)
+    for step in range(2, MANY):
+        unit.exchange(unit.keep(step), range(3))
+    unit.keep_late(2, late)
+    unit.exchange(late, range(3))
+    assert unit.finish(late, 3, corrects=True) == {DEGRADED: 1, "global_step": 0}
+    assert "a part of 'sum' is not written: it came after the parts of other ranks were dropped" in caplog.text
+    unit.exchange(whole, range(3))  # the row is corrected because of another value
+    assert unit.finish(whole, 3, corrects=True) == {}, "its value was right"
 
 
 class MalformedGroup(ReducingGroup):
@@ -231,10 +255,10 @@ class MalformedGroup(ReducingGroup):
         super().__init__(received)
         self._sent = sent
 
-    def gather(self, data: bytes) -> list[bytes]:
+    def collect(self, *data: bytes) -> list[bytes]:
         if self._sent is None:
             raise ConfigurationError("Member 1 of the group announced 9 bytes")
-        return [data, self._sent]
+        return [*super().collect(*data), self._sent]
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"\xff" * 12, (5).to_bytes(8, "little") + b"four"])

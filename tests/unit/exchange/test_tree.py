@@ -107,13 +107,14 @@ def test_bytes_of_any_length_are_gathered_in_member_order(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece)
+    monkeypatch.setattr(tree, "_MOST_HELD", 2 * piece * size)
     groups = form(size, fan_out, per_node=3)
     sent = [bytes([rank]) * (rank % 3 * 40) for rank in range(size)]
     nothing = [b""] * size
 
     def give(rank: int) -> list[Any]:
-        group = groups[rank]
-        return [group.gather(sent[rank]), group.collect(sent[rank]), group.gather(b""), group.collect(b"")]
+        group, own = groups[rank], sent[rank]
+        return [group.gather(own), group.collect(own[:9], b"", own[9:]), group.gather(b""), group.collect(b"")]
 
     first, *others = on_ranks(size, give)
     assert first == [sent, sent, nothing, nothing]

@@ -165,7 +165,7 @@ def exchange(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     sums = torch.stack([one.sums for one in packed]).sum(0)
     maxima = torch.stack([one.maxima for one in packed]).amax(0)
     in_full = [snapshot.in_full(rank) for rank, snapshot in enumerate(snapshots)]
-    return snapshots[0].compute(sums, maxima, [one.blob for one in packed], in_full)
+    return snapshots[0].compute(sums, maxima, [b"".join(one.blob) for one in packed], in_full)
 
 
 def merged(ranks: Sequence[Any]) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def test_a_neutral_contribution_changes_nothing(case: str) -> None:
     snapshots = [take_snapshot(metric) for metric in ranks]
     packed = [*(one.packed() for one in snapshots), Layout.parse(snapshots[0].signature).neutral()]
     sums, maxima = torch.stack([p.sums for p in packed]).sum(0), torch.stack([p.maxima for p in packed]).amax(0)
-    assert snapshots[0].compute(sums, maxima, [p.blob for p in packed]) == merged(ranks)
+    assert snapshots[0].compute(sums, maxima, [b"".join(p.blob) for p in packed]) == merged(ranks)
 
 
 class Last(Metric):

@@ -2,12 +2,17 @@
 
 An attachment gets a series in the rounds, and is kept until the rounds have finished its cell. Then all ranks exchange
 their contributions to the cell, and the primary writes the merged value to its row.
+
+The end of a round shows that all members have completed the exchange before it. Until then the exchange may be
+repeated, if it broke on one of them. After that, contributions are kept for late ranks, up to a number of bytes.
+Contributions whose cell is not finished, because a rank or the primary is away, are bounded as well. A late part
+corrects the value. If the parts of other ranks are no longer kept, the row is marked instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dist_wandb.exchange.protocol.series import is_attached, series_of
 from dist_wandb.notices import Notices
@@ -19,6 +24,90 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
+
+_MOST_WAITING = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
+_MOST_DELIVERED = 16 * 2**20  # maximum bytes that are kept for late ranks
+_OVERHEAD = 1024  # bytes of a contribution besides its data
+_MOST_WRITTEN = 32_768  # written cells for which the numbers of contributors are kept
+
+_T = TypeVar("_T")
+
+
+class Contributions(Generic[_T]):
+    """One rank's contributions to cells of some kinds, within limits.
+
+    Args:
+        rank: Index of this rank in the job, for messages.
+        what: The contributions in words, for messages.
+    """
+
+    def __init__(self, rank: int, what: str) -> None:
+        self._rank = rank
+        self._what = what
+        self._waiting: dict[Key, tuple[_T, int]] = {}  # with their sizes, in the order of logging
+        self._sent: dict[Key, tuple[_T, int]] = {}  # to be sent again if the exchange broke on another rank
+        self._delivered: dict[Key, tuple[_T, int]] = {}
+        self._bytes = 0  # of those that wait
+        self._bytes_delivered = 0
+        self._notices = Notices()
+
+    def add(self, key: Key, value: _T, size: int) -> None:
+        """Keep a contribution of so many bytes. The newest one of a series is kept in any case."""
+        self._waiting[key] = value, size + _OVERHEAD
+        self._bytes += size + _OVERHEAD
+        newest = {one.name: one for one in self._waiting} if self._bytes > _MOST_WAITING else {}
+        for old in [one for one in self._waiting if newest.get(one.name) != one] if newest else ():
+            if self._bytes <= _MOST_WAITING:
+                break
+            self.pop(old)
+            self._notices.warn(
+                f"waiting {old.name}",
+                f"more than {_MOST_WAITING // 2**20} MiB of {self._what} wait on rank {self._rank} for other ranks. "
+                f"The oldest are dropped, first {old.series.name!r}: their rows lack this rank, and are marked. Log "
+                "less often, or less at once.",
+            )
+
+    def get(self, key: Key) -> _T | None:
+        """Return this rank's contribution to a cell, if it has one and still keeps it."""
+        found = self._waiting.get(key) or self._sent.get(key) or self._delivered.get(key)
+        return None if found is None else found[0]
+
+    def pop(self, key: Key) -> _T | None:
+        """Return a contribution that waits, which is then not kept any more."""
+        value, size = self._waiting.pop(key, (None, 0))
+        self._bytes -= size
+        return value
+
+    def waiting(self, series: str) -> list[_T]:
+        """Return the contributions to cells of a series that wait."""
+        return [value for key, (value, _) in self._waiting.items() if key.name == series]
+
+    def keys(self) -> list[Key]:
+        """Return all cells whose contributions are kept."""
+        return [*self._waiting, *self._sent, *self._delivered]
+
+    def sent(self, keys: Iterable[Key]) -> None:
+        """Note that contributions to cells were sent."""
+        for key in keys:
+            if key in self._waiting:
+                self._sent[key] = self._waiting[key]
+                self.pop(key)
+
+    @property
+    def has_sent_much(self) -> bool:
+        """Whether more was sent than is kept for late ranks, so that the end of the next round releases memory."""
+        return sum(size for _, size in self._sent.values()) > _MOST_DELIVERED
+
+    def passed(self) -> None:
+        """Note the end of a round: all ranks have completed the exchange before it."""
+        if not self._sent:
+            return
+        self._bytes_delivered += sum(size for _, size in self._sent.values())
+        self._delivered.update(self._sent)
+        self._sent.clear()
+        while self._bytes_delivered > _MOST_DELIVERED:
+            _, size = self._delivered.pop(next(iter(self._delivered)))
+            self._bytes_delivered -= size
 
 
 class Attachment(Protocol):
@@ -43,6 +132,9 @@ class Attachment(Protocol):
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
 
+    def kept(self) -> list[Key]:
+        """Return the cells to which this rank's contributions are kept."""
+
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # a default
         """Move pending values to other series if they fit, after the ranks have agreed on series.
 
@@ -57,6 +149,9 @@ class Attachment(Protocol):
         Raises:
             BrokenError: The exchange failed.
         """
+
+    def has_sent_much(self) -> bool:
+        """Return whether the end of the next round releases much memory."""
 
     def passed(self) -> None:
         """Note the end of a round, which shows that all ranks have completed the exchange before it."""
@@ -75,6 +170,7 @@ class Attachments:
     def __init__(self, by_type: Mapping[type, Attachment]) -> None:
         self._by_type = by_type
         self._by_kind = {kind: attachment for attachment in by_type.values() for kind in attachment.kinds}
+        self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._notices = Notices()
 
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
@@ -89,6 +185,10 @@ class Attachments:
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
         self._by_type[type(value)].keep(key, value)
+
+    def kept(self) -> list[Key]:
+        """Return the cells to which this rank's contributions are kept."""
+        return [key for attachment in self._by_type.values() for key in attachment.kept()]
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
         """Move pending values to other series if they fit, after the ranks have agreed on series."""
@@ -113,22 +213,23 @@ class Attachments:
                 due.setdefault(id(attachment), (attachment, []))[1].append(key)
         return [due[id(attachment)] for attachment in self._by_type.values() if id(attachment) in due]
 
+    def has_sent_much(self) -> bool:
+        """Return whether the end of the next round releases much memory."""
+        return any(attachment.has_sent_much() for attachment in self._by_type.values())
+
     def passed(self) -> None:
         """Note the end of a round, which shows that all ranks have completed the exchange before it."""
         for attachment in self._by_type.values():
             attachment.passed()
 
-    def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int] | None:
+    def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and the number of missing contributions.
 
         Args:
             key: The cell.
             ranks: How many ranks have contributed to it.
-            corrects: Whether its row was written before.
-
-        Returns:
-            `None` for a late correction that would replace a more complete value, because older contributions are no
-            longer kept.
+            corrects: Whether its row was written before. Then there are no values if they would lack parts that the
+                written ones have, because these are no longer kept.
         """
         attachment = self._of(key.name)
         if attachment is None:
@@ -136,12 +237,20 @@ class Attachments:
         values, contributors = attachment.pop_values(key)
         missing = ranks - contributors  # from ranks that were lost meanwhile, or are too late
         if missing > 0 and corrects:
-            self._notices.warn(
-                f"late {key.name}",
-                f"a part of {key.series.name!r} is not written: it came after the parts of the other ranks were "
-                "dropped.",
-            )
-            return None
+            before, written = self._written.get(key, (0, contributors))
+            missing = ranks - written
+            if missing > 0 and ranks > before:
+                self._notices.warn(
+                    "late",
+                    f"a part of {key.series.name!r} is not written: it came after the parts of other ranks were "
+                    f"dropped. A rank keeps the last {_MOST_DELIVERED // 2**20} MiB until it ends. The row is written "
+                    "again with dist_wandb/degraded, and so are others of this kind.",
+                )
+            return {}, missing
+        if values:
+            self._written[key] = ranks, contributors
+            if len(self._written) > _MOST_WRITTEN:
+                del self._written[next(iter(self._written))]
         return values, max(0, missing) if values else 0
 
     def _of(self, series: str) -> Attachment | None:

@@ -1,27 +1,21 @@
-"""Exchange of tables and images: when they are sent, and how long they are kept.
+"""Exchange of tables and images.
 
 In the rounds they are series without numbers, like metrics. The rounds show which ranks have logged one, and when all
 have. Then the ranks exchange their numbers of items and bytes, and compute the same shares of the limits
 (`payloads.media.gathers.fair`). Each rank sends the first items of its share to the primary, which alone needs memory
 for them, in pieces of 1 MiB. Each piece may take `peer_timeout`, so a slow network is not mistaken for a dead rank.
-Numbers wait meanwhile. Everything is sent over the exchange's group.
-
-The end of a round shows that all members have completed the exchange before it. Until then the exchange may be
-repeated, if it broke on one of them. After that, bytes are kept for late ranks, up to a number of cells and a number of
-bytes. Values that are not exchanged yet, because a rank or the primary is away, are bounded as well. A late part
-corrects the table. If the parts of other ranks are no longer kept, it is not written, with a warning. If a rank dies or
-is late, the row is marked, as with numbers.
+Numbers wait meanwhile. Everything is sent over the exchange's group. If a rank dies or is late, the row is marked, as
+with numbers.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import Attachment
+from dist_wandb.exchange.attachments.attachment import Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.notices import Notices
@@ -38,8 +32,6 @@ if TYPE_CHECKING:
 
 _MOST_SHARES = 10  # maximum number of shares in a message
 _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange
-_MOST_HELD = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
-_REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # maximum number of cells, and bytes, that are kept for late ranks
 
 
 class FusedGathers(Attachment):
@@ -57,9 +49,7 @@ class FusedGathers(Attachment):
         self.is_for_primary: bool = not collects
         self._collects = collects
         self._rank = rank
-        self._kept: OrderedDict[Key, Encoded] = OrderedDict()  # in the order of logging
-        self._last: set[Key] = set()  # sent, but to be sent again if the exchange broke on another rank
-        self._delivered: OrderedDict[Key, None] = OrderedDict()
+        self._kept: Contributions[Encoded] = Contributions(rank, "tables and images")
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 
@@ -87,18 +77,11 @@ class FusedGathers(Attachment):
     def keep(self, key: Key, value: Gathered) -> None:
         """Keep this rank's contribution to a cell."""
         try:
-            self._kept[key] = value.encoded().within(_MOST_BYTES)  # more is never sent
+            encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
+            self._kept.add(key, encoded, encoded.size)
         except Exception as error:  # noqa: BLE001  # an error of a value must not end the exchange
             self._notices.warn(
                 f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
-            )
-        while self._size(self._kept) > _MOST_HELD:
-            lost, _ = self._kept.popitem(last=False)
-            self._delivered.pop(lost, None)
-            self._notices.warn(
-                f"held {key.name}",
-                f"more than {_MOST_HELD // 2**20} MiB of tables and images wait on rank {self._rank} for other ranks. "
-                f"The oldest are dropped, first {lost.series.name!r}. Log less often, or pass a smaller limit.",
             )
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
@@ -119,7 +102,7 @@ class FusedGathers(Attachment):
             for own, share, size in zip(mine, shares, room, strict=False)
         ]
         try:
-            received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
+            received = [self._apart(bytes(data), len(keys)) for data in group.collect(framed(*sent))]
         except ConfigurationError as error:  # raised on all ranks
             received = []
             names = ", ".join(repr(key.series.name) for key in keys)
@@ -127,7 +110,7 @@ class FusedGathers(Attachment):
         if self._collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
-        self._last.update(keys)
+        self._kept.sent(keys)
 
     def _amounts(self, text: bytes, number: int) -> list[list[int]]:
         """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""
@@ -157,18 +140,17 @@ class FusedGathers(Attachment):
         """Remove and return the merged value by its name in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
-    def passed(self) -> None:
-        """Note the end of a round: all ranks have completed the exchange before it, so sent bytes may be dropped."""
-        if not self._last:
-            return
-        for key in [key for key in self._kept if key in self._last]:
-            self._delivered[key] = None
-        self._last.clear()
-        while len(self._delivered) > _REMEMBERED or self._size(self._delivered) > _MOST_REMEMBERED:
-            self._kept.pop(self._delivered.popitem(last=False)[0])
+    def kept(self) -> list[Key]:
+        """Return the cells to which this rank's contributions are kept."""
+        return self._kept.keys()
 
-    def _size(self, keys: OrderedDict[Key, Any]) -> int:
-        return sum(self._kept[key].size for key in keys)
+    def has_sent_much(self) -> bool:
+        """Return whether the end of the next round releases much memory."""
+        return self._kept.has_sent_much
+
+    def passed(self) -> None:
+        """Note the end of a round; see `Contributions`."""
+        self._kept.passed()
 
     def _whole(self, key: Key, blobs: Sequence[bytes]) -> tuple[dict[str, Any], int]:
         name, kind = key.series.name, cast("Kind", key.series.kind)

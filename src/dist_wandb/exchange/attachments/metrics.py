@@ -2,32 +2,31 @@
 
 In the rounds a metric is a series without numbers, with the layout of its states. The rounds show which ranks have
 logged it, and when all have. Then its states are exchanged once, together with those of all other due metrics: one sum,
-one maximum, and one gather if there are lists of tensors or custom reductions. The primary computes on a private copy.
+one maximum and, if there are lists of tensors or custom reductions, bytes that only the primary collects. It computes
+on a private copy. The other ranks send their lists in pieces, and need no memory for them besides the copy that was
+made when the metric was logged.
 
 Ranks whose collections have found different compute groups, and ranks without data, adopt the layout that was agreed
 on. A layout that was made without data is used only if there is no other. If a rank's states do not fit into the layout
-(some classes have different states before their first update), or the primary has no data, a second gather sends
-complete states, and attributes that `update` sets.
+(some classes have different states before their first update), or the primary has no data, ranks also send complete
+states, and attributes that `update` sets.
 
-A snapshot is kept until a later exchange has shown that all ranks have its result. Eight more are kept for late ranks.
-A correction that would lack older snapshots is not written. A metric that raises an error is left out of its row, with
-a warning.
+A metric that raises an error is left out of its row, with a warning.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import Attachment
+from dist_wandb.exchange.attachments.attachment import Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key, Outbox
 from dist_wandb.exchange.protocol.series import Series, series_of
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.framing import frame, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 
@@ -37,16 +36,11 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
 _METRIC = "metric"
-_REMEMBERED = 8  # snapshots that are kept for late ranks, in addition to pending ones
 
 
 @lru_cache(maxsize=1024)
 def _layout(series: str) -> Layout:
     return Layout.parse(series_of(series).layout)
-
-
-class _LeftOutError(Exception):
-    """The data of the ranks cannot be used. All ranks raise it."""
 
 
 class FusedMetrics(Attachment):
@@ -59,16 +53,14 @@ class FusedMetrics(Attachment):
 
     kinds: tuple[str, ...] = (_METRIC,)
     needs_own_part = True  # the merged value is computed on it
-    is_for_primary = False
 
     def __init__(self, rank: int, *, computes: bool) -> None:
+        self.is_for_primary: bool = not computes
         self._rank = rank
         self._computes = computes
-        self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
-        self._newest: dict[str, Snapshot] = {}  # by series, to compute with
+        self._kept: Contributions[Snapshot] = Contributions(rank, "metric states")
+        self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
-        self._last: set[Key] = set()  # cells of the last exchange, which is repeated if it broke on another rank
-        self._before: set[Key] = set()  # cells of earlier exchanges, in which all ranks have succeeded
         self._notices = Notices()
 
     def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
@@ -91,7 +83,7 @@ class FusedMetrics(Attachment):
         """Return the values of a metric on this rank alone, by their names in the row. Waits for its device."""
         try:
             packed = value.packed()
-            values = value.compute(packed.sums, packed.maxima, [packed.blob])
+            values = value.compute(packed.sums, packed.maxima, [b"".join(packed.blob)])
         except Exception as error:  # noqa: BLE001  # an error of a metric must not cost the rest of the row
             self._warn_of_left_out(name, value, "its states", error)
             return {}
@@ -120,17 +112,23 @@ class FusedMetrics(Attachment):
 
     def keep(self, key: Key, value: Snapshot) -> None:
         """Keep this rank's contribution to a cell."""
-        self._snapshots[key] = self._newest[key.name] = value
+        try:
+            self._kept.add(key, value, value.size)
+            if self._computes:
+                self._newest[key.name] = value.without_states()
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
+            self._warn_of_no_part("keep", key, error)
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
         """Adopt layouts of other ranks if this rank's states fit into them, after the ranks have agreed on series."""
         renamed = []
         for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
-            waiting = [key for key in self._snapshots if key.name == series]
-            adopted = {self.series(series_of(series).name, self._snapshots[key], known) for key in waiting}
+            waiting = self._kept.waiting(series)
+            adopted = {self.series(series_of(series).name, snapshot, known) for snapshot in waiting}
             if len(adopted) == 1 and adopted != {series}:
                 for old, new in outbox.rename(series, adopted.pop()):
-                    self.keep(new, self._snapshots.pop(old))
+                    if (snapshot := self._kept.pop(old)) is not None:
+                        self.keep(new, snapshot)
                     renamed.append((old, new))
         return renamed
 
@@ -144,13 +142,10 @@ class FusedMetrics(Attachment):
         try:
             if understood:
                 self._exchange(understood, group)
-        except _LeftOutError as error:  # raised on all ranks, after the same collectives
+        except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
             names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-        self._before |= (self._last - set(keys)) & self._snapshots.keys()
-        self._last = set(keys)
-        while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in self._before:
-            self._before.discard(self._snapshots.popitem(last=False)[0])  # only a late rank could need it
+        self._kept.sent(keys)
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
@@ -158,61 +153,73 @@ class FusedMetrics(Attachment):
         layouts = [_layout(key.name) for key in keys]
         packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
         heads: list[float] = []
-        for key, layout in zip(keys, layouts, strict=True):
-            heads += _head(self._snapshots.get(key), layout, computes=self._computes)
-        sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for own in packed)])
-        sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for own in packed]))
-        blobs = in_full = [[b""] for _ in keys]
+        for (snapshot, _), layout in zip(packed, layouts, strict=True):
+            heads += _head(snapshot, layout, computes=self._computes)
+        sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for _, own in packed)])
+        sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for _, own in packed]))
+        blobs: list[bytes] = []
+        in_full: list[bytes] = []
         if any(layout.has_blob for layout in layouts):
-            blobs = _gathered(group, [own.blob for own in packed])
+            blobs = group.collect(*frame(*(own.blob for _, own in packed)))
         reduced = list(_reduced(layouts, sums, maxima))
         if any(one.needs_more for one in reduced):
-            own = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
-            in_full = _gathered(group, own)
+            more = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
+            in_full = group.collect(*frame(*([part] for part in more)))
         if self._computes:
-            for key, one, gathered, more in zip(keys, reduced, blobs, in_full, strict=True):
-                self._values[key] = self._computed(key, one, gathered, more), one.contributors
+            columns = (_columns(received, len(keys)) for received in (blobs, in_full))
+            for key, one, *parts in zip(keys, reduced, *columns, strict=True):
+                self._values[key] = self._computed(key, one, *parts), one.contributors
 
     def _in_full(self, key: Key) -> bytes:
-        snapshot = self._snapshots.get(key)
+        snapshot = self._kept.get(key)
         try:
             return snapshot.in_full(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
-            self._notices.warn(
-                f"in full {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
-            )
+            self._warn_of_no_part("in full", key, error)
             return b""
 
+    def _warn_of_no_part(self, why: str, key: Key, error: Exception) -> None:
+        self._notices.warn(
+            f"{why} {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
+        )
+
+    def kept(self) -> list[Key]:
+        """Return the cells to which this rank's contributions are kept."""
+        return self._kept.keys()
+
+    def has_sent_much(self) -> bool:
+        """Return whether the end of the next round releases much memory."""
+        return self._kept.has_sent_much
+
     def passed(self) -> None:
-        """Do nothing: later exchanges drop snapshots."""
+        """Note the end of a round; see `Contributions`."""
+        self._kept.passed()
 
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values of a cell by their names in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
-    def _packed(self, key: Key, layout: Layout) -> Packed:
-        if key not in self._snapshots:
-            return layout.neutral()
+    def _packed(self, key: Key, layout: Layout) -> tuple[Snapshot | None, Packed]:
+        """Return this rank's contribution to a cell, and its form in the exchange."""
+        snapshot = self._kept.get(key)
+        if snapshot is None:
+            return None, layout.neutral()
         try:
-            packed = self._snapshots[key].packed()
+            packed = snapshot.packed()
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
-            self._notices.warn(
-                f"pack {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
-            )
-            del self._snapshots[key]
-            return layout.neutral()
+            self._warn_of_no_part("pack", key, error)
+            return None, layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
-            return packed
+            return snapshot, packed
         self._notices.warn(
             f"layout {key.name}",
             f"the states of {key.series.name!r} on rank {self._rank} do not fit their layout, so this rank has no part "
             "in its row",
         )
-        del self._snapshots[key]  # gloo aborts the process if ranks reduce lists of different lengths
-        return layout.neutral()
+        return None, layout.neutral()  # gloo aborts the process if ranks reduce lists of different lengths
 
     def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], in_full: list[bytes]) -> dict[str, Any]:
-        snapshot = self._snapshots.get(key) or self._newest.get(key.name)
+        snapshot = self._kept.get(key) or self._newest.get(key.name)
         name = key.series.name
         if snapshot is None:
             self._notices.warn(
@@ -222,7 +229,7 @@ class FusedMetrics(Attachment):
             )
             return {}
         try:
-            values = snapshot.compute(one.sums, one.maxima, blobs, in_full)
+            values = snapshot.compute(one.sums, one.maxima, _drained(blobs), in_full)
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
             return {}
@@ -269,15 +276,26 @@ def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor
         yield _Reduced(int(contributors), bool(misfits or lacking), own, largest)
 
 
-def _gathered(group: Group, parts: Sequence[bytes]) -> list[list[bytes]]:
-    """Return for each part the bytes of all ranks, in their order."""
-    try:
-        received = [unframed(data, "states of metrics") for data in group.gather(framed(*parts))]
-    except ConfigurationError as error:
-        raise _LeftOutError(str(error)) from error
-    if any(len(of_rank) != len(parts) for of_rank in received):
-        raise _LeftOutError(
-            f"A rank did not send the states of {len(parts)} metrics. Install the same version of dist_wandb on all "
-            "ranks."
-        )
-    return [list(column) for column in zip(*received, strict=True)]
+def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
+    """Return for each cell the bytes of all ranks, in their order. Releases the received bytes.
+
+    Raises:
+        ConfigurationError: They are malformed.
+    """
+    columns: list[list[bytes]] = [[] for _ in range(number)]
+    while received:
+        parts = unframed(received.pop(0), "states of metrics")
+        if len(parts) != number:
+            raise ConfigurationError(
+                f"A rank did not send the states of {number} metrics. Install the same version of dist_wandb on all "
+                "ranks."
+            )
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+    return columns
+
+
+def _drained(items: list[bytes]) -> Iterator[bytes]:
+    """Yield items, and release them one by one."""
+    while items:
+        yield items.pop(0)

@@ -105,6 +105,14 @@ class Memory:
         """Return the row of a cell, if some rank may add to it."""
         return self._index.get(key)
 
+    def ranks_of(self, key: Key) -> Ranks | None:
+        """Return the contributors to a cell, if some rank may add to it."""
+        owner = self._index.get(key)
+        if owner is None:
+            return None
+        names, *_, ranks, _, _, _ = self._rows[owner]
+        return frozenset(ranks[names.index(key.name)])
+
     def flagged_for(self, ranks: Ranks) -> list[Owner]:
         """Return the rows that are flagged for these ranks only."""
         lacks = [(owner, {*chain(*row[_LACKS])}) for owner, row in self._rows.items() if any(row[_LACKS])]

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError, Group, members_of, undestroyed
+from dist_wandb.exchange.transport.group import BrokenError, Group, members_of, slices_of, undestroyed
+from dist_wandb.payloads.framing import Bytes, memory
 from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ FORMING = 10.0  # seconds for all members to connect, after they have met
 FORMING_MORE = 2.0  # additional seconds for gloo to report its own timeout
 PIECE = 2**20  # bytes that each member sends at once; the timeout applies to each piece
 MOST_GATHERED = 2**30  # maximum bytes that one member sends to all others: each of them allocates as much
-MOST_COLLECTED = 2**27  # maximum bytes that one member sends to the first member, which alone allocates memory
+MOST_COLLECTED = 2**30  # maximum bytes that one member sends to the first member, which alone allocates memory
 _MOST_PASSED_ON = 2**36  # the same, for collected bytes of members that have each kept to the limit
 _PAIR = 2  # members that need only one collective
 _FEW = 256  # numbers that Python adds faster than torch
@@ -254,7 +255,7 @@ class GlooGroup(Group):
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, in their order, by two collectives."""
-        lengths = self._lengths(data, MOST_GATHERED)
+        lengths = self._lengths(len(data), MOST_GATHERED)
         longest = max(lengths)
         if longest == 0:
             return [b""] * self.size
@@ -279,27 +280,30 @@ class GlooGroup(Group):
             return members_of(self.gather(data))
         return members_of(one[head : head + length] for one, length in zip(found, lengths, strict=True))
 
-    def collect(self, data: bytes, deadline: float | None = None) -> list[bytes]:
+    def collect(self, *data: Bytes, deadline: float | None = None) -> list[bytes]:
         """Return the data of all members, in their order, on the first member, and an empty list on the others.
 
-        Data is sent in pieces, so that each piece meets the timeout on a slow network. Only the first member needs
+        Data is sent in slices, so that each slice meets the timeout on a slow network. Only the first member needs
         memory for the data of the others.
 
         Args:
-            data: The data of this member.
+            *data: The data of this member, in pieces.
             deadline: When to stop waiting for members that are still collecting their data, on the monotonic clock, in
                 seconds. Given only if all members already know that no member exceeds its limit.
         """
-        lengths = self._lengths(data, MOST_COLLECTED if deadline is None else _MOST_PASSED_ON, deadline)
-        pieces: list[list[bytes]] = [[] for _ in lengths]
+        most = MOST_COLLECTED if deadline is None else _MOST_PASSED_ON
+        lengths = self._lengths(sum(map(len, data)), most, deadline)
+        found: list[Any] = [memory(length) for length in lengths] if self.rank == 0 else []
+        slices = slices_of(data, PIECE)
         for start in range(0, max(lengths), PIECE):
             size = min(PIECE, max(lengths) - start)
-            piece = torch.frombuffer(bytearray(data[start : start + size].ljust(size, b"\0")), dtype=torch.uint8)
-            received = [torch.empty(size, dtype=torch.uint8) for _ in lengths] if self.rank == 0 else []
-            self.send_to_first(piece, received)
-            for parts, tensor, length in zip(pieces, received, lengths, strict=False):
-                parts.append(bytes(tensor.numpy()[: max(0, length - start)]))
-        return [b"".join(parts) for parts in pieces] if self.rank == 0 else []
+            own = torch.frombuffer(next(slices).ljust(size, b"\0"), dtype=torch.uint8)
+            received = [torch.empty(size, dtype=torch.uint8) for _ in found]
+            self.send_to_first(own, received)
+            for whole, tensor, length in zip(found, received, lengths, strict=False):
+                end = max(start, min(start + size, length))
+                whole[start:end] = tensor.numpy().data[: end - start]
+        return found
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
         """Send numbers to the first member.
@@ -322,15 +326,15 @@ class GlooGroup(Group):
         options = _with_deadline(self._options.from_first, deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
 
-    def _lengths(self, data: bytes, most: int, deadline: float | None = None) -> list[int]:
+    def _lengths(self, length: int, most: int, deadline: float | None = None) -> list[int]:
         """Return the number of bytes of each member. Checked, so that nobody allocates more than is ever sent."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        own, options = torch.tensor([len(data)]), _with_deadline(self._options.gather, deadline)
+        own, options = torch.tensor([length]), _with_deadline(self._options.gather, deadline)
         self._wait(lambda group: [group.allgather([lengths], [own], options)], own.nbytes, deadline)
-        found = [int(length) for length in lengths]
-        for member, length in enumerate(found):
-            if not 0 <= length <= most:
-                raise too_much(f"Member {member} of the group", length, most)
+        found = [int(one) for one in lengths]
+        for member, announced in enumerate(found):
+            if not 0 <= announced <= most:
+                raise too_much(f"Member {member} of the group", announced, most)
         return found
 
     def close(self) -> None:

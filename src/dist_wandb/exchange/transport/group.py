@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+
+from dist_wandb.payloads.framing import Bytes
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,23 @@ def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
     return {content: frozenset(of_content) for content, of_content in members.items()}
 
 
+def slices_of(data: Iterable[Bytes], size: int) -> Iterator[bytearray]:
+    """Yield the bytes of some pieces in slices of a size; the last one may be shorter, and empty ones follow."""
+    found = bytearray()
+    for piece in data:
+        rest = memoryview(piece)
+        while rest:
+            taken = size - len(found)
+            found += rest[:taken]
+            rest = rest[taken:]
+            if len(found) == size:
+                yield found
+                found = bytearray()
+    yield found
+    while True:
+        yield bytearray()
+
+
 class Group(Protocol):
     """The members of a generation, from the view of one of them.
 
@@ -67,8 +86,11 @@ class Group(Protocol):
         """Return the distinct data of all members, each with these members, in the same order on all members."""
         return members_of(self.gather(data))
 
-    def collect(self, data: bytes) -> list[bytes]:
-        """Return the data of all members, in their order, on the first member, and an empty list on the others."""
+    def collect(self, *data: Bytes) -> list[bytes]:
+        """Return the data of all members, in their order, on the first member, and an empty list on the others.
+
+        The data of a member is given in pieces, which it sends without joining them: the others need no memory for it.
+        """
 
     def close(self) -> None:
         """Detach from the other members."""
@@ -91,7 +113,9 @@ class Alone(Group):
         """Return the data of the only member."""
         return [data]
 
-    collect = gather
+    def collect(self, *data: Bytes) -> list[bytes]:
+        """Return the data of the only member."""
+        return [b"".join(data)]
 
     def close(self) -> None:
         """Do nothing."""

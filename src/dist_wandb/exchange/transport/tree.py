@@ -17,17 +17,19 @@ import struct
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport.group import Group, slices_of
+from dist_wandb.payloads.framing import Bytes
 from dist_wandb.topology.ranges import numbers_in, spans_of
 
 _MOST_TOGETHER = 2**32  # maximum bytes of all members together in a gather
+_MOST_HELD = 2**26  # maximum bytes of all members that the first members of groups hold at once in a collect
 _EXACT = 2.0**53  # a float64 represents all integers up to here
 _CONTENT = struct.Struct("<IQ")  # precedes a content: how many spans of members sent it, and its length in bytes
 _SPAN = struct.Struct("<II")  # the first and the last member of a span
@@ -124,7 +126,7 @@ class TreeGroup(Group):
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, in their order."""
-        length = self._length(data, gloo.MOST_GATHERED)
+        length, _ = self._lengths(len(data), gloo.MOST_GATHERED)
         _check_together(length)
         if not length:
             return [b""] * self._size
@@ -138,10 +140,10 @@ class TreeGroup(Group):
         The first member of each group merges equal contents. So the amount of data that a member handles grows with
         the number of distinct contents, not with the number of members.
         """
-        deadline = _deadline(self._timeout, self._length(data, gloo.MOST_GATHERED))
+        deadline = _deadline(self._timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
         contents = {data: frozenset((self.rank,))}
         for group in self._groups:
-            together = b"".join(group.collect(_packed(contents), deadline))
+            together = b"".join(group.collect(_packed(contents), deadline=deadline))
             contents = _unpacked(together) if together else contents
         packed = _packed(contents)
         number = torch.tensor([len(packed)], dtype=torch.float64)
@@ -150,20 +152,29 @@ class TreeGroup(Group):
         _check_together(length)
         return _unpacked(self._hand_down_bytes(packed, length, deadline))
 
-    def collect(self, data: bytes) -> list[bytes]:
+    def collect(self, *data: Bytes) -> list[bytes]:
         """Return the data of all members, in their order, on member 0, and an empty list on the others.
 
-        The others wait until member 0 has all data.
+        The others wait until member 0 has all data. The first members of groups pass it on in slices.
         """
-        deadline = _deadline(self._timeout, self._length(data, gloo.MOST_COLLECTED))
-        together = self._collected(data, deadline)
+        total, longest = self._lengths(sum(map(len, data)), gloo.MOST_COLLECTED)
+        deadline = _deadline(self._timeout, total)
+        found: list[Any] = [bytearray() for _ in range(0 if self.rank else self._size)]
+        size = max(1, _MOST_HELD // self._size)
+        for _, own in zip(range(0, longest, size), slices_of(data, size), strict=False):
+            together = self._collected(own, deadline)
+            for member, part in enumerate(_apart(together, self._size) if found else ()):
+                found[member] += part
         self._hand_down(torch.zeros(1), deadline)
-        return [] if self.rank else _apart(together, self._size)
+        return found
 
-    def _length(self, data: bytes, most: int) -> int:
-        """Return the number of bytes of all members. Checked, so that nobody allocates more than is ever sent."""
-        length, size = float(len(data)), self._size
-        (total,), (longest,) = self.reduce([length], [length * size + size - 1 - self.rank])
+    def _lengths(self, length: int, most: int) -> tuple[int, int]:
+        """Return the number of bytes of all members, and of the member with most.
+
+        Checked, so that nobody allocates more than is ever sent.
+        """
+        size = self._size
+        (total,), (longest,) = self.reduce([float(length)], [float(length * size + size - 1 - self.rank)])
         if not 0 <= longest < _EXACT or not 0 <= total < _EXACT:
             raise ConfigurationError(
                 "A member of the group announced an impossible number of bytes. Install the same version of "
@@ -172,13 +183,13 @@ class TreeGroup(Group):
         longest, member = divmod(int(longest), size)
         if longest > most:
             raise too_much(f"Member {size - 1 - member} of the group", longest, most)
-        return int(total)
+        return int(total), longest
 
-    def _collected(self, data: bytes, deadline: float) -> bytes:
+    def _collected(self, data: Bytes, deadline: float) -> bytes:
         """Return the data of this member and of all members below it, each preceded by its head."""
         together = _HEAD.pack(self.rank, len(data)) + data
         for group in self._groups:
-            together = b"".join(group.collect(together, deadline))
+            together = b"".join(group.collect(together, deadline=deadline))
         return together
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import excerpt, framed, parsing, unframed
+from dist_wandb.payloads.framing import Bytes, excerpt, frame, memory, parsing, unframed
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +36,14 @@ def encode(items: Sequence[Any]) -> bytes:
     Raises:
         ConfigurationError: An item has another type.
     """
-    raw: list[bytes] = []
+    return b"".join(pieces_of(items))
+
+
+def pieces_of(items: Sequence[Any]) -> list[Bytes]:
+    """Return what `encode` joins. The numbers of tensors are not copied, so these must not change."""
+    raw: list[Bytes] = []
     header = json.dumps([_describe(item, raw) for item in items], separators=(",", ":")).encode()
-    return framed(header, *raw)
+    return frame([header], *([piece] for piece in raw))
 
 
 def decode(blob: bytes) -> list[Any]:
@@ -50,7 +55,7 @@ def decode(blob: bytes) -> list[Any]:
     with parsing(blob, _STATES):
         header, *pieces = unframed(blob, _STATES)
         raw = iter(pieces)
-        items = [_item(description, raw) for description in json.loads(header)]
+        items = [_item(description, raw) for description in json.loads(bytes(header))]
         if next(raw, None) is not None:
             raise ValueError("they have more parts than their header")
     return items
@@ -70,14 +75,13 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _describe(item: Any, raw: list[bytes]) -> list[Any]:
+def _describe(item: Any, raw: list[Bytes]) -> list[Any]:
     import torch
 
     if isinstance(item, torch.Tensor):
         name = _name_of(item.dtype)
-        numbers = item.detach().contiguous()
-        raw.append(ctypes.string_at(numbers.data_ptr(), numbers.nbytes) if numbers.nbytes else b"")  # without numpy
-        return ["tensor", name, list(numbers.shape)]
+        raw.append(_bytes_of(item.detach().contiguous()))
+        return ["tensor", name, list(item.shape)]
     if isinstance(item, bytes):
         raw.append(item)
         return ["bytes", len(item)]
@@ -88,6 +92,15 @@ def _describe(item: Any, raw: list[bytes]) -> list[Any]:
     if item is None or isinstance(item, (bool, int, float, str)):
         return ["value", item]
     raise ConfigurationError(f"A metric's state holds a {type(item).__name__}, which cannot be sent to other ranks.")
+
+
+def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return the memory of a contiguous tensor, without numpy."""
+    if not tensor.nbytes:
+        return b""
+    held: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    held.tensor = tensor  # lives as long
+    return memoryview(held).cast("B")
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -102,7 +115,7 @@ def _item(description: Sequence[Any], raw: Iterator[bytes]) -> Any:
     if kind == "tensor":
         return _tensor(raw, *details)
     if kind == "bytes":
-        return _piece(raw, *details)
+        return bytes(_piece(raw, *details))
     if kind in {"list", "tuple"}:
         items = [_item(part, raw) for part in details[0]]
         return tuple(items) if kind == "tuple" else items
@@ -131,6 +144,8 @@ def _tensor(raw: Iterator[bytes], name: str, shape: Sequence[int]) -> torch.Tens
     piece = _piece(raw, math.prod(shape) * dtype.itemsize)
     if not piece:
         return torch.empty(shape, dtype=dtype, device="cpu")
+    copied = memory(len(piece))
+    copied[:] = piece
     if dtype is torch.bool:  # a tensor of bytes other than 0 and 1 would have undefined values
-        return torch.frombuffer(bytearray(piece), dtype=torch.uint8).ne(0).reshape(shape)
-    return torch.frombuffer(bytearray(piece), dtype=dtype).reshape(shape)
+        return torch.frombuffer(copied, dtype=torch.uint8).ne(0).reshape(shape)
+    return torch.frombuffer(copied, dtype=dtype).reshape(shape)

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.framing import Bytes
 from dist_wandb.payloads.torchmetrics.blob import decode, dtype_of
 from dist_wandb.payloads.torchmetrics.states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
 
@@ -31,7 +32,7 @@ class Packed(NamedTuple):
 
     sums: Tensor  # numbers to sum over ranks; one-dimensional, float64, on the CPU
     maxima: Tensor  # numbers whose maximum over ranks is taken; in the same form
-    blob: bytes  # bytes to gather in the order of ranks
+    blob: Sequence[Bytes]  # bytes to collect in the order of ranks, in pieces that are the memory of states
 
 
 class Node(NamedTuple):
@@ -110,7 +111,7 @@ class Layout:
         import torch
 
         sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")
-        return Packed(sums, torch.full((self.maxima,), -math.inf, dtype=torch.float64, device="cpu"), b"")
+        return Packed(sums, torch.full((self.maxima,), -math.inf, dtype=torch.float64, device="cpu"), ())
 
 
 def _node_of(position: int, path: Any, metric: Any, same_as: Any, states: Any) -> Node:

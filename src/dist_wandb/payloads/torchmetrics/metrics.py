@@ -8,16 +8,17 @@ This module does not communicate with other ranks, and nothing is pickled.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.torchmetrics.blob import decode, encode
+from dist_wandb.payloads.torchmetrics.blob import decode, encode, pieces_of
 from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_in_full
 from dist_wandb.payloads.torchmetrics.states import (
     IN_MAXIMA,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:  # `import dist_wandb` imports neither
     import torch
     from torch import Tensor
     from torchmetrics import Metric
+
+
+_LEAST_SIZE = 8192  # bytes of a snapshot besides its states, mostly of its private copy of the metric
+_OF_TENSOR = 1024  # bytes of a tensor besides its numbers
 
 
 def is_metric(value: object) -> bool:
@@ -109,6 +114,20 @@ class Snapshot:
         return all(mark.query() for mark in self._marks or ())
 
     has_arrived = is_ready
+
+    @property
+    def size(self) -> int:
+        """Approximate number of bytes that it needs on the host."""
+        self.to_host()
+        states = {id(member.values): member.values for member in self._found}
+        return _LEAST_SIZE + sum(_size_of(value) for values in states.values() for value in values.values())
+
+    def without_states(self) -> Snapshot:
+        """Return a copy without data, which can compute from those of other ranks."""
+        copied = copy.copy(self)
+        copied._found = [member._replace(values={}) for member in self._found]  # noqa: SLF001  # of this class
+        copied._marks, copied.held = None, [False] * len(self._found)  # noqa: SLF001
+        return copied
 
     def to_host(self) -> None:
         """Copy the states to the CPU. Waits for their devices. Other methods call this first."""
@@ -193,7 +212,7 @@ class Snapshot:
                     maxima += to_maximise
                 else:
                     gathered.append(value)
-        return Packed(torch.cat(sums), torch.cat(maxima), encode(gathered) if self._layout.has_blob else b"")
+        return Packed(torch.cat(sums), torch.cat(maxima), pieces_of(gathered) if self._layout.has_blob else ())
 
     def in_full(self, rank: int) -> bytes:
         """Return additional bytes to send if the computing rank has no data, or some state does not fit the layout.
@@ -214,7 +233,7 @@ class Snapshot:
         return encode([rank, items])
 
     def compute(
-        self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], in_full: Sequence[bytes] = ()
+        self, sums: Tensor, maxima: Tensor, blobs: Iterable[bytes], in_full: Sequence[bytes] = ()
     ) -> dict[str, Any]:
         """Compute the value of all ranks together.
 
@@ -335,6 +354,14 @@ def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         return numbers, []
     is_nan = numbers.isnan()  # counted, because a maximum over ranks does not keep NaN
     return is_nan.to(torch.float64), [(numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf)]
+
+
+def _size_of(value: Any) -> int:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return _OF_TENSOR + value.nbytes
+    return sum(map(_size_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def _on_host(value: Any) -> Any:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.framing import memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,12 +241,24 @@ def kept(kind: str, held: Any) -> Any:
 def joined(items: Sequence[Tensor]) -> list[Tensor]:
     """Join the tensors of a `"cat"` state. Return the joined tensor and the lengths; `[]` if there are none."""
     import torch
-    from torchmetrics.utilities import dim_zero_cat
 
     if not items:
         return []
     lengths = [item.shape[0] if item.ndim else _NO_LENGTH for item in items]
-    return [dim_zero_cat(list(items)), torch.tensor(lengths, dtype=torch.int64, device="cpu")]
+    return [_concatenated(items), torch.tensor(lengths, dtype=torch.int64, device="cpu")]
+
+
+def _concatenated(items: Sequence[Tensor]) -> Tensor:
+    """Return what torchmetrics makes of them, in `memory`."""
+    import torch
+    from torchmetrics.utilities import dim_zero_cat
+
+    size, kinds = sum(item.nbytes for item in items), {(item.dtype, item.device.type) for item in items}
+    if not size or len(kinds) > 1 or not items[0].is_cpu:
+        return dim_zero_cat(list(items))
+    rows = [item.detach() if item.ndim else item.detach().unsqueeze(0) for item in items]
+    whole = torch.frombuffer(memory(size), dtype=items[0].dtype)
+    return torch.cat(rows, out=whole.reshape(-1, *rows[0].shape[1:]))
 
 
 def separated(pair: Sequence[Tensor]) -> list[Tensor]:
@@ -285,7 +298,11 @@ class Shell:
             for position, (metric, its_attributes) in enumerate(zip(self.metrics, attributes, strict=True)):
                 self._adapt(position, metric, its_attributes)
                 _restore(metric, states[position], updates[position])
-            return _named(self.value.compute())
+            try:
+                return _named(self.value.compute())
+            finally:
+                for metric in self.metrics:  # it is kept longer than the states
+                    _restore(metric, {}, 0)
 
     def _adapt(self, position: int, metric: Metric, attributes: Mapping[str, Any]) -> None:
         """Set the attributes that a metric had when it was logged. Tensors are copied only if they have changed."""
