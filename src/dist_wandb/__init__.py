@@ -158,7 +158,8 @@ _OF_WANDB = (
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         value = getattr(importlib.import_module(f"dist_wandb.{_ROOMS[name]}"), name)
-        globals()[name] = value
+        if name != "DistWandbLogger":  # its base classes depend on what the script imports until then
+            globals()[name] = value
         return value
     if name in _OF_CURRENT:
         return importlib.import_module("dist_wandb.as_wandb").of_current(name)

@@ -11,7 +11,9 @@ import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-DIFFERENT = frozenset({"accelerate", "lightning", "plotly", "torchmetrics", "transformers", "wandb"})
+DIFFERENT = frozenset(
+    {"accelerate", "lightning", "plotly", "pytorch_lightning", "torchmetrics", "transformers", "wandb"}
+)
 ROOMS = ("exchange", "settings", "store", "topology")  # their tests start no programs that import more
 _ROOT = Path(__file__).parents[2]
 _SUPPORT = _ROOT / "tests" / "support"

@@ -19,6 +19,7 @@ INTEGRATIONS = [
     ("DistWandbLogger", "lightning", "Lightning"),
     ("DistWandbTracker", "accelerate", "Accelerate"),
 ]
+LIGHTNINGS = ["lightning", "pytorch_lightning", "lightning_fabric"]
 BLOCK = """
 import sys
 
@@ -65,7 +66,7 @@ def test_the_package_lists_only_its_public_names() -> None:
     assert not [name for name in dir(dist_wandb) if name in sys.stdlib_module_names or hasattr(builtins, name)]
 
 
-@pytest.mark.parametrize(("integration", "extra", "framework"), INTEGRATIONS)
+@pytest.mark.parametrize(("integration", "extra", "framework"), [INTEGRATIONS[0], INTEGRATIONS[2]])
 def test_an_integration_without_its_framework_suggests_the_pip_command(
     integration: str, extra: str, framework: str
 ) -> None:
@@ -81,9 +82,35 @@ except ImportError as error:
     )
 
 
+def test_the_logger_without_lightning_suggests_both_extras() -> None:
+    code = """
+try:
+    from dist_wandb import DistWandbLogger
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+    assert run_python(BLOCK.format(blocked=LIGHTNINGS) + code) == (
+        "MissingExtraError DistWandbLogger needs Lightning, but cannot import 'lightning' or 'pytorch_lightning'. "
+        "Run: pip install 'dist-wandb[lightning]' or pip install 'dist-wandb[pytorch-lightning]'"
+    )
+
+
+def test_a_name_space_that_is_named_and_missing_is_named_with_its_extra() -> None:
+    code = """
+try:
+    from dist_wandb.lightning import PytorchLightningDistWandbLogger
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+    assert run_python(BLOCK.format(blocked=["pytorch_lightning"]) + code) == (
+        "MissingExtraError DistWandbLogger needs Lightning, but cannot import 'pytorch_lightning'. "
+        "Run: pip install 'dist-wandb[pytorch-lightning]'"
+    )
+
+
 def test_without_any_framework_everything_else_can_be_imported_at_once() -> None:
     code = "from dist_wandb import *; print(init.__name__, 'DistWandbLogger' in globals())"
-    assert run_python(BLOCK.format(blocked=["lightning", "accelerate", "transformers"]) + code) == "init False"
+    assert run_python(BLOCK.format(blocked=[*LIGHTNINGS, "accelerate", "transformers"]) + code) == "init False"
 
 
 @pytest.mark.parametrize("integration", [name for name, *_ in INTEGRATIONS])
@@ -99,7 +126,7 @@ with dist_wandb.init("digits", mode="disabled") as run:
     run.log({"loss": 0.5})
     print(run.plan.opens_run)
 """
-    assert run_python(BLOCK.format(blocked=["lightning", "accelerate", "transformers"]) + code) == "True"
+    assert run_python(BLOCK.format(blocked=[*LIGHTNINGS, "accelerate", "transformers"]) + code) == "True"
 
 
 @pytest.mark.parametrize("name", dist_wandb.__all__)

@@ -2,8 +2,7 @@
 
 A logger needs its ids before it knows the Trainer or the checkpoint, so a resumed training cannot find its run
 automatically: `id_in` reads the id for the user. The callback that writes it has no state, because Lightning warns
-    about
-states without a callback.
+about states without a callback.
 """
 
 from __future__ import annotations
@@ -15,23 +14,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.lightning.checkpoint_files import plain_content
+from dist_wandb.lightning.name_spaces import OfLightning, loaded
 from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.wandb_files.small_files import open_ordinary
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import LightningModule, Trainer
 
 KEY = "dist_wandb"
 _IS_OURS = "_dist_wandb_writes_base_ids"
 _SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in checkpoints that are directories
 
 
-class _BaseIds(Callback):
+class _BaseIds(OfLightning):
     """Writes base ids into a checkpoint. Without a state, because a Trainer without it would warn about that."""
+
+    stock = "Callback"
 
     def __init__(self, ids: Mapping[str, str]) -> None:
         self._ids = ids
@@ -56,17 +57,19 @@ def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
     Args:
         ids_of: Returns the base ids of a Trainer by the numbers of its loggers; empty without our loggers.
     """
-    original = Trainer.save_checkpoint
-    if hasattr(original, _IS_OURS):
-        return
+    for space in loaded():
+        if not hasattr(space.Trainer.save_checkpoint, _IS_OURS):
+            space.Trainer.save_checkpoint = _writing(space.Trainer.save_checkpoint, ids_of)
 
+
+def _writing(original: Callable[..., None], ids_of: Callable[[Trainer], Mapping[str, str]]) -> Callable[..., None]:
     @functools.wraps(original)
     def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; its type lacks `callbacks`
         ids = ids_of(self)
         if not ids:
             original(self, *args, **kwargs)
             return
-        callbacks: list[Callback] = self.callbacks
+        callbacks: list[Any] = self.callbacks
         self.callbacks = [*callbacks, _BaseIds(ids)]
         try:
             original(self, *args, **kwargs)
@@ -74,7 +77,7 @@ def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
             self.callbacks = callbacks
 
     setattr(save_checkpoint, _IS_OURS, True)
-    Trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+    return save_checkpoint
 
 
 def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:

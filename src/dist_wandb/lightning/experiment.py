@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers.logger import DummyExperiment
-
+from dist_wandb.lightning.name_spaces import OfLightning
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 
 if TYPE_CHECKING:
@@ -26,12 +25,14 @@ GIVE_BACK = frozenset(
 )
 
 
-class NullExperiment(NullRun, DummyExperiment):
+class NullExperiment(NullRun, OfLightning):
     """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
     As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). The session of
     the holder may not be open yet.
     """
+
+    stock = "loggers.logger.DummyExperiment"
 
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__()

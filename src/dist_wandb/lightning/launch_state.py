@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from typing import TYPE_CHECKING
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.runs import handover, run_metadata

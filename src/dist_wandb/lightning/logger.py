@@ -9,19 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError
-
-try:
-    from lightning.pytorch import LightningModule
-    from lightning.pytorch.loggers import WandbLogger
-except ModuleNotFoundError as _error:
-    raise MissingExtraError(
-        f"DistWandbLogger needs Lightning, but {_error.name!r} is missing. Run: pip install 'dist-wandb[lightning]'"
-    ) from _error
-
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.lightning import stock_methods
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.experiment import NullExperiment
+from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, SessionHolder
 from dist_wandb.lightning.timings import measure
 from dist_wandb.lightning.trainers import base_ids_of, remember, trainer_of
@@ -41,11 +33,12 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
 
 
-class DistWandbLogger(WandbLogger):
+class DistWandbLogger(StockLogger):
     """Weights & Biases logger for Lightning that knows about all ranks.
 
-    Use it in place of `lightning.pytorch.loggers.WandbLogger`: it takes the same arguments in the same order, and at
-    world size 1 it makes the same calls. Works in a `Trainer` and in Fabric (``Fabric(loggers=[DistWandbLogger()])``).
+    Use it in place of `lightning.pytorch.loggers.WandbLogger` or `pytorch_lightning.loggers.WandbLogger`: it is an
+    instance of the one that the script has imported, takes the same arguments in the same order, and at world size 1 it
+    makes the same calls. Works in a `Trainer` and in Fabric (``Fabric(loggers=[DistWandbLogger()])``).
 
     Args:
         name: Display name of the run.
@@ -146,7 +139,7 @@ class DistWandbLogger(WandbLogger):
             experiment=experiment,
             prefix=prefix,
             checkpoint_name=checkpoint_name,
-            **stock_methods.file_policy(add_file_policy),
+            **stock_methods.file_policy(self, add_file_policy),
             **kwargs,
         )
         argument_checks.check_init_arguments(self._wandb_init, INTEGRATION)
@@ -161,7 +154,7 @@ class DistWandbLogger(WandbLogger):
                 "its own on every rank. Leave experiment out, or use run_mode='auto'."
             )
         self._has_timings = check_timings(timings)
-        self._module: weakref.ref[LightningModule] | None = None
+        self._module: weakref.ref[nn.Module] | None = None
         self._kept_calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # pickled for ddp_spawn
         self._holder = SessionHolder(self._options, self._wandb_init, is_offline=offline)
 
@@ -205,7 +198,7 @@ class DistWandbLogger(WandbLogger):
             input_array: As in the stock logger.
         """
         super().log_graph(model, input_array)
-        if isinstance(model, LightningModule):
+        if is_a(model, "LightningModule"):
             self._module = weakref.ref(model)
             remember(model)
             trainer = trainer_of(model) if self._has_timings else None
@@ -233,12 +226,12 @@ class DistWandbLogger(WandbLogger):
         """
         self._once_open(stock_methods.watch, model, log, log_freq, log_graph)
 
-    _log_table = stock_methods.where_runs_are(WandbLogger.log_table)
-    _log_image = stock_methods.where_runs_are(WandbLogger.log_image)
+    _log_table = stock_methods.where_runs_are("log_table")
+    _log_image = stock_methods.where_runs_are("log_image")
     if not TYPE_CHECKING:  # type checkers see the stock logger's methods
-        log_text = stock_methods.where_runs_are(WandbLogger.log_text)
-        log_audio = stock_methods.where_runs_are(WandbLogger.log_audio)
-        log_video = stock_methods.where_runs_are(WandbLogger.log_video)
+        log_text = stock_methods.where_runs_are("log_text")
+        log_audio = stock_methods.where_runs_are("log_audio")
+        log_video = stock_methods.where_runs_are("log_video")
 
     def log_table(
         self,

@@ -19,11 +19,11 @@ import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.lightning.launch_state import LaunchState, is_spawning, known_topology
+from dist_wandb.lightning.name_spaces import is_a
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
@@ -251,8 +251,9 @@ def _mesh_in_use() -> Mesh | None:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         for name in ("trainer", "self"):
-            trainer = frame.f_locals.get(name) if frame.f_globals.get("__name__", "").startswith("lightning.") else None
-            if isinstance(trainer, Trainer):
+            is_lightnings = frame.f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning."))
+            trainer = frame.f_locals.get(name) if is_lightnings else None
+            if trainer is not None and is_a(trainer, "Trainer"):
                 with suppress(RuntimeError):  # not set up yet
                     return getattr(trainer.strategy, "device_mesh", None)
                 return None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightning.pytorch.loggers import WandbLogger
-
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.lightning.name_spaces import OfLightning
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,9 +20,15 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 
-def file_policy(policy: str) -> dict[str, Any]:
+def stock_method(logger: Any, name: str) -> Callable[..., None]:
+    """Return a method of the stock logger. If it works on rank 0 only, that wrapper is removed."""
+    bound: Any = getattr(super(OfLightning, logger), name)
+    return MethodType(inspect.unwrap(bound.__func__), logger)
+
+
+def file_policy(logger: DistWandbLogger, policy: str) -> dict[str, Any]:
     """Return the argument `add_file_policy` if the stock logger has it: in Lightning 2.6 and newer."""
-    if "add_file_policy" in inspect.signature(WandbLogger.__init__).parameters:
+    if "add_file_policy" in inspect.signature(stock_method(logger, "__init__")).parameters:
         return {"add_file_policy": policy}
     if policy != "mutable":
         raise ConfigurationError(
@@ -33,19 +38,16 @@ def file_policy(policy: str) -> dict[str, Any]:
     return {}
 
 
-def where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
-    """Make a media method of the stock logger work on all ranks that have a run: W&B's media objects are files.
+def where_runs_are(name: str) -> Callable[..., None]:
+    """Make a media method of the stock logger work on all ranks that have a run: W&B's media objects are files."""
 
-    In the stock logger it works on rank 0 only. That wrapper is removed, because the session decides who writes.
-    """
-    method = inspect.unwrap(stock_method)
-
-    @functools.wraps(method)
     def log(self: DistWandbLogger, *args: Any, **kwargs: Any) -> None:
+        """As in the stock logger, on every rank that has a run."""
         session = self._open()  # the logger's own method
         if session is not None and session.plan.opens_run:
-            method(self, *args, **kwargs)
+            stock_method(self, name)(*args, **kwargs)
 
+    log.__name__ = name
     return log
 
 
@@ -54,18 +56,18 @@ def watch(
 ) -> None:
     """Watch a model on the primary only: W&B writes watched values under plain names."""
     if session is not None and session.plan.primary:
-        WandbLogger.watch(logger, model, log, log_freq, log_graph)
+        stock_method(logger, "watch")(model, log, log_freq, log_graph)
 
 
 def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: dict[str, Any] | Namespace) -> None:
     """Write hyperparameters; in a shared run, other ranks do not overwrite the primary's: W&B keeps the last value."""
-    write = inspect.unwrap(WandbLogger.log_hyperparams)
+    write = stock_method(logger, "log_hyperparams")
     if session is None or not session.plan.shared or session.plan.primary:
-        write(logger, params)
+        write(params)
         return
     with session.unchanged_config() as known:
         values = vars(params) if isinstance(params, Namespace) else params
-        write(logger, {name: value for name, value in values.items() if name not in known})
+        write({name: value for name, value in values.items() if name not in known})
 
 
 def prefixed(logger: DistWandbLogger, row: Mapping[str, _Item]) -> Mapping[str, _Item]:

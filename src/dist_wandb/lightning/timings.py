@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-
+from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.session.session import Session
 from dist_wandb.session.step_timings import ForwardHook, StepTimings
 
@@ -26,17 +24,19 @@ if TYPE_CHECKING:
 
 def measure(trainer: Trainer, session: Callable[[], Session | None]) -> None:
     """Measure the parts of a Trainer's steps while it fits."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
     if trainer.training and not any(isinstance(callback, StepTimer) for callback in callbacks):
         callbacks.append(StepTimer(trainer, session))
 
 
-class StepTimer(Callback):
+class StepTimer(OfLightning):
     """Measures the parts of training steps, from one call by Lightning to the next."""
 
+    stock = "Callback"
+
     def __init__(self, trainer: Trainer, session: Callable[[], Session | None]) -> None:
-        self._is_ddp = isinstance(trainer.strategy, DDPStrategy)
-        is_sharded = not (self._is_ddp or isinstance(trainer.strategy, SingleDeviceStrategy))
+        self._is_ddp = is_a(trainer.strategy, "strategies.DDPStrategy")
+        is_sharded = not (self._is_ddp or is_a(trainer.strategy, "strategies.SingleDeviceStrategy"))
         self._timings = StepTimings(session, is_sharded=is_sharded)
         self._hook: Any = None
         self._is_due = False  # whether the forward pass of this batch has yet to begin
@@ -89,7 +89,7 @@ class StepTimer(Callback):
         self._timings.end()
         if self._hook is not None:
             self._hook.remove()
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # as above
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # as above
         # A new list, because Lightning is iterating over the old one.
         trainer.callbacks = [one for one in callbacks if one is not self]  # type: ignore[attr-defined]
 

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.logger_connector import result
-from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities.rank_zero import WarningCache
+from lightning_utilities.core.rank_zero import WarningCache
 
+from dist_wandb.lightning.name_spaces import is_a, loaded
 from dist_wandb.lightning.session_holder import holder_of
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import Trainer
+    from torch import nn
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
-_modules: weakref.WeakSet[LightningModule] = weakref.WeakSet()  # passed to our loggers; they lead to their Trainers
+_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # passed to our loggers; they lead to their Trainers
 
 
-def remember(module: LightningModule) -> None:
+def remember(module: nn.Module) -> None:
     """Remember a module, which leads to its Trainer; from now on Lightning advises `sync_dist=True` only if useful."""
     _modules.add(module)
-    cache = getattr(result, "warning_cache", None)
-    if type(cache) is WarningCache:
-        cache.__class__ = _Cache
+    for space in loaded():
+        result = sys.modules.get(f"{space.__name__}.trainer.connectors.logger_connector.result")
+        cache = getattr(result, "warning_cache", None)
+        if type(cache) is WarningCache:
+            cache.__class__ = _Cache
 
 
 def base_ids_of(trainer: Trainer) -> dict[str, str]:
@@ -45,15 +47,15 @@ def _needs_sync_dist(name: str) -> bool:
     scheduler watches it: those read the rank's own value, which Lightning keeps.
     """
     trainers = [trainer_of(module) for module in _modules]
-    running = [trainer for trainer in trainers if trainer and trainer.state.status == TrainerStatus.RUNNING]
+    running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
     return not running or any(_watches(trainer, name) or not _all_reduce(trainer) for trainer in running)
 
 
-def trainer_of(module: LightningModule) -> Trainer | None:
+def trainer_of(module: nn.Module) -> Trainer | None:
     """Return the Trainer of a module, if it has one."""
     with suppress(RuntimeError):  # it has none
-        trainer = module.trainer
-        return trainer if isinstance(trainer, Trainer) else None  # in Fabric, `trainer` is the Fabric object
+        trainer: Any = module.trainer
+        return trainer if is_a(trainer, "Trainer") else None  # in Fabric, `trainer` is the Fabric object
     return None
 
 

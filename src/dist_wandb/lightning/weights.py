@@ -7,15 +7,14 @@ mean over ranks is plain.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
-def epoch_weights(module: LightningModule | None, names: Container[str]) -> dict[str, float | Tensor]:
+def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, float | Tensor]:
     """Return the number of samples behind each mean of a row that Lightning logs at the end of an epoch.
 
     From the values of `self.log(..., on_epoch=True)` Lightning computes sum(b*x) / sum(b) on each rank, with x the
@@ -46,7 +45,7 @@ def epoch_weights(module: LightningModule | None, names: Container[str]) -> dict
     # Lightning has no public API for these counts. The names are the same from 2.2.0 to 2.6.6; without them all ranks
     # use the plain mean, and test_lightning_weights.py fails.
     try:
-        trainer = module.trainer
+        trainer: Any = module.trainer
         if trainer._logger_connector._first_loop_iter is not None:  # Lightning's own mark of a step
             return {}
         results = trainer._results

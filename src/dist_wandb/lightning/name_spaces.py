@@ -1,0 +1,138 @@
+"""The two name spaces of Lightning: ``lightning.pytorch`` and ``pytorch_lightning``, the same code with other classes.
+
+A Trainer recognizes only loggers and callbacks of its own name space, and ``pip install lightning`` installs both. What
+counts is what the script imports, often after this package: imports are sorted. So classes of this room that Lightning
+has to recognize get their base classes from Lightning when an object is created: those of each name space that this
+process has imported by then. Nearly always that is one. If a library has imported the other one, an object belongs to
+both. Only if there is none, the first one that is installed is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from abc import ABCMeta
+from contextlib import suppress
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dist_wandb.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import WandbLogger as _OfLightning
+    from pytorch_lightning.loggers import WandbLogger as _OfPytorchLightning
+    from typing_extensions import Self
+
+LIGHTNING, PYTORCH_LIGHTNING = "lightning.pytorch", "pytorch_lightning"
+_EXTRAS = {LIGHTNING: "lightning", PYTORCH_LIGHTNING: "pytorch-lightning"}
+_FABRIC = "lightning_fabric"  # a part of the package pytorch_lightning
+_made: dict[Any, Any] = {}  # classes with base classes of Lightning, by what they are made from
+
+
+def loaded() -> list[Any]:
+    """Return the name spaces that this process has imported: the modules, each once, even under two names."""
+    found = (sys.modules.get(name) for name in _EXTRAS)
+    return list(dict.fromkeys(space for space in found if hasattr(space, "Trainer")))
+
+
+def is_a(thing: object, name: str) -> bool:
+    """Whether something is an instance of Lightning's class `name`, such as ``"Trainer"``, of either name space."""
+    return any(isinstance(thing, attrgetter(name)(space)) for space in loaded())
+
+
+def check_installed(who: str) -> None:
+    """Raise the error of `imported` if no name space is installed, without importing one."""
+    for name in _EXTRAS:
+        with suppress(ModuleNotFoundError, ValueError):
+            if importlib.util.find_spec(name.partition(".")[0]) is not None:
+                return
+    imported(tuple(_EXTRAS), who)
+
+
+def imported(names: tuple[str, ...], who: str) -> Any:
+    """Import and return the first of the named name spaces that is installed.
+
+    Raises:
+        MissingExtraError: None is, or it lacks a package that it needs; `who` needs it.
+    """
+    missing: list[str] = []
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:  # noqa: PERF203  # at most two
+            missing.append(repr(error.name))
+    extras = " or ".join(f"pip install 'dist-wandb[{_EXTRAS[name]}]'" for name in names)
+    raise MissingExtraError(f"{who} needs Lightning, but cannot import {' or '.join(missing)}. Run: {extras}")
+
+
+class _Kind(ABCMeta):
+    """The type of the classes below."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Whether it is one, also if its class was made when fewer or more name spaces had been imported."""
+        origin, stock = vars(cls).get("_origin", (cls, ()))
+        bases = type(instance).__mro__
+        return super().__instancecheck__(instance) or (origin in bases and not set(stock).isdisjoint(bases))
+
+
+class OfLightning(metaclass=_Kind):
+    """A class whose objects are also instances of Lightning's class `stock`, in each name space that is in use."""
+
+    stock: ClassVar[str]
+    """Name of Lightning's class in a name space."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Create an object of a class that has the base classes."""
+        return super().__new__(cls.in_use())
+
+    @classmethod
+    def in_use(cls) -> type[Self]:
+        """Return this class with the base classes of all name spaces that are in use."""
+        names = (PYTORCH_LIGHTNING, LIGHTNING) if _FABRIC in sys.modules else (LIGHTNING, PYTORCH_LIGHTNING)
+        spaces = loaded() or [imported(names, cls.__name__)]
+        found = dict.fromkeys(attrgetter(cls.stock)(space) for space in spaces)
+        return cls._with(*(stock for stock in found if not issubclass(cls, stock)))
+
+    @classmethod
+    def of(cls, name: str) -> type[Self]:
+        """Return this class with the base class of one name space, which is imported."""
+        return cls._with(attrgetter(cls.stock)(imported((name,), cls.__name__)))
+
+    @classmethod
+    def _with(cls, *stock: type) -> type[Self]:
+        """Return this class with further base classes; the same one each time."""
+        made: type[Self] = _made.get((cls, stock), cls)
+        if stock and made is cls:
+            origin, before = vars(cls).get("_origin", (cls, ()))
+            copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+            names = {**copied, "_origin": (origin, (*before, *stock))}
+            made = _made[cls, stock] = types.new_class(
+                cls.__name__, (cls, *stock), None, lambda body: body.update(names)
+            )
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the classes from which this object's class is made: it has no name of its own."""
+        reduced: Any = super().__reduce_ex__(max(protocol, 2))
+        origin = vars(type(self)).get("_origin")
+        return reduced if origin is None else (_create, origin, *reduced[2:])
+
+
+def _create(origin: type[OfLightning], stock: tuple[type, ...]) -> OfLightning:
+    made = origin._with(*stock)  # noqa: SLF001
+    return made.__new__(made)
+
+
+if TYPE_CHECKING:
+
+    class StockLogger(_OfLightning, _OfPytorchLightning, OfLightning):  # type: ignore[misc]  # equal, but in name
+        """What type checkers know: a logger is a `WandbLogger` of both name spaces."""
+
+else:
+
+    class StockLogger(OfLightning):
+        """The base class of the logger; the stock loggers follow it when an object is created."""
+
+        stock = "loggers.WandbLogger"

@@ -1,0 +1,35 @@
+"""Jobs of scripts that import `pytorch_lightning`, without the package `lightning`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from history import history_of
+from processes import clean_environment, run_job
+from stored import ended_runs
+
+SCRIPT = Path(__file__).parent / "scripts" / "pytorch_lightning_job.py"
+SPENT = {f"time/{part}" for part in ("data", "forward", "backward", "optimizer")}
+
+
+@pytest.mark.cold  # a warm interpreter has imported `lightning`
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_a_job_has_one_run_with_weighted_means_timings_and_its_id_in_the_checkpoint(
+    tmp_path: Path, strategy: str
+) -> None:
+    command: list[str | Path] = [sys.executable, SCRIPT, tmp_path, strategy]
+    finished = run_job(command, cwd=tmp_path, environment=clean_environment()).check()
+    facts = dict(json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW "))
+    assert facts == {rank: {"is stock": True, "is dummy": rank == 1, "id": "exp"} for rank in (0, 1)}
+    assert finished.lines("ID IN CHECKPOINT") == ["ID IN CHECKPOINT exp"]
+    assert "sync_dist=True" not in finished.output
+    (run,) = ended_runs(tmp_path, 1)
+    assert (run.run_id, run.exit_code) == ("exp", 0)
+    history = history_of(run, "trainer/global_step")
+    found = {name: history.values(name) for name in ("trained", "validated", "tested")}
+    assert found == {"trained": [5.0] * 4, "validated": [2.0], "tested": [5.0] if strategy == "ddp" else []}
+    assert history.names >= SPENT
+    assert not history.is_flagged

@@ -1,0 +1,114 @@
+"""The logger in the name space `pytorch_lightning`. What is imported decides, so each test has a new interpreter."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from processes import clean_environment, run_job
+
+pytestmark = pytest.mark.cold  # a warm interpreter has imported `lightning`
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
+WITHOUT_LIGHTNING = 'import sys; sys.modules["lightning"] = None\n'
+# In the name space `pytorch_lightning` these files are run as well: in full, or the tests that use Lightning's classes.
+IN_BOTH = {
+    "test_lightning_demands.py": "",
+    "test_lightning_weights.py": "uneven",
+    "test_lightning_advice.py": "not_given_if_our_logger or gives_the_advice",
+    "test_timings.py": "",
+}
+
+
+def run(directory: Path, code: str) -> None:
+    run_job([sys.executable, "-W", "ignore", "-c", code], cwd=directory, environment=clean_environment()).check()
+
+
+@pytest.mark.slow
+def test_the_logger_belongs_to_what_the_script_imports_after_it(tmp_path: Path) -> None:
+    code = """
+import copy, pickle, sys
+import dist_wandb
+from dist_wandb import DistWandbLogger
+class Mine(DistWandbLogger):
+    pass
+import pytorch_lightning as pl
+from pytorch_lightning.loggers import WandbLogger
+made = DistWandbLogger(run_mode="new"), Mine(run_mode="new")
+made += tuple(pickle.loads(pickle.dumps(logger)) for logger in made) + tuple(map(copy.deepcopy, made))
+for logger in made:
+    assert isinstance(logger, WandbLogger) and isinstance(logger, DistWandbLogger)
+assert [isinstance(logger, Mine) for logger in made] == [False, True] * 3
+known = dist_wandb.DistWandbLogger
+assert issubclass(known, WandbLogger) and isinstance(made[0], known) and not issubclass(known, Mine)
+assert "lightning" not in sys.modules
+
+from lightning.pytorch.loggers import WandbLogger as Other  # as a library may do
+both = DistWandbLogger(project="digits", id="exp")
+assert isinstance(both, WandbLogger) and isinstance(both, Other)
+assert (both.name, both.version) == ("digits", "exp")
+assert isinstance(both, known) and isinstance(made[0], dist_wandb.DistWandbLogger)
+assert not isinstance(made[0], Other)
+from dist_wandb.lightning import LightningDistWandbLogger, PytorchLightningDistWandbLogger
+assert issubclass(LightningDistWandbLogger, Other) and not issubclass(LightningDistWandbLogger, WandbLogger)
+assert isinstance(made[0], PytorchLightningDistWandbLogger)
+assert not isinstance(made[0], LightningDistWandbLogger)
+assert pickle.loads(pickle.dumps(both)).version == "exp"
+"""
+    run(tmp_path, code)
+
+
+@pytest.mark.slow
+def test_without_an_imported_name_space_the_logger_belongs_to_lightning(tmp_path: Path) -> None:
+    code = """
+import sys
+from dist_wandb import DistWandbLogger
+assert not [name for name in sys.modules if name in ("lightning", "pytorch_lightning")]
+logger = DistWandbLogger()
+assert "pytorch_lightning" not in sys.modules
+from lightning.pytorch.loggers import WandbLogger
+assert isinstance(logger, WandbLogger)
+"""
+    run(tmp_path, code)
+
+
+@pytest.mark.slow
+def test_fabric_without_lightning(tmp_path: Path) -> None:
+    code = """
+from dist_wandb import DistWandbLogger
+from lightning_fabric import Fabric
+logger = DistWandbLogger(project="tests", id="exp")
+fabric = Fabric(accelerator="cpu", devices=1, loggers=[logger])
+fabric.launch()
+for step in range(3):
+    fabric.log("loss", 0.5 * step, step=step)
+logger.experiment.finish()
+from pathlib import Path
+from dist_wandb.wandb_files.reading import read_history
+(path,) = Path().rglob("*.wandb")
+assert [(row["trainer/global_step"], row["loss"]) for row in read_history(path)] == [(0, 0), (1, 0.5), (2, 1)]
+"""
+    run(tmp_path, WITHOUT_LIGHTNING + code)
+
+
+@pytest.mark.slow
+@pytest.mark.newest
+@pytest.mark.source
+def test_what_is_tested_with_lightning_holds_without_it(tmp_path: Path) -> None:
+    """Runs the text of other test files with the other names, as Lightning does to make `pytorch_lightning`."""
+    (tmp_path / "without_lightning.py").write_text(WITHOUT_LIGHTNING)
+    chosen: list[str] = []
+    for name, words in IN_BOTH.items():
+        text = (HERE / name).read_text(encoding="utf-8")
+        text = text.replace("lightning.pytorch", "pytorch_lightning").replace("lightning.fabric", "lightning_fabric")
+        (tmp_path / name).write_text(text.replace("import lightning\n", "import pytorch_lightning as lightning\n"))
+        chosen.append(f"({name.removesuffix('.py')} and ({words}))" if words else name.removesuffix(".py"))
+    plugins = ["-p", "without_lightning", "-p", "conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = [f"--config-file={ROOT / 'pyproject.toml'}", "-q", "-k", " or ".join(chosen), "-m", "not slow"]
+    environment = clean_environment()
+    paths = (tmp_path, ROOT / "tests", *(Path(one) for one in environment.get("PYTHONPATH", "").split(":") if one))
+    environment["PYTHONPATH"] = ":".join(map(str, paths))
+    command = [sys.executable, "-m", "pytest", *plugins, *options, str(tmp_path)]
+    finished = run_job(command, cwd=tmp_path, environment=environment).check()
+    assert "skipped" not in finished.output
