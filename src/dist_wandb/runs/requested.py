@@ -19,6 +19,7 @@ _SOURCES = {
     "group": ("run_group", "WANDB_RUN_GROUP"),
     "name": ("run_name", "WANDB_NAME"),
 }
+_REINIT_BEFORE = {"true": "finish_previous", "false": "return_previous"}
 _WANDB_MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -51,12 +52,17 @@ def resume(init_arguments: Mapping[str, Any]) -> str | None:
     return "auto" if given is True else str(given) if given else None
 
 
-def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the user sets `reinit`, which determines what happens to an open run."""
+def reinit(init_arguments: Mapping[str, Any]) -> str:
+    """Return what `init` is to do while a run is open: wandb's `reinit`, with its older values by their new names.
+
+    It is ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``.
+    """
     given = init_arguments.get("reinit")
     if given is None:
-        given = user_setting(init_arguments, "reinit") or os.environ.get("WANDB_REINIT")
-    return given not in (None, "", "default")
+        given = user_setting(init_arguments, "reinit")
+    if given is None:
+        given = os.environ.get("WANDB_REINIT") or "default"
+    return _REINIT_BEFORE.get(str(given).lower(), str(given))
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:

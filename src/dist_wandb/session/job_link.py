@@ -15,7 +15,8 @@ from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_identity import publish_base_id, wait_base_id
-from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
+from dist_wandb.store.polling import poll
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dist_wandb.topology.model import Topology
 
 _T = TypeVar("_T")
+_ENDING = "ending"  # key: set once the coordinator has begun to end the session
 
 
 class JobLink:
@@ -61,6 +63,7 @@ class JobLink:
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
+        self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -123,6 +126,52 @@ class JobLink:
     def unit_end(self) -> UnitEnd:
         """Return the ends of the unit's ranks; with a run per rank, they are not shared."""
         return UnitEnd(None if self.plan.run_mode == "new" else self.store, self.unit)
+
+    def agree_on_return(self, place: str, times: int, mine: bool, within: float) -> bool | None:
+        """Decide as the coordinator does whether `init`, called while this session is open, returns it.
+
+        Args:
+            place: The line of the script that calls `init`.
+            times: How often this rank has called it there while the session is open.
+            mine: This rank's own decision, which counts on the coordinator, and if that has not opened this session.
+            within: How long to wait for the coordinator, in seconds, before this rank is taken to call `init` alone.
+
+        Returns:
+            The decision; `None` if the coordinator ends the session, so that this rank has to end it, too.
+        """
+        try:
+            store = self.find_store()
+        except RendezvousError:
+            return mine
+        if store is None:
+            return mine
+        key = f"again/{place}"
+        if self.topology.is_coordinator:
+            briefly(lambda: store.publish(key, [times, mine]), None)
+            return mine
+
+        def decision() -> tuple[bool | None] | None:
+            if store.has([_ENDING]) or leftovers.is_over(store):
+                return (None,)
+            theirs = store.try_get(key)
+            return (bool(theirs[1]),) if theirs is not None and theirs[0] >= times else None
+
+        def wait() -> tuple[bool | None] | None:
+            if not job_description.is_published(store):
+                return None
+            return poll(decision, within, LONGEST_PAUSE, self.topology.world_size)
+
+        within = 0.0 if place in self._unanswered else within
+        decided = briefly(wait, None, within + STORE_PATIENCE)
+        if decided is None:
+            self._unanswered.add(place)
+            return mine
+        return decided[0]
+
+    def report_ending(self) -> None:
+        """Publish, as the coordinator, that it ends the session, for ranks that call `init` again."""
+        if self.topology.is_coordinator:
+            self._ask(lambda store: store.publish(_ENDING, 1), None)
 
     def report_over(self) -> None:
         """Publish, as the coordinator, that the session has ended, for ranks that come late."""

@@ -48,15 +48,13 @@ class SessionNotices:
         place = where or run_metadata.location(run, plan)
         print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
-    def opened_again(self, line: str, run_id: str | None) -> None:
-        """Warn that `init` finishes a run that it opened at the same line before."""
-        if self._link.plan.announces:
-            _log.warning(
-                "dist_wandb: init was called again at %s, where it had opened the run %s. That run was not finished, "
-                "and is finished now. Call finish() at the end of each run, or pass reinit='create_new' for several "
-                "runs at a time.",
-                line,
-                run_id,
+    def returned_again(self, place: str, run_id: str | None) -> None:
+        """Print, once for each line of the script, that `init` returns the open run, as wandb prints each time."""
+        if self._link.plan.announces and self._given.is_first(("again", place)):
+            print_line(
+                f"dist_wandb: init was called at {place} while the run {run_id} is open, and returns it; arguments of "
+                "this call have no effect. For another run, call finish() first, or pass reinit='finish_previous' or "
+                "reinit='create_new'."
             )
 
     def row_dropped(self) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
+from dist_wandb.runs import axes, finishing, interception, requested, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.summary import SummaryWrites
@@ -43,6 +43,7 @@ class OwnRun:
         attached: The unit's run, if this rank only records the hardware of its node in it.
 
     Attributes:
+        is_current: Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone.
         user_axes: Names that the user has made x axes of other metrics (`define_metric(step_metric=)`).
         summary: The user's writes into the summary.
     """
@@ -59,6 +60,7 @@ class OwnRun:
         attached: AnyRun,
     ) -> None:
         self.is_owned = is_owned
+        self.is_current: bool = requested.reinit(opening.arguments) != "create_new"
         self.user_axes: tuple[str, ...] = ()
         self.summary: SummaryWrites = SummaryWrites()
         self._link = link
@@ -123,7 +125,8 @@ class OwnRun:
                 handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
-            self._restore += [interception.intercept_methods(run, handlers), self.summary.follow(run)]
+            replaced = interception.intercept_methods(run, handlers, is_current=self.is_current)
+            self._restore += [replaced, self.summary.follow(run)]
 
         self._intercept = intercept
         intercept(self.run)

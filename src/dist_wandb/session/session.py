@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
@@ -43,13 +45,15 @@ if TYPE_CHECKING:
     from dist_wandb.restart.store import RestartStore
     from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.call_site import CallSite
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
     from dist_wandb.session.sections import Section
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
+    from dist_wandb.user_lines import Line
+
+_ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
 
 class Session(AsRun):
@@ -70,7 +74,7 @@ class Session(AsRun):
         options: The checked arguments of the integration.
         topology: Rank and layout of this process.
         opened_inside: The session of the decorated function in which this session was opened, if any.
-        opened_at: Where the script called `init`; `None` if another integration opened the session.
+        opened_at: The line that called `init`; `None` if another integration opened the session.
     """
 
     def __init__(
@@ -85,8 +89,8 @@ class Session(AsRun):
         self.options: Options = link.options
         self.topology: Topology = link.topology
         self.opened_inside: Session | None = registry.entered()
-        self.opened_at: CallSite | None = None
-        self._is_block = False
+        self.opened_at: Line | None = None
+        self._calls: Counter[str] = Counter()  # of `init` while this session is open, by line
         self._pid = os.getpid()
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = Rows(
@@ -137,6 +141,11 @@ class Session(AsRun):
     def owns_run(self) -> bool:
         """Whether `finish` may end the run: `False` for a run that was open before the session."""
         return self._own.is_owned
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this session may be ``wandb.run``: not if it was opened with ``reinit="create_new"``."""
+        return self._own.is_current
 
     @property
     def brings_together(self) -> bool:
@@ -323,19 +332,29 @@ class Session(AsRun):
         """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
         registry.process_end.catch_sigterm()
 
-    def may_end_before(self, call_site: CallSite, *, in_notebook: bool) -> bool:
-        """Whether `init` at `call_site` should finish this session: it was opened there, and not as a block.
+    def is_returned(self, line: Line | None, *, disabled: bool) -> bool:
+        """Whether `init`, called while this session is open, returns it. If its run is over, the session is finished.
+
+        The coordinator decides for all ranks. Others wait for it: at the line that opened the session, as in a loop
+        that finishes each run on rank 0, as long as `init` waits; at another line, for a few seconds only.
 
         Args:
-            call_site: Where `init` is called.
-            in_notebook: Whether to ignore the call site, because cells are changed and run again.
+            line: The line that calls `init`.
+            disabled: Whether that call asks for a disabled run, which wandb never returns and always makes anew.
         """
-        is_here = os.getpid() == self._pid and self.opened_inside is registry.entered()
-        if not is_here or self._is_block or self.opened_at is None or not (in_notebook or call_site == self.opened_at):
+        if os.getpid() != self._pid:
             return False
-        if not in_notebook:
-            self._notices.opened_again(call_site.line, self.id)
-        return True
+        place = "an unknown place" if line is None else f"{Path(line.file).name}:{line.number}"
+        self._calls[place] += 1
+        mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))
+        within = self.options.limits.join_timeout
+        within = within if line == self.opened_at else min(_ELSEWHERE, within)
+        decision = self._link.agree_on_return(place, self._calls[place], mine, within)
+        if decision is None:
+            self.finish()
+        elif decision:
+            self._notices.returned_again(place, self.id)
+        return bool(decision)
 
     def announce(self, where: str | None = None) -> None:
         """Print one line, on a unit's primary, about what was decided and where the runs are.
@@ -379,7 +398,6 @@ class Session(AsRun):
         return self._children.reduced()
 
     def __enter__(self) -> Self:
-        self._is_block = True
         return self
 
     def __exit__(
