@@ -204,3 +204,22 @@ def test_init_while_a_run_is_open_returns_it_on_all_ranks(tmp_path: Path) -> Non
     assert waited.keys() == {("fold-all", "0"), ("fold-all", "1"), ("fold-0", "0"), ("fold-1", "1")}
     assert waited["fold-1", "1"] < 10
     assert finished.output.count("no other rank has opened a session") == 1
+
+
+def test_processes_that_ranks_start_log_to_runs_of_their_own(tmp_path: Path) -> None:
+    """They inherit RANK and the job's store. Stock wandb 0.31 opens a run for each of them, at once."""
+    variables = {"WANDB_MODE": "offline", "TMPDIR": str(tmp_path)}
+    environment = clean_environment(**variables)
+    job = torchrun(SCRIPTS / "started_by_ranks.py")
+    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=200).check()
+    assert sorted(finished.lines("CODES ")) == ["CODES 0 [0, 0]", "CODES 1 [0]"]
+    stored = {run.name: history_of(run) for run in ended_runs(tmp_path, 4)}
+    assert {name: stored[name].last("acc") for name in ("program", "spawn", "fork")} == {
+        name: {10: 0.9} for name in ("program", "spawn", "fork")
+    }
+    assert stored["train"].last("loss") == dict.fromkeys(range(12), 1.5)
+    assert not any(stored[name].is_flagged for name in stored)
+    seconds = {line.split()[1]: float(line.split()[2]) for line in finished.lines("EVALUATED ")}
+    assert max(seconds.values()) < 25  # less than the time for which a rank waits for others
+    assert finished.output.count("which holds the rank whose variables") == 3
+    assert not list(tmp_path.glob("dist-wandb-rank-*"))

@@ -99,6 +99,12 @@ def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
     return str(found) if found else None
 
 
+def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
+    """Return the W&B mode of the arguments, the settings or `WANDB_MODE`; `None` for none, or an unknown one."""
+    given = init_arguments.get("mode") or user_setting(init_arguments, "mode") or os.environ.get("WANDB_MODE")
+    return _WANDB_MODES.get(str(given))
+
+
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
     """Return the requested W&B mode: from the arguments, else the settings, `WANDB_MODE`, or ``wandb offline``.
 

@@ -19,7 +19,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import console, run_metadata
 from dist_wandb.topology.ranges import named
-from dist_wandb.user_lines import users_line, warn
+from dist_wandb.user_lines import named_line, users_line, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
+    from dist_wandb.user_lines import Line
 
 _log = logging.getLogger("dist_wandb")
 
@@ -48,8 +49,9 @@ class SessionNotices:
         place = where or run_metadata.location(run, plan)
         print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
-    def returned_again(self, place: str, run_id: str | None) -> None:
+    def returned_again(self, line: Line | None, run_id: str | None) -> None:
         """Print, once for each line of the script, that `init` returns the open run, as wandb prints each time."""
+        place = named_line(line)
         if self._link.plan.announces and self._given.is_first(("again", place)):
             print_line(
                 f"dist_wandb: init was called at {place} while the run {run_id} is open, and returns it; arguments of "

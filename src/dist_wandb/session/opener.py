@@ -223,6 +223,7 @@ class Opener:
             create_new=create_new and has_run,
             is_alone=not has_run and before is None,
             as_given=as_given,
+            is_current=requested.reinit(self._arguments) != "create_new",
         )
         run = adopted or opening.run()
         attached = opening.attach()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import axes, finishing, interception, requested, run_metadata, wandb_private
+from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.summary import SummaryWrites
@@ -43,7 +43,6 @@ class OwnRun:
         attached: The unit's run, if this rank only records the hardware of its node in it.
 
     Attributes:
-        is_current: Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone.
         user_axes: Names that the user has made x axes of other metrics (`define_metric(step_metric=)`).
         summary: The user's writes into the summary.
     """
@@ -60,7 +59,6 @@ class OwnRun:
         attached: AnyRun,
     ) -> None:
         self.is_owned = is_owned
-        self.is_current: bool = requested.reinit(opening.arguments) != "create_new"
         self.user_axes: tuple[str, ...] = ()
         self.summary: SummaryWrites = SummaryWrites()
         self._link = link
@@ -80,6 +78,11 @@ class OwnRun:
     def run(self) -> AnyRun:
         """The run. It changes if wandb's own process had to be replaced."""
         return self._record.run
+
+    @property
+    def is_current(self) -> bool:
+        """Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone."""
+        return self._opening.is_current
 
     @property
     def step_metric(self) -> str | None:
@@ -125,7 +128,7 @@ class OwnRun:
                 handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
-            replaced = interception.intercept_methods(run, handlers, is_current=self.is_current)
+            replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
             self._restore += [replaced, self.summary.follow(run)]
 
         self._intercept = intercept

@@ -15,12 +15,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
@@ -53,8 +51,6 @@ if TYPE_CHECKING:
     from dist_wandb.topology.model import Topology
     from dist_wandb.user_lines import Line
 
-_ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
-
 
 class Session(AsRun):
     """One rank's part in the W&B logging of a job. Created by `dist_wandb.init` and by the framework integrations.
@@ -75,6 +71,7 @@ class Session(AsRun):
         topology: Rank and layout of this process.
         opened_inside: The session of the decorated function in which this session was opened, if any.
         opened_at: The line that called `init`; `None` if another integration opened the session.
+        is_current: Whether it may be ``wandb.run``: not if it was opened with ``reinit="create_new"``.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Session(AsRun):
         self.topology: Topology = link.topology
         self.opened_inside: Session | None = registry.entered()
         self.opened_at: Line | None = None
-        self._calls: Counter[str] = Counter()  # of `init` while this session is open, by line
+        self.is_current: bool = own.is_current
         self._pid = os.getpid()
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = Rows(
@@ -143,11 +140,6 @@ class Session(AsRun):
         return self._own.is_owned
 
     @property
-    def is_current(self) -> bool:
-        """Whether this session may be ``wandb.run``: not if it was opened with ``reinit="create_new"``."""
-        return self._own.is_current
-
-    @property
     def brings_together(self) -> bool:
         """Whether numbers are reduced over several ranks. If not, each row comes from a single rank."""
         return self._link.reduces
@@ -192,6 +184,10 @@ class Session(AsRun):
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
         return self.run.config if os.getpid() == self._pid else self._children.remote().config
+
+    def expect_config(self, values: Mapping[str, Any]) -> None:
+        """Warn once the run's config is known, if this rank has used other values before: training may differ."""
+        self._config_sync.expect(values)
 
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
@@ -333,27 +329,14 @@ class Session(AsRun):
         registry.process_end.catch_sigterm()
 
     def is_returned(self, line: Line | None, *, disabled: bool) -> bool:
-        """Whether `init`, called while this session is open, returns it. If its run is over, the session is finished.
-
-        The coordinator decides for all ranks. Others wait for it: at the line that opened the session, as in a loop
-        that finishes each run on rank 0, as long as `init` waits; at another line, for a few seconds only.
-
-        Args:
-            line: The line that calls `init`.
-            disabled: Whether that call asks for a disabled run, which wandb never returns and always makes anew.
-        """
-        if os.getpid() != self._pid:
-            return False
-        place = "an unknown place" if line is None else f"{Path(line.file).name}:{line.number}"
-        self._calls[place] += 1
-        mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))
-        within = self.options.limits.join_timeout
-        within = within if line == self.opened_at else min(_ELSEWHERE, within)
-        decision = self._link.agree_on_return(place, self._calls[place], mine, within)
+        """Whether `init`, called at `line`, returns this session, which may be finished here: see `JobLink`."""
+        mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
+        is_here = os.getpid() == self._pid  # not in a fork
+        decision = is_here and self._link.agree_on_return(line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
-            self._notices.returned_again(place, self.id)
+            self._notices.returned_again(line, self.id)
         return bool(decision)
 
     def announce(self, where: str | None = None) -> None:

@@ -84,7 +84,7 @@ class Shutdown:
         try:
             if self._life.phase is Phase.OPEN:
                 if not failed:
-                    self._link.report_ending()
+                    self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
                 self._link.leave(self._exchange)
         finally:
@@ -106,7 +106,7 @@ class Shutdown:
     def finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish because the user finishes the run. Publish it to ranks without a run, which do not notice."""
         within, began = self._link.options.limits.flush_timeout, time.monotonic()
-        self._link.report_ending()
+        self._link.report_end(is_over=False)
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
             if not exit_code and self._link.is_accompanied():
@@ -132,7 +132,7 @@ class Shutdown:
         if self._children.is_fork:
             self._close(handed_over=False)
             return
-        self._link.report_ending()
+        self._link.report_end(is_over=False)
         self._exchange.detach()
         self._config_sync.close()
         self._close(handed_over=False)
@@ -177,7 +177,7 @@ class Shutdown:
                 unit_end.report_written()
             if not exit_code:
                 self._delete_record()
-        self._link.report_over()
+        self._link.report_end(is_over=True)
         registry.release_sigterm()
 
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:

@@ -1,6 +1,5 @@
 """Two ranks: a helper, on all ranks or one, calls `init` once more, in folds that only rank 0 finishes."""
 
-import os
 import sys
 import time
 from typing import Any
@@ -46,9 +45,8 @@ def main() -> None:
         evaluate(0)
         wandb.finish()
     dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # nothing is left for the end of the process
