@@ -31,7 +31,7 @@ from dist_wandb.exchange.transport import gloo
 from dist_wandb.notices import Notices
 from dist_wandb.restart import records, resuming
 from dist_wandb.runs.job_arguments import chosen_config
-from dist_wandb.session import job_description, opener, registry
+from dist_wandb.session import inherited_rank, job_description, opener, registry
 from dist_wandb.session.session import Session
 from dist_wandb.session.step_timings import StepTimings
 from dist_wandb.settings.limits import Limits
@@ -269,6 +269,7 @@ def fake_wandb(
         monkeypatch.setattr(wandb, name, _before_init)
     monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(registry, "_sessions", [])
+    monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
     monkeypatch.setattr(job_description, "_opened", type(job_description._opened)())
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())

@@ -1,8 +1,8 @@
 """The functions of wandb's module that act on the current run, for ``import dist_wandb as wandb``.
 
-``wandb.log``, ``wandb.config``, ``wandb.watch`` and so on act on the session that was opened last (`get_run`). On a
-rank without a run, they do what the session does there. If no session is open they are wandb's own, for a run that was
-opened without this package; without such a run they raise `wandb.Error`, as wandb does.
+``wandb.log``, ``wandb.config``, ``wandb.watch`` and so on act on the session that was opened last without
+``reinit="create_new"``. On a rank without a run, they do what the session does there. If no session is open they are
+wandb's own, for a run that was opened without this package; without such a run they raise `wandb.Error`, as wandb does.
 
 All other names that a script uses are wandb's own (`runs.wandb_names`), looked up at each use. The lists are in
 `dist_wandb.__init__`; `tests/unit/test_as_wandb.py` compares them with wandb's.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.runs import wandb_names
-from dist_wandb.session.registry import current, history
+from dist_wandb.session.registry import current, history, open_sessions
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -132,6 +132,10 @@ def of_current(name: str) -> Any:
 
 
 def _why_not() -> str:
+    if open_sessions():
+        return (
+            "All open runs were opened with reinit='create_new', which leaves wandb.run alone. Use what init returned."
+        )
     if history.has_begun:
         return "The session of dist_wandb has been finished."
     try:

@@ -133,7 +133,7 @@ def _warn_of_unused(own: Mapping[str, Any]) -> None:
     if other:
         warnings.warn(
             f"A decorated function was called inside another one and joins its run, so {', '.join(other)} of its own "
-            "wandb_init is ignored. To open a separate run, call dist_wandb.init in it.",
+            "wandb_init is ignored. To open a separate run, call dist_wandb.init(reinit='create_new') in it.",
             stacklevel=5,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,11 @@ def users_line() -> Line | None:
             nearest = nearest or (line if package != "threading" else None)
         frame = frame.f_back
     return nearest
+
+
+def named_line(line: Line | None) -> str:
+    """Return a short name of a line that is the same on all ranks."""
+    return "an unknown place" if line is None else f"{os.path.basename(line.file)}:{line.number}"  # noqa: PTH119  # pure
 
 
 def warn(message: str, line: Line | None, *, may_raise: bool = True) -> None:

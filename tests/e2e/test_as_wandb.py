@@ -175,3 +175,51 @@ def test_a_script_like_timms_gives_a_run_that_matches_its_summary_file(tmp_path:
     for name in now.names:
         assert now.values(name) == pytest.approx([row[name] for row in summary]), name
     assert summary[-1]["eval_top1"] > 60
+
+
+def test_init_while_a_run_is_open_returns_it_on_all_ranks(tmp_path: Path) -> None:
+    """As wandb 0.31 does in one process. A rank that calls it alone does not wait for long."""
+    finished = run_job(
+        *torchrun(SCRIPTS / "init_again.py"),
+        cwd=tmp_path,
+        environment=clean_environment(WANDB_MODE="offline"),
+        timeout=120,
+    ).check()
+    stored = {run.name: run for run in ended_runs(tmp_path, 5)}
+    assert stored.keys() == {"fold-all", "fold-0", "fold-1", "last", "alone"}
+    assert {name: run.config["lr"] for name, run in stored.items()} == dict.fromkeys(stored, 1)
+    rows = {name: history_of(run) for name, run in stored.items()}
+    folds = ("fold-all", "fold-0", "fold-1", "last")
+    assert [rows[name].final("loss") for name in folds] == [[1.5] * 4] * 4
+    assert {name: rows[name].final("acc") for name in rows} == {
+        "fold-all": [0.5],
+        "fold-0": [0],
+        "fold-1": [1],
+        "last": [],
+        "alone": [0],
+    }
+    assert {rows[name].flags("loss").get(3) for name in folds} == {0}
+    assert sorted(finished.lines("AFTER ")) == ["AFTER 0 None", "AFTER 1 None"]
+    waited = {tuple(line.split()[1:3]): float(line.split()[3]) for line in finished.lines("HELPER ")}
+    assert waited.keys() == {("fold-all", "0"), ("fold-all", "1"), ("fold-0", "0"), ("fold-1", "1")}
+    assert waited["fold-1", "1"] < 10
+    assert finished.output.count("no other rank has opened a session") == 1
+
+
+def test_processes_that_ranks_start_log_to_runs_of_their_own(tmp_path: Path) -> None:
+    """They inherit RANK and the job's store. Stock wandb 0.31 opens a run for each of them, at once."""
+    variables = {"WANDB_MODE": "offline", "TMPDIR": str(tmp_path)}
+    environment = clean_environment(**variables)
+    job = torchrun(SCRIPTS / "started_by_ranks.py")
+    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=200).check()
+    assert sorted(finished.lines("CODES ")) == ["CODES 0 [0, 0]", "CODES 1 [0]"]
+    stored = {run.name: history_of(run) for run in ended_runs(tmp_path, 4)}
+    assert {name: stored[name].last("acc") for name in ("program", "spawn", "fork")} == {
+        name: {10: 0.9} for name in ("program", "spawn", "fork")
+    }
+    assert stored["train"].last("loss") == dict.fromkeys(range(12), 1.5)
+    assert not any(stored[name].is_flagged for name in stored)
+    seconds = {line.split()[1]: float(line.split()[2]) for line in finished.lines("EVALUATED ")}
+    assert max(seconds.values()) < 25  # less than the time for which a rank waits for others
+    assert finished.output.count("which holds the rank whose variables") == 3
+    assert not list(tmp_path.glob("dist-wandb-rank-*"))

@@ -112,8 +112,11 @@ def check_lightning(finished: Finished, directory: Path, run_mode: str, openings
 def test_lightning_experiment_used_early_opens_the_run_of_the_job(tmp_path: Path) -> None:
     finished = run([sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path), "auto"], cwd=tmp_path)
     (stored,) = ended_runs(tmp_path, 1)
-    assert stored.config["lr"] == 0.1
+    assert {name: stored.config[name] for name in ("lr", "width", "bias")} == {"lr": 0.1, "width": 8, "bias": True}
     assert stored.metrics["loss"].count == ROWS
+    files = str(stored.path.parent / "files")
+    about = [stored.run_id, "tests", "nm", "g", ("a",), "train", f"tests/{stored.run_id}", files]
+    assert finished.lines("EARLY ") == [f"EARLY {[0.1, 8, True, 3, *about]}"] * 2  # both ranks train alike
     for rank in (0, 1):
         assert f"fit rank {rank} run {rank == 0} id {stored.run_id}\n" in finished.output
 

@@ -260,14 +260,21 @@ def test_restore_from_another_run_uses_wandb(fake_wandb: FakeWandb, monkeypatch:
     assert len(fake_wandb.runs) == 1
 
 
-def test_a_second_init_opens_another_run_which_becomes_current(fake_wandb: FakeWandb) -> None:
+def wandb_run() -> object:
+    return dist_wandb.run
+
+
+def test_a_run_beside_the_open_one_does_not_become_current(fake_wandb: FakeWandb) -> None:
     first = dist_wandb.init()
-    second = dist_wandb.init()
+    second = dist_wandb.init(reinit="create_new")
     dist_wandb.log({"loss": 1.0})
-    assert dist_wandb.run is second
-    dist_wandb.finish()
     assert dist_wandb.run is first
-    assert [run.rows for run in fake_wandb.runs] == [[], [{"loss": 1.0, "global_step": 0}]]
+    dist_wandb.finish()
+    assert dist_wandb.get_run() is second
+    assert wandb_run() is None
+    with pytest.raises(dist_wandb.Error, match="opened with reinit='create_new'"):
+        dist_wandb.log({"loss": 2.0})
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, "global_step": 0}], []]
 
 
 def test_log_accepts_wandbs_positional_arguments(fake_wandb: FakeWandb) -> None:

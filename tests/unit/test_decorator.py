@@ -207,7 +207,7 @@ def test_rows_logged_while_a_generator_is_closed_go_into_its_own_run(fake_wandb:
     async def close_inside_of_another() -> None:
         generator, asynchronous = numbers(), losses()
         assert (next(generator), await anext(asynchronous)) == (1, 2)
-        with dist_wandb.init(id="another"):
+        with dist_wandb.init(id="another", reinit="create_new"):
             generator.close()
             await asynchronous.aclose()
 
@@ -355,10 +355,11 @@ def test_init_inside_opens_another_run_and_inherits_project_and_tags(fake_wandb:
     @wandb_init(run_mode="new", project="digits", id="exp", name="outer", config={"lr": 1}, tags=["t"])
     def train() -> None:
         outer = get_run()
-        with dist_wandb.init(project="other", tags=["u"]) as further:
+        assert dist_wandb.init(project="ignored") is outer  # as wandb does while a run is open
+        with dist_wandb.init(project="other", tags=["u"], reinit="create_new") as further:
             assert get_run() is further
             assert further.options.run_mode == "new"
-        with dist_wandb.init(run_mode="auto") as further:
+        with dist_wandb.init(run_mode="auto", reinit="create_new") as further:
             assert further.options.run_mode == "auto"
         assert get_run() is outer
 
@@ -378,7 +379,7 @@ def test_init_inside_opens_another_run_and_inherits_project_and_tags(fake_wandb:
 
 
 def options_of_all_integrations(**arguments: Any) -> list[tuple[str, str]]:
-    with dist_wandb.init(**arguments) as session:
+    with dist_wandb.init(**arguments, reinit="create_new") as session:
         found = [session.options]
     found += [DistWandbLogger(**arguments)._options, DistWandbTracker(**arguments).late_join.options]
     return [(options.run_mode, options.rank_scope) for options in found]

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.lightning.name_spaces import OfLightning
+from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
+from dist_wandb.settings.config_copy import ConfigCopy
+from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
     from dist_wandb.lightning.session_holder import SessionHolder
@@ -40,9 +43,11 @@ class NullExperiment(NullRun, OfLightning):
 
     @property
     def config(self) -> Any:
-        """The config of the run that receives this rank's numbers."""
-        session = self._session
-        return _Nothing() if session is None else session.config
+        """The config of the run that receives this rank's numbers; before the session is open, what is known of it."""
+        session, holder = self._session, self.__dict__.get("holder")
+        if session is not None:
+            return session.config
+        return ConfigCopy() if holder is None else ConfigView(_EarlyConfig(holder))
 
     @property
     def summary(self) -> NullSummary:
@@ -72,11 +77,11 @@ class NullExperiment(NullRun, OfLightning):
         return None if holder is None else holder.session
 
     def metadata(self) -> Mapping[str, Any]:
-        """Metadata of the run; before the session is open, only what the logger knows."""
+        """Metadata of the run; before the session is open, what is known of it."""
         session, holder = self._session, self.__dict__.get("holder")
         if session is not None and isinstance(session.run, NullRun):
             return session.run.metadata()
-        return super().metadata() if holder is None else {"id": holder.known_id, "name": None, "url": None}
+        return super().metadata() if holder is None else holder.early.metadata(holder.known_id)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -84,6 +89,30 @@ class NullExperiment(NullRun, OfLightning):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "holder": None}
+
+
+class _EarlyConfig:
+    """The config that a script reads before the ranks are known, and with the same object later: a `view.Source`."""
+
+    def __init__(self, holder: SessionHolder) -> None:
+        self._holder = holder
+
+    def read(self, name: str | None = None) -> Mapping[str, Any]:
+        """Return all values; `name` is the one to read."""
+        session = self._holder.session
+        if session is None:
+            return self._holder.early.config
+        if name is not None:
+            session.config.get(name)  # the primary may just have set it
+        return given_values(session.config)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Set values on this rank."""
+        session = self._holder.session
+        if session is None:
+            self._holder.early.config.update(values)
+        else:
+            session.config.update(values)
 
 
 class _Nothing(NullPart):

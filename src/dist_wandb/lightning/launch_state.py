@@ -12,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.runs import handover, run_metadata
+from dist_wandb.session import inherited_rank
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 
@@ -66,6 +67,8 @@ def known_topology() -> Topology | None:
     topology = Topology.from_torch_distributed()
     if topology is not None or Launch.detect().is_lightning_child:
         return topology
+    if inherited_rank.holder() is not None:
+        return Topology.single()
     with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
         return Topology.from_environ()
     return None

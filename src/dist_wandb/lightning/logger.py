@@ -81,8 +81,10 @@ class DistWandbLogger(StockLogger):
         be used before, as with the stock logger. In the other modes pass `config=`, call `log_hyperparams` or `watch`
         (they take effect when the run is opened), or use `experiment` from `setup` on.
 
-        Lightning's ddp strategy starts the script again for each further rank. These processes find the run id in a
-        small file in the directory for temporary files, which exists as long as this process. The environment is
+        Lightning's ddp strategy starts the script again for each further rank. These processes find the run id, and
+        the config and metadata of a run that is open by then (no secrets), in a small file in the directory for
+        temporary files, which exists as long as this process; so `experiment` reads the same there before `fit`, too. A
+        rank that has read other values than the run's gets a warning. The environment is
         changed only as by the stock logger: ``offline=True`` sets `WANDB_MODE` to ``dryrun`` when the run is opened, so
         any run that this process opens afterwards is offline too.
 

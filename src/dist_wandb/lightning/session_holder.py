@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.lightning.early_run import EarlyRun, told_of
 from dist_wandb.lightning.launch_state import LaunchState, is_spawning, known_topology
 from dist_wandb.lightning.name_spaces import is_a
 from dist_wandb.lightning.script_ids import ScriptIds
@@ -63,6 +65,7 @@ class SessionHolder:
         launch: What is known about this process and related ones.
         number: Index of the logger in the script.
         base_id: The base id of all runs, as far as it is known here.
+        early: What is known of the run before the session is open.
     """
 
     def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
@@ -75,6 +78,7 @@ class SessionHolder:
         self.number: int
         self.base_id: str
         self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
+        self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_script_ids.run_of, self.number))
         self._find_earlier_start()
 
     def for_copy(self, run: Run | None) -> SessionHolder:
@@ -184,8 +188,9 @@ class SessionHolder:
             axes.define_tensorboard_steps(session.run)
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
-            _script_ids.offer(self.number, str(self.base_id))
+            _script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
+            session.expect_config(self.early.used_config)
             self.announce()
         return session
 

@@ -158,6 +158,11 @@ class ConfigSync:
         """The config as known so far on a rank without a run. Does not wait."""
         return self._target.known() if isinstance(self._target, LocalConfig) else dict(self._comparison.given)
 
+    def expect(self, values: Mapping[str, Any]) -> None:
+        """Warn if a rank without a run, which has used these values already, gets other ones from the primary."""
+        if isinstance(self._target, LocalConfig):
+            self._target.expect(values)
+
     @property
     def has_run_ended(self) -> bool:
         """Whether this rank has no run, and the user was found to have finished the run that it logs to."""

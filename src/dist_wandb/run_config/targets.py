@@ -10,7 +10,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.run_config.messages import OF_VERSION
 from dist_wandb.runs.config_guard import update_unnoticed
-from dist_wandb.settings.config_values import encoded, given_values
+from dist_wandb.settings.config_values import differs_by_rank, encoded, given_values, shown
 from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
 from dist_wandb.user_lines import users_line, warn
 
@@ -105,6 +105,7 @@ class LocalConfig:
         self._shown = Known()
         self._written: set[str] = set()  # names that were written on this rank
         self._has_waited = False
+        self._used: dict[str, Any] = {}  # what this rank has read before the session was open
         self._notices = Notices()
 
     def apply(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -119,6 +120,26 @@ class LocalConfig:
         now.update({name: value for name, value in new.items() if value is not MISSING})
         order = [*values, *(name for name in now if name not in values)]
         self._shown = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
+        self._compare_used()
+
+    def expect(self, values: Mapping[str, Any]) -> None:
+        """Compare values that this rank has used with those of the primary, now or once they are published."""
+        self._used = dict(values)
+        if self._follower.is_known:
+            self._compare_used()
+
+    def _compare_used(self) -> None:
+        used, self._used = self._used, {}
+        known = [name for name in used if name in self._shown and not differs_by_rank(name)]
+        differing = [name for name in known if encoded(used[name]) != encoded(self._shown[name])]
+        if differing:
+            texts = ", ".join(f"{name!r} ({shown(used[name])}, {shown(self._shown[name])} there)" for name in differing)
+            warn(
+                f"Rank {self._connection.rank} read the config before the processes of the job were started, and the "
+                f"run has other values now: {texts}. The ranks may train differently. Give all ranks the same config.",
+                self._comparison.opened_at,
+                may_raise=False,
+            )
 
     def names_of_earlier_starts(self, _published: Mapping[str, Any]) -> set[str]:
         """Return no names, because this rank has no run."""

@@ -130,7 +130,7 @@ def _found(owner: object, name: str) -> Interception | None:
     return found if isinstance(found, Interception) else None
 
 
-def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
+def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_current: bool = True) -> Callable[[], None]:
     """Call a session's handlers when methods of its run are called directly.
 
     Only the methods of this object are replaced, not those of its class. ``wandb.log`` and ``wandb.define_metric`` are
@@ -139,11 +139,12 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[
     Args:
         run: The run, or a `NullRun`.
         handlers: Handlers by method name, called with the original method and the arguments.
+        is_current: Whether ``wandb.log`` is for this run if this process has none.
 
     Returns:
         A function that removes the handlers. It restores wandb's functions unless wandb has replaced them meanwhile.
     """
-    removals = [remove for name, handler in handlers.items() for remove in _replaced(run, name, handler)]
+    removals = [remove for name, handler in handlers.items() for remove in _replaced(run, name, handler, is_current)]
 
     def remove_all() -> None:
         for remove in removals:
@@ -152,7 +153,7 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[
     return remove_all
 
 
-def _replaced(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[], None]]:
+def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Iterator[Callable[[], None]]:
     if not _has_method(run, name):  # a mock of a run
         return
     interception, remove = intercept(run, name, handler)
@@ -161,7 +162,7 @@ def _replaced(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[],
     running = getattr(module, "run", None)
     if module is None or name not in _MODULE_FUNCTIONS or not hasattr(module, name):
         return
-    if running is None and name == "log":
+    if running is None and name == "log" and is_current:
         yield intercept(module, name, handler)[1]
     elif running is run and running is not None:
         vars(module)[name] = interception.method

@@ -74,6 +74,7 @@ class Opening:
         create_new: Whether this process may already have another run.
         is_alone: Whether no other run of this process is open.
         as_given: Whether wandb gets only the user's settings.
+        is_current: Whether ``wandb.run`` may be the run.
     """
 
     options: Options
@@ -85,6 +86,7 @@ class Opening:
     create_new: bool
     is_alone: bool
     as_given: bool
+    is_current: bool = True
 
     def run(self) -> AnyRun:
         """Open the run.

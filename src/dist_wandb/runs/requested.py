@@ -19,6 +19,7 @@ _SOURCES = {
     "group": ("run_group", "WANDB_RUN_GROUP"),
     "name": ("run_name", "WANDB_NAME"),
 }
+_REINIT_BEFORE = {"true": "finish_previous", "false": "return_previous"}
 _WANDB_MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -51,12 +52,17 @@ def resume(init_arguments: Mapping[str, Any]) -> str | None:
     return "auto" if given is True else str(given) if given else None
 
 
-def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the user sets `reinit`, which determines what happens to an open run."""
+def reinit(init_arguments: Mapping[str, Any]) -> str:
+    """Return what `init` is to do while a run is open: wandb's `reinit`, with its older values by their new names.
+
+    It is ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``.
+    """
     given = init_arguments.get("reinit")
     if given is None:
-        given = user_setting(init_arguments, "reinit") or os.environ.get("WANDB_REINIT")
-    return given not in (None, "", "default")
+        given = user_setting(init_arguments, "reinit")
+    if given is None:
+        given = os.environ.get("WANDB_REINIT") or "default"
+    return _REINIT_BEFORE.get(str(given).lower(), str(given))
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
@@ -91,6 +97,12 @@ def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
     setting, variable = _SOURCES[name]
     found = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
     return str(found) if found else None
+
+
+def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
+    """Return the W&B mode of the arguments, the settings or `WANDB_MODE`; `None` for none, or an unknown one."""
+    given = init_arguments.get("mode") or user_setting(init_arguments, "mode") or os.environ.get("WANDB_MODE")
+    return _WANDB_MODES.get(str(given))
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from dist_wandb.runs import requested
 from dist_wandb.runs.destination import without_password
+from dist_wandb.runs.directories import wandb_directory
 from dist_wandb.runs.job_arguments import is_json
 
 if TYPE_CHECKING:
@@ -83,6 +85,22 @@ def metadata_of(run: AnyRun) -> dict[str, Any]:
     values = {name: getattr(run, name, None) for name in read}
     values.update({name: _shown_url(values[name]) for name in ("url", "project_url") if name in values})
     return {name: values.get(name) for name in sorted(METADATA) if is_json(values.get(name))}
+
+
+def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline: bool) -> dict[str, Any]:
+    """Return the metadata of a run that is not open yet, as far as the arguments of `wandb.init` determine it."""
+    about: dict[str, Any] = dict.fromkeys(METADATA)
+    about.update({name: requested.value(arguments, name) for name in ("name", "project", "entity", "group")})
+    about.update({name: arguments.get(name) for name in ("job_type", "notes")})
+    mode = "offline" if is_offline else requested.mode_if_given(arguments)
+    path = [part for part in (about["entity"], about["project"], run_id) if part]
+    about.update(id=run_id, path="/".join(path), tags=tuple(arguments.get("tags") or ()), resumed=False)
+    return {
+        **about,
+        "dir": str(wandb_directory(arguments)),
+        "offline": mode == "offline",
+        "disabled": mode == "disabled",
+    }
 
 
 def from_json(received: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.runs.requested import user_setting
 
@@ -62,6 +63,12 @@ def forget_missing_values() -> None:
     path = os.environ.get(_VALUES)
     if path and is_trial() and not Path(path).exists():
         del os.environ[_VALUES]
+
+
+def values() -> dict[str, Any]:
+    """Return the trial's values, from the agent's file; none without an agent, or without the file on this node."""
+    path = os.environ.get(_VALUES)
+    return wandb_private.values_in(path) if path and is_trial() else {}
 
 
 def not_kept(init_arguments: Mapping[str, Any]) -> str | None:

@@ -89,7 +89,10 @@ def open_run(
         arguments.update(_planned_arguments(plan, topology, arguments))
     if upload_timeout is not None:
         arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
-    if create_new and arguments.get("reinit") is None:  # LightningCLI passes None for arguments missing in its config
+    if create_new and arguments.get("reinit") in (
+        None,
+        "default",
+    ):  # LightningCLI passes None for what is not in its file
         arguments["reinit"] = "create_new"
     _make_directory(arguments)
     check_workspace()

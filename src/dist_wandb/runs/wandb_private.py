@@ -69,6 +69,15 @@ def code_of_exit() -> int | None:
     return recorded if isinstance(recorded, int) else None
 
 
+def values_in(path: str) -> dict[str, Any]:
+    """Return the values in a config file of wandb, such as an agent writes; none if it cannot be read."""
+    with suppress(Exception):  # `wandb.init`, which reads it on the rank with the run, reports what is wrong
+        from wandb.sdk.lib.config_util import dict_from_config_file
+
+        return dict(dict_from_config_file(path) or {})
+    return {}
+
+
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
     """Put values into the config of an attached run, which wandb leaves empty, without sending them.
 

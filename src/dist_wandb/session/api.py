@@ -1,23 +1,24 @@
 """What a script calls: `init` and `get_run`.
 
-`init` first finishes the session that it opened earlier at the same call site, with the same call stack (`CallSite`),
-in the same thread and task. In IPython it finishes all sessions that it opened. It never finishes sessions in a
-``with`` block or of decorated functions, and none if `reinit` is given.
+While a session is open, `init` does what wandb does while a run is open (`reinit`): by default it returns that session
+or, in a notebook, finishes all sessions first. The session of a decorated function is opened in any case, and finished
+only by its function or by ``reinit="finish_previous"``.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb import errors
 from dist_wandb.errors import DistWandbError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import argument_checks, requested
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.call_site import CallSite, is_notebook
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import current, history, is_nested_on_purpose, open_sessions
+from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import (
     OPTION_NAMES,
@@ -27,6 +28,7 @@ from dist_wandb.settings.options import (
     around,
 )
 from dist_wandb.topology.model import Topology
+from dist_wandb.user_lines import users_line
 
 if TYPE_CHECKING:
     from dist_wandb.session.session import Session
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_OF_ONE_RUN = ("id", "name", "notes", "config", "resume", "resume_from", "fork_from")
+_INTEGRATION = "dist_wandb.init"
+_OF_ONE_RUN = ("id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
 _notices = Notices()
 
 
@@ -97,14 +100,16 @@ def init(
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
             groups of all runs of the job. With ``resume="auto"``, the runs of the last start in this directory are
             continued, unless it ended successfully; with ``"never"``, none are, even if a launcher restarts the job.
-            Without `reinit`, an open run is finished first if this call opened it (in a loop, say), or in a notebook;
-            runs in a ``with`` block or a decorated function are nested instead.
+            While a run is open, `reinit` applies as in wandb. By default `init` returns the open run and ignores the
+            other arguments; in a notebook, it finishes all runs of this process first. ``"create_new"`` leaves
+            ``wandb.run`` alone. A decorated function opens its run in any case.
 
     Returns:
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
 
     Raises:
         ConfigurationError: An argument is not supported, or ``config_sync="check"`` found different configs.
+        wandb.Error: A run is open, and ``resume="must"`` or its `id` asks for one that cannot be opened beside it.
         TopologyError: This process's rank is unknown, or the launcher's variables contradict each other.
         RendezvousError: The ranks could not agree on a run id within `join_timeout`.
 
@@ -133,20 +138,52 @@ def init(
     arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
-    call_site = CallSite.current()
-    if not (is_nested_on_purpose() or requested.sets_reinit(arguments)):
-        _finish_earlier(call_site)
-    session = open_session(options, arguments, integration="dist_wandb.init")
-    session.opened_at = call_site
+    argument_checks.check_init_arguments(arguments, _INTEGRATION)
+    again = _while_open(arguments)
+    if again is not None:
+        return again
+    session = open_session(options, arguments, integration=_INTEGRATION)
+    session.opened_at = users_line()
     return session
 
 
-def _finish_earlier(call_site: CallSite) -> None:
-    """Finish sessions that a loop or a notebook cell opened and is about to open again; wandb does so in notebooks."""
-    in_notebook = is_notebook()
-    for session in reversed(open_sessions()):
-        if session.may_end_before(call_site, in_notebook=in_notebook):
-            session.finish()
+def _while_open(arguments: Mapping[str, Any]) -> Session | None:
+    """Do with the open sessions what `reinit` says. Return the session that `init` returns, if it opens none."""
+    open_now, reinit = open_sessions(), requested.reinit(arguments)
+    if not open_now:
+        return None
+    # wandb then leaves open runs alone; on a rank without a run, the mode means nothing
+    is_disabled = any(session.run for session in open_now) and requested.mode(arguments) == "disabled"
+    if reinit == "create_new":
+        _refuse_id_of(open_now, requested.run_id(arguments))
+        return None
+    if reinit == "default" and is_nested_on_purpose():
+        return None
+    if reinit == "finish_previous" or (reinit == "default" and _is_notebook()):
+        function = entered() if reinit == "default" else None
+        for earlier in open_now:
+            if not is_disabled and function in (None, earlier.opened_inside):
+                earlier.finish()
+        return None
+    if requested.resume(arguments) == "must" and not is_disabled:
+        raise errors.Error(
+            "Cannot resume a run while another run is open. Finish that run first, or pass reinit='create_new'."
+        )
+    line = users_line()
+    return next((one for one in reversed(in_scope()) if one.is_returned(line, disabled=is_disabled)), None)
+
+
+def _refuse_id_of(sessions: list[Session], run_id: str | None) -> None:
+    if run_id is not None and any(run_id in (session.plan.base_id, session.id) for session in sessions):
+        raise errors.Error(
+            f"run ID {run_id} is in use: that run is open in this process. Finish it first, or pass another id."
+        )
+
+
+def _is_notebook() -> bool:
+    """Whether this is an interactive session of IPython, such as a notebook, whose cells are run again and again."""
+    module: Any = sys.modules.get("IPython")  # without it, there is none
+    return module is not None and getattr(module, "get_ipython", lambda: None)() is not None
 
 
 def check_init(given: Mapping[str, Any]) -> None:
@@ -179,7 +216,7 @@ def get_run() -> Session | NullRun:
         The object that `init` returned, so ``get_run().log(...)`` works on every rank. It is truthy on all ranks of a
         job, also on ranks without a run; the `NullRun` is falsy.
     """
-    return current() or _NoSession()
+    return next(reversed(in_scope()), None) or _NoSession()
 
 
 class _NoSession(NullRun):

@@ -77,6 +77,11 @@ def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]
     store.publish(_JOB, JobDescription(options=asdict(options), arguments=arguments))
 
 
+def is_published(store: JobStore) -> bool:
+    """Return whether the coordinator has opened this session."""
+    return store.has([_JOB])
+
+
 def complete(
     options: Options, topology: Topology, store: JobStore | None, init_arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:

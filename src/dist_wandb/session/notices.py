@@ -19,7 +19,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import console, run_metadata
 from dist_wandb.topology.ranges import named
-from dist_wandb.user_lines import users_line, warn
+from dist_wandb.user_lines import named_line, users_line, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
+    from dist_wandb.user_lines import Line
 
 _log = logging.getLogger("dist_wandb")
 
@@ -48,15 +49,14 @@ class SessionNotices:
         place = where or run_metadata.location(run, plan)
         print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
-    def opened_again(self, line: str, run_id: str | None) -> None:
-        """Warn that `init` finishes a run that it opened at the same line before."""
-        if self._link.plan.announces:
-            _log.warning(
-                "dist_wandb: init was called again at %s, where it had opened the run %s. That run was not finished, "
-                "and is finished now. Call finish() at the end of each run, or pass reinit='create_new' for several "
-                "runs at a time.",
-                line,
-                run_id,
+    def returned_again(self, line: Line | None, run_id: str | None) -> None:
+        """Print, once for each line of the script, that `init` returns the open run, as wandb prints each time."""
+        place = named_line(line)
+        if self._link.plan.announces and self._given.is_first(("again", place)):
+            print_line(
+                f"dist_wandb: init was called at {place} while the run {run_id} is open, and returns it; arguments of "
+                "this call have no effect. For another run, call finish() first, or pass reinit='finish_previous' or "
+                "reinit='create_new'."
             )
 
     def row_dropped(self) -> None:

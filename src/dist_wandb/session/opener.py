@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
-from dist_wandb.session import job_description, registry
+from dist_wandb.session import inherited_rank, job_description, registry
 from dist_wandb.session.job_link import JobLink
+from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.process_end import FAILED
 from dist_wandb.session.session import Session
@@ -90,10 +92,14 @@ def open_session(
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
     argument_checks.check_init_arguments(init_arguments, integration)
-    opener = Opener(options, init_arguments, topology or identify())
+    topology = topology or identify()
+    opener = Opener(options, init_arguments, topology)
+    is_job = topology.world_size > 1
+    if is_job:
+        inherited_rank.announce()
     opener.meet(integration, number)
     opener.compare()
-    opener.look_back(integration, number, enabled=restarts)
+    opener.look_back(integration, number, enabled=restarts and (is_job or inherited_rank.holder() is None))
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))
     session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
     opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
@@ -101,8 +107,19 @@ def open_session(
 
 
 def identify() -> Topology:
-    """Detect rank and layout of this process; warn if a launcher contradicts them."""
-    topology = Topology.detect()
+    """Detect rank and layout of this process; warn if a launcher contradicts them.
+
+    A process that a rank has started, and that has inherited the variables of that rank, is a job of its own.
+    """
+    group = None if inherited_rank.is_fork() else Topology.from_torch_distributed()
+    holder = inherited_rank.holder() if group is None else None
+    if holder is not None:
+        print_line(
+            f"dist_wandb: process {os.getpid()} was started by process {holder}, which holds the rank whose variables "
+            "or process group it has inherited. So it logs to a run of its own, as with wandb."
+        )
+        return Topology.single()
+    topology = group or Topology.detect()
     if topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
             f"{multiprocessing.current_process().name} was started by another process, but its rank is not known, so "
@@ -223,6 +240,7 @@ class Opener:
             create_new=create_new and has_run,
             is_alone=not has_run and before is None,
             as_given=as_given,
+            is_current=requested.reinit(self._arguments) != "create_new",
         )
         run = adopted or opening.run()
         attached = opening.attach()

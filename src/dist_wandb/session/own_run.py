@@ -80,6 +80,11 @@ class OwnRun:
         return self._record.run
 
     @property
+    def is_current(self) -> bool:
+        """Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone."""
+        return self._opening.is_current
+
+    @property
     def step_metric(self) -> str | None:
         """Name of the x axis; `None` for none."""
         return self.writer.step_metric
@@ -123,7 +128,8 @@ class OwnRun:
                 handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
-            self._restore += [interception.intercept_methods(run, handlers), self.summary.follow(run)]
+            replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
+            self._restore += [replaced, self.summary.follow(run)]
 
         self._intercept = intercept
         intercept(self.run)

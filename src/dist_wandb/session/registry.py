@@ -57,11 +57,16 @@ def open_sessions() -> list[Session]:
     return _sessions.copy()
 
 
-def current() -> Session | None:
-    """Return the session that was opened last; in a decorated function, the session of its call or one opened in it."""
+def in_scope() -> list[Session]:
+    """Return the sessions of this function, the oldest first: in a decorated one, that of its call and those inside."""
     found, inside = open_sessions(), entered()
     mine = [session for session in found if inside in (session, session.opened_inside)]
-    return next(reversed(mine if inside is not None else mine or found), None)
+    return mine if inside is not None else mine or found
+
+
+def current() -> Session | None:
+    """Return the session that is ``wandb.run``: the latest one that was not opened with ``reinit="create_new"``."""
+    return next((session for session in reversed(in_scope()) if session.is_current), None)
 
 
 def holds(run: object) -> bool:

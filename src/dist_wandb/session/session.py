@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from dist_wandb.restart.store import RestartStore
     from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.call_site import CallSite
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
     from dist_wandb.session.sections import Section
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
+    from dist_wandb.user_lines import Line
 
 
 class Session(AsRun):
@@ -70,7 +70,8 @@ class Session(AsRun):
         options: The checked arguments of the integration.
         topology: Rank and layout of this process.
         opened_inside: The session of the decorated function in which this session was opened, if any.
-        opened_at: Where the script called `init`; `None` if another integration opened the session.
+        opened_at: The line that called `init`; `None` if another integration opened the session.
+        is_current: Whether it may be ``wandb.run``: not if it was opened with ``reinit="create_new"``.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class Session(AsRun):
         self.options: Options = link.options
         self.topology: Topology = link.topology
         self.opened_inside: Session | None = registry.entered()
-        self.opened_at: CallSite | None = None
-        self._is_block = False
+        self.opened_at: Line | None = None
+        self.is_current: bool = own.is_current
         self._pid = os.getpid()
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = Rows(
@@ -183,6 +184,10 @@ class Session(AsRun):
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
         return self.run.config if os.getpid() == self._pid else self._children.remote().config
+
+    def expect_config(self, values: Mapping[str, Any]) -> None:
+        """Warn once the run's config is known, if this rank has used other values before: training may differ."""
+        self._config_sync.expect(values)
 
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
@@ -323,19 +328,16 @@ class Session(AsRun):
         """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
         registry.process_end.catch_sigterm()
 
-    def may_end_before(self, call_site: CallSite, *, in_notebook: bool) -> bool:
-        """Whether `init` at `call_site` should finish this session: it was opened there, and not as a block.
-
-        Args:
-            call_site: Where `init` is called.
-            in_notebook: Whether to ignore the call site, because cells are changed and run again.
-        """
-        is_here = os.getpid() == self._pid and self.opened_inside is registry.entered()
-        if not is_here or self._is_block or self.opened_at is None or not (in_notebook or call_site == self.opened_at):
-            return False
-        if not in_notebook:
-            self._notices.opened_again(call_site.line, self.id)
-        return True
+    def is_returned(self, line: Line | None, *, disabled: bool) -> bool:
+        """Whether `init`, called at `line`, returns this session, which may be finished here: see `JobLink`."""
+        mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
+        is_here = os.getpid() == self._pid  # not in a fork
+        decision = is_here and self._link.agree_on_return(line, mine, is_first=line == self.opened_at)
+        if decision is None:
+            self.finish()
+        elif decision:
+            self._notices.returned_again(line, self.id)
+        return bool(decision)
 
     def announce(self, where: str | None = None) -> None:
         """Print one line, on a unit's primary, about what was decided and where the runs are.
@@ -379,7 +381,6 @@ class Session(AsRun):
         return self._children.reduced()
 
     def __enter__(self) -> Self:
-        self._is_block = True
         return self
 
     def __exit__(

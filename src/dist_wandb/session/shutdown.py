@@ -87,6 +87,8 @@ class Shutdown:
             return
         try:
             if self._life.phase is Phase.OPEN:
+                if not failed:
+                    self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
                 self._link.leave(self._exchange)
         finally:
@@ -109,6 +111,7 @@ class Shutdown:
     def finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish because the user finishes the run. Publish it to ranks without a run, which do not notice."""
         within, began = self._link.options.limits.flush_timeout, time.monotonic()
+        self._link.report_end(is_over=False)
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
             if not exit_code and self._link.is_accompanied():
@@ -135,6 +138,7 @@ class Shutdown:
             self._close(handed_over=False)
             return
         self._life.close()
+        self._link.report_end(is_over=False)
         self._exchange.detach()
         self._config_sync.close()
         self._close(handed_over=False)
@@ -187,7 +191,7 @@ class Shutdown:
                 unit_end.report_written()
             if not exit_code:
                 self._delete_record()
-        self._link.report_over()
+        self._link.report_end(is_over=True)
         registry.release_sigterm()
         if interrupt:
             raise interrupt

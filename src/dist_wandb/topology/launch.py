@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology.launchers import SLURM, Environ, Readings, integer
+from dist_wandb.topology.launchers import LAUNCHERS, SLURM, Environ, Readings, integer
 from dist_wandb.topology.model import Topology
+
+_OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,13 @@ def node_identity(environ: Environ | None = None) -> str:
     environ = os.environ if environ is None else environ
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment
     return f"{socket.gethostname()}/{_boot_id()}/{node_rank}"
+
+
+def inherited_variables(environ: Environ | None = None) -> dict[str, str]:
+    """Return the variables that name a rank and its job, which a rank's own child processes inherit."""
+    environ = os.environ if environ is None else environ
+    names = {name for launcher in LAUNCHERS for name in (*launcher.present, *launcher.variables.values())}
+    return {name: environ[name] for name in sorted(names | _OF_JOB) if name in environ}
 
 
 def job_setting(variable: str, environ: Environ | None = None) -> str | None:

@@ -17,11 +17,21 @@ def main(directory: str, run_mode: RunMode) -> None:
         name="nm",
         save_dir=directory,
         project="tests",
+        config={"bias": True},
+        tags=["a"],
+        group="g",
+        job_type="train",
         offline=True,
         run_mode=run_mode,
         limits=Limits(heartbeat=PATIENT),
     )
     logger.experiment.config.update({"lr": 0.1})
+    logger.log_hyperparams({"width": 8})
+    run = logger.experiment
+    about = [run.id, run.project, run.name, run.group, run.tags, run.job_type, run.path, run.dir]
+    seen = [run.config["lr"], run.config.get("width", 1), bool(run.config["bias"]), run.config.get("depth", 3), *about]
+    sys.stdout.write(f"EARLY {seen}\n")
+    sys.stdout.flush()
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",

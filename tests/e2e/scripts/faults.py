@@ -21,7 +21,9 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
     limits = dist_wandb.Limits(peer_timeout=20.0, finish_timeout=float(finish), heartbeat=0.2)
     with dist_wandb.init("tests", id="exp", dir=directory, limits=limits) as run:
         inner = (
-            dist_wandb.init("tests", id="exp-inner", dir=directory, limits=limits) if os.environ.get("INNER") else None
+            dist_wandb.init("tests", id="exp-inner", dir=directory, limits=limits, reinit="create_new")
+            if os.environ.get("INNER")
+            else None
         )
         sys.stdout.write(f"OPENED {rank} after {time.monotonic() - begun:.1f} s\n")
         for step in range(ROWS):

@@ -380,7 +380,7 @@ def many(run: Session, rank: int) -> None:
 def two_sessions(directory: Path, rank: int) -> None:
     into = {name: str(directory / f"two_sessions_{name}") for name in ("one", "two")}
     one = dist_wandb.init("tests", id="one", dir=into["one"])
-    two = dist_wandb.init("tests", id="two", dir=into["two"], reduce="sum")
+    two = dist_wandb.init("tests", id="two", dir=into["two"], reduce="sum", reinit="create_new")
     for step in range(STEPS):
         if rank == 0:
             one.log({"loss": float(step)}, step=step)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -12,8 +14,11 @@ from unittest import mock
 import pytest
 import wandb
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from dist_wandb import DistWandbLogger
+from dist_wandb.lightning import session_holder
+from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 
@@ -218,3 +223,80 @@ def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
     registry._sessions[0].finish()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert len(fake_wandb.runs) == 1
+
+
+# --- before fit, in the processes that Lightning's ddp launcher starts from the script --------------------------------
+
+
+@pytest.fixture
+def become_further_process(
+    fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[], None]:
+    """Begin as the main process; call the result to continue as local rank 1, its child."""
+    place = tmp_path / "offered"
+    place.mkdir()
+    monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(place))
+
+    def become() -> None:
+        for variable, value in {"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setattr(os, "getppid", os.getpid)
+        monkeypatch.setattr(rank_zero_only, "rank", 1)
+        monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(place))
+
+    return become
+
+
+GIVEN: dict[str, Any] = {"project": "digits", "group": "g", "tags": ["a"], "job_type": "train"}
+
+
+def test_before_fit_a_rank_reads_the_run_of_rank_0(become_further_process: Callable[[], None]) -> None:
+    """Otherwise ranks train with different values, without a message."""
+    first = DistWandbLogger(**GIVEN, config={"lr": 0.3, "use_bn": True}).experiment
+    become_further_process()
+    logger = DistWandbLogger(**GIVEN, config={"lr": 0.2, "hidden": 8})
+    config: Any = logger.experiment.config
+    config.update({"late": 1})
+    logger.log_hyperparams({"depth": 2})
+    assert (config["lr"], config.lr, config.get("lr", 0.1), bool(config["use_bn"])) == (0.3, 0.3, 0.3, True)
+    assert {name: int(config[name]) for name in ("hidden", "late", "depth")} == {"hidden": 8, "late": 1, "depth": 2}
+    assert config.get("missing", 7) == 7
+    assert bool(config)
+    with pytest.raises(KeyError):
+        config["missing"]
+    run: Any = logger.experiment
+    assert (run.id, run.dir) == (first.id, first.dir)
+
+
+def test_without_rank_0s_run_a_rank_reads_what_it_was_given(
+    become_further_process: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when only this rank reads the config; an agent's file is in its environment, too."""
+    file = tmp_path / "values.yaml"
+    file.write_text("wandb_version: 1\n\nlr:\n  value: 0.5\n")
+    for variable, value in {
+        "SWEEP_ID": "s",
+        "RUN_ID": "t",
+        "PROJECT": "of-agent",
+        "SWEEP_PARAM_PATH": str(file),
+    }.items():
+        monkeypatch.setenv(f"WANDB_{variable}", value)
+    become_further_process()
+    run: Any = DistWandbLogger(**GIVEN, config={"lr": 0.3, "hidden": 8}).experiment
+    assert dict(run.config) == {"lr": 0.5, "hidden": 8}
+    assert (run.project, run.group, run.tags, run.job_type, run.offline) == ("of-agent", "g", ("a",), "train", False)
+    assert (run.path, run.name, Path(run.dir).name) == ("of-agent/t", None, "wandb")
+
+
+def test_the_file_for_further_processes_holds_no_secrets(
+    become_further_process: Callable[[], None], tmp_path: Path
+) -> None:
+    config = {"lr": 0.3, "api_key": "0123456789abcdef0123456789abcdef01234567"}
+    _ = DistWandbLogger(config=config).experiment
+    become_further_process()
+    (file,) = (tmp_path / "offered").iterdir()
+    assert "0.3" in file.read_text()
+    assert "0123456789abcdef" not in file.read_text()
+    assert dict(DistWandbLogger(config=config).experiment.config) == config

@@ -57,6 +57,17 @@ def test_an_id_known_later_replaces_the_one_offered(tmp_path: Path, child: Child
     assert [twin.next_id("own")[1], twin.next_id("own")[1]] == ["of the run", "second"]
 
 
+def test_a_child_is_told_of_the_run(tmp_path: Path, child: Child) -> None:
+    ids = ScriptIds(tmp_path)
+    ids.next_id("first")
+    assert child().run_of(0) == {}
+    ids.offer(0, "first", {"config": {"lr": 0.1}})
+    ids.offer(1, "second", {"config": {"text": "x" * 100_000}})  # too much: only the id
+    twin = child()
+    assert [twin.next_id("own")[1], twin.next_id("own")[1]] == ["first", "second"]
+    assert [twin.run_of(number) for number in range(3)] == [{"config": {"lr": 0.1}}, {}, {}]
+
+
 def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
     child().next_id("own")
     assert list(tmp_path.iterdir()) == []
@@ -81,7 +92,7 @@ def test_ids_of_another_process_are_not_taken(tmp_path: Path, child: Child, monk
     assert twin.next_id("own") == (0, "own")
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "3", "[1"])
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "3", "[1", "[[1]]", "[[]]"])
 def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -> None:
     ScriptIds(tmp_path).next_id("first")
     file_in(tmp_path).write_text(content)

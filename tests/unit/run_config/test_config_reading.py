@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
+    """In Lightning's further processes, which read the config before `fit`."""
+    opened = [open_rank(topology, {"lr": 0.1, "local_rank": 0}) for topology in TWO]
+    assert opened[1].config["lr"] == 0.1
+    with pytest.warns(UserWarning, match=r"Rank 1 read the config before .*: 'lr' \(0.2, 0.1 there\)\. ") as caught:
+        opened[1].expect_config({"lr": 0.2, "local_rank": 1, "own": 3})
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened[1].expect_config({"lr": 0.1})
+        assert opened[1].config["lr"] == 0.1
+
+
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("configs", [alike(NESTED), {0: NESTED}], ids=["all ranks are given it", "rank 0 is given it"])
 def test_the_config_reads_the_same_on_every_rank(job: Job, mode: str, configs: dict[int, object]) -> None:

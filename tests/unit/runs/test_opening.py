@@ -114,7 +114,7 @@ def test_another_run_of_the_process_is_not_torn_down(unreliable: Any, monkeypatc
     wandb_ = unreliable(online=0)
     dist_wandb.init()
     wandb_._failures["online"] = 1
-    inner = dist_wandb.init()
+    inner = dist_wandb.init(reinit="create_new")
     assert (wandb_.cleared, aside) == (0, [1])  # the failed run keeps its id in use in the other run's process
     assert inner.run.offline
 

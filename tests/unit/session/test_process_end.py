@@ -255,7 +255,7 @@ def test_sigterm_is_caught_while_a_session_is_open(job: Job) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     import dist_wandb
 
-    first, second = dist_wandb.init(), dist_wandb.init()
+    first, second = dist_wandb.init(), dist_wandb.init(reinit="create_new")
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     first.finish()
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

@@ -143,7 +143,7 @@ def test_logging_without_a_session_does_not_warn_on_other_ranks(
 def test_get_run_returns_the_last_opened_unfinished_session() -> None:
     assert isinstance(get_run(), NullRun)
     outer = dist_wandb.init()
-    inner = dist_wandb.init()
+    inner = dist_wandb.init(reinit="create_new")
     assert get_run() is inner
     inner.finish()
     assert get_run() is outer
@@ -153,14 +153,14 @@ def test_get_run_returns_the_last_opened_unfinished_session() -> None:
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_sessions_may_end_in_any_order() -> None:
-    outer, inner = dist_wandb.init(), dist_wandb.init()
+    outer, inner = dist_wandb.init(), dist_wandb.init(reinit="create_new")
     outer.finish()
     assert get_run() is inner
 
 
 def test_a_second_session_of_a_process_has_its_own_run(fake_wandb: FakeWandb) -> None:
     first = dist_wandb.init()
-    second = dist_wandb.init()
+    second = open_session(Options(), {}, integration="test")
     assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
     assert first.run is not second.run
 

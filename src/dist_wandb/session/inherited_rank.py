@@ -1,0 +1,66 @@
+"""Processes that a rank has started, with the variables of its launcher: a rank's variables do not make them that rank.
+
+A process that opens a session as a rank announces itself in a small file, named after its process id, in the directory
+for temporary files. A process that has the same variables, and an announced process among its ancestors, was started by
+that rank: it is a job of its own. A launcher, or a script that only starts the rank's process, announces nothing, and a
+rank that is restarted is started by its launcher. The environment belongs to the user: nothing is written there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from dist_wandb.errors import ReadError
+from dist_wandb.topology.launch import inherited_variables, node_identity
+from dist_wandb.topology.processes import ancestors, started_at
+from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
+
+_announced: list[tuple[int, bytes]] = []  # the process that has announced itself, and what it wrote
+
+
+def announce() -> None:
+    """Announce that this process is a rank, with the variables of its launcher if it has any."""
+    process, variables = os.getpid(), inherited_variables()
+    content = json.dumps([started_at(process), variables]).encode()
+    if (process, content) in _announced:
+        return
+    if not any(announced == process for announced, _ in _announced):
+        atexit.register(_withdraw)
+    _announced[:] = [(process, content)]
+    if variables:
+        with suppress(OSError):  # then its children take themselves for ranks
+            write_small(_path(process), content)
+
+
+def holder() -> int | None:
+    """Return the process that has started this one and holds its rank; `None` if this process may be that rank."""
+    if is_fork():
+        return _announced[0][0]
+    variables = inherited_variables()
+    for process in ancestors() if variables else ():
+        with suppress(OSError, ValueError, ReadError):
+            if parse_json(read_small(_path(process), owned=True)) == [started_at(process), variables]:
+                return process
+    return None
+
+
+def is_fork() -> bool:
+    """Whether this process is a fork of a rank, with a copy of its process group."""
+    return bool(_announced) and _announced[0][0] != os.getpid()
+
+
+def _path(process: int) -> Path:
+    owner = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"dist-wandb-rank-{owner}-{process}.json"
+
+
+def _withdraw() -> None:
+    if not is_fork():
+        with suppress(OSError):
+            _path(os.getpid()).unlink()

@@ -1,0 +1,52 @@
+"""Two ranks: a helper, on all ranks or one, calls `init` once more, in folds that only rank 0 finishes."""
+
+import sys
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+import dist_wandb as wandb
+
+PROJECT: dict[str, Any] = {"project": "tests", "settings": {"silent": True}}
+
+
+def evaluate(step: int) -> None:
+    wandb.init(**PROJECT, name="ignored", config={"lr": 2}).log({"acc": float(dist.get_rank())}, step=step)
+
+
+def train(name: str, who: str) -> None:
+    """Train; the helper is called on all ranks, or on one."""
+    rank = dist.get_rank()
+    for step in range(4):
+        wandb.log({"loss": 1.0 + rank}, step=step)
+        if step == 2 and who in ("all", str(rank)):
+            begun = time.monotonic()
+            evaluate(step)
+            sys.stdout.write(f"HELPER {name} {rank} {time.monotonic() - begun:.3f}\n")
+    dist.barrier()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for who in ("all", "0", "1"):
+        wandb.init(**PROJECT, name=f"fold-{who}", config={"lr": 1})
+        train(f"fold-{who}", who)
+        if rank == 0:
+            time.sleep(0.5)  # it saves a checkpoint: the other rank is ahead
+            wandb.finish()
+    wandb.init(**PROJECT, name="last", config={"lr": 1})
+    train("last", "")
+    wandb.finish()
+    sys.stdout.write(f"AFTER {rank} {wandb.run}\n")
+    if rank == 0:
+        wandb.init(**PROJECT, name="alone", config={"lr": 1})
+        evaluate(0)
+        wandb.finish()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A process that a rank has started inherits that rank's variables, but does not hold the rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strangers import give_away
+
+from dist_wandb.session import inherited_rank
+from dist_wandb.session.opener import identify
+from dist_wandb.topology import processes
+from dist_wandb.topology.model import Topology
+
+VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(autouse=True)
+def _rank(
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Begin as rank 0 of 2."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(inherited_rank, "_announced", [])
+
+
+@pytest.fixture
+def become_child(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Continue as a grandchild of this process that has executed another program."""
+
+    def become() -> None:
+        monkeypatch.setattr(inherited_rank, "ancestors", lambda: iter([os.getppid(), os.getpid()]))
+        monkeypatch.setattr(inherited_rank, "_announced", [])
+
+    return become
+
+
+def test_a_process_that_a_rank_has_started_is_a_job_of_its_own(
+    become_child: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inherited_rank.announce()
+    assert identify() == Topology(0, 0, None, 2, None, None)
+    become_child()
+    assert inherited_rank.holder() == os.getpid()
+    assert identify() == Topology.single()
+    assert capsys.readouterr().err.count("which holds the rank whose variables") == 1
+
+
+@pytest.mark.parametrize("changes", [{"RANK": "1"}, {"WORLD_SIZE": "4"}, {"MASTER_PORT": "29501"}])
+def test_ranks_that_a_rank_has_started_are_ranks(
+    become_child: Callable[[], None], monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    """Such as those of a torchrun that a rank starts."""
+    inherited_rank.announce()
+    become_child()
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    assert inherited_rank.holder() is None
+
+
+def test_a_rank_whose_parent_has_announced_nothing_is_that_rank(become_child: Callable[[], None]) -> None:
+    """A launcher, or a script around the rank's program, has the variables too."""
+    become_child()
+    assert identify().world_size == 2
+
+
+def test_a_file_of_an_earlier_process_with_the_same_id_is_ignored(
+    become_child: Callable[[], None], tmp_path: Path
+) -> None:
+    inherited_rank.announce()
+    (file,) = tmp_path.iterdir()
+    started, variables = json.loads(file.read_text())
+    assert variables == VARIABLES
+    file.write_text(json.dumps([(started or 0) - 1, variables]))
+    become_child()
+    assert inherited_rank.holder() is None
+
+
+@pytest.mark.parametrize("content", ["", "[", "3", "[1, 2, 3]", "{}"])
+def test_a_damaged_file_is_ignored(become_child: Callable[[], None], tmp_path: Path, content: str) -> None:
+    inherited_rank.announce()
+    (file,) = tmp_path.iterdir()
+    file.write_text(content)
+    become_child()
+    assert inherited_rank.holder() is None
+
+
+def test_a_file_of_another_user_is_not_trusted(
+    become_child: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inherited_rank.announce()
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    give_away(file, monkeypatch)
+    become_child()
+    assert inherited_rank.holder() is None
+
+
+def test_a_fork_of_a_rank_is_a_job_of_its_own_also_without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a copy of the rank's process group, which it cannot use."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name)
+    inherited_rank.announce()
+    assert inherited_rank.holder() is None
+    rank = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: rank + 1)
+    assert (inherited_rank.is_fork(), inherited_rank.holder()) == (True, rank)
+
+
+def test_ancestors_begin_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert next(processes.ancestors()) == os.getppid()
+    monkeypatch.setattr(processes, "Path", lambda _: Path("/nowhere"))
+    assert list(processes.ancestors()) == [os.getppid()]
+    assert processes.started_at(os.getpid()) is None
+
+
+def test_the_file_is_removed_at_exit(tmp_path: Path) -> None:
+    code = "from dist_wandb.session import inherited_rank; inherited_rank.announce(); import glob, sys; "
+    code += "print(len(glob.glob(sys.argv[1] + '/dist-wandb-rank-*')))"
+    environment: dict[str, Any] = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
+    assert list(tmp_path.glob("dist-wandb-rank-*")) == []

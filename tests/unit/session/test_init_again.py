@@ -1,0 +1,196 @@
+"""`init` while a run is open: what wandb does, figure by figure, and the same for all ranks of a job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+
+import dist_wandb
+from dist_wandb.session import api, registry
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+SEEN_WITH = (0, 31)  # the version of wandb in which these figures were seen
+
+
+def ended(fake: FakeWandb) -> list[list[int | None]]:
+    return [list(run.exit_codes) for run in fake.runs]
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_is_notebook", lambda: True)
+
+
+# --- the figures of wandb, and the same here --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["wandb", "dist_wandb"])
+def module(
+    request: pytest.FixtureRequest,
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Any]:
+    """wandb itself, or this package in its place, offline."""
+    if request.param == "wandb" and tuple(map(int, wandb.__version__.split(".")[:2])) < SEEN_WITH:
+        pytest.skip(f"these figures were seen with wandb {SEEN_WITH}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path)
+    wandb.teardown()  # it keeps the environment in which it was used first
+    module: ModuleType = {"wandb": wandb, "dist_wandb": dist_wandb}[request.param]
+    yield module
+    for session in registry.open_sessions():
+        session.finish()
+    wandb.teardown()
+
+
+@pytest.mark.slow
+def test_by_default_the_open_run_is_returned_and_arguments_are_ignored(module: Any) -> None:
+    first = module.init(project="p", id="first", name="a", config={"lr": 1})
+    again = module.init(project="q", id="other", name="b", config={"lr": 2, "x": 3}, tags=["t"])
+    assert again is first
+    assert (again.project, again.id, again.name, dict(again.config), again.tags) == ("p", "first", "a", {"lr": 1}, ())
+    assert module.init(reinit="return_previous") is module.init(reinit=False) is first
+    with module.init() as block:
+        assert block is first
+    assert module.run is None  # the inner block has ended it
+    with pytest.raises(module.UsageError, match="is finished"):
+        first.log({"loss": 1.0})
+
+
+@pytest.mark.slow
+def test_a_run_that_must_be_resumed_is_an_error_while_one_is_open(module: Any) -> None:
+    run = module.init(id="first")
+    for run_id in ("other", "first"):
+        with pytest.raises(module.Error, match="Cannot resume a run while another run is"):
+            module.init(id=run_id, resume="must")
+    with pytest.raises(Exception, match="run ID first is in use"):
+        module.init(id="first", reinit="create_new")
+    assert module.run is run
+
+
+@pytest.mark.slow
+def test_a_run_beside_leaves_wandb_run_alone(module: Any) -> None:
+    first = module.init(id="first")
+    beside = module.init(id="beside", reinit="create_new")
+    assert (module.run, module.run.id, beside.id) == (first, "first", "beside")
+    assert module.init() is beside
+    module.finish()
+    assert (module.run, module.init()) == (None, beside)
+    with pytest.raises(module.Error, match=r"You must call wandb\.init"):
+        module.log({"loss": 1.0})
+    beside.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reinit", ["finish_previous", True])
+def test_earlier_runs_are_finished_and_refuse_rows(module: Any, reinit: Any) -> None:
+    earlier = module.init(id="first"), module.init(id="beside", reinit="create_new")
+    run = module.init(id="next", reinit=reinit)
+    assert (run.id, module.run.id) == ("next", "next")
+    for finished in earlier:
+        with pytest.raises(module.UsageError, match="is finished"):
+            finished.log({"loss": 1.0})
+    module.finish()
+    assert module.run is None
+
+
+@pytest.mark.slow
+def test_disabled_runs_are_made_anew(module: Any) -> None:
+    first, second = (module.init(mode="disabled", config={"lr": lr}) for lr in (1, 2))
+    assert (first is second, dict(second.config), module.run is second) == (False, {"lr": 2}, True)
+    run = module.init(id="run")
+    beside = module.init(mode="disabled", config={"lr": 3})
+    assert (run.id, dict(beside.config), module.run is beside) == ("run", {"lr": 3}, True)
+    assert module.init() is run
+
+
+# --- here -------------------------------------------------------------------------------------------------------------
+
+
+def test_it_says_once_for_each_line_that_it_returns_the_open_run(
+    fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        dist_wandb.init()
+    dist_wandb.init()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "while the run" in line]
+    assert len(lines) == 2
+    assert "init was called at test_init_again.py:" in lines[0]
+    assert len(fake_wandb.runs) == 1
+
+
+def test_reinit_in_settings_and_the_environment_has_the_same_effect(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        dist_wandb.init(settings={"reinit": "create_new"})
+    monkeypatch.setenv("WANDB_REINIT", "create_new")
+    dist_wandb.init()
+    assert ended(fake_wandb) == [[]] * 3
+    monkeypatch.setenv("WANDB_REINIT", "true")
+    dist_wandb.init()
+    assert ended(fake_wandb) == [[None], [None], [None], []]
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_notebook_finishes_the_open_runs(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init()
+    dist_wandb.init(reinit="create_new")
+    dist_wandb.init()
+    assert ended(fake_wandb) == [[None], [None], []]
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_decorated_function_has_a_run_of_its_own_also_in_a_notebook(fake_wandb: FakeWandb) -> None:
+    @dist_wandb.wandb_init
+    def decorated() -> list[list[int | None]]:
+        dist_wandb.init()
+        dist_wandb.init()
+        return ended(fake_wandb)
+
+    plain = dist_wandb.init()
+    assert decorated() == [[], [], [None], []]
+    plain.finish()
+
+
+def test_a_decorated_function_returns_its_run_and_leaves_that_of_the_caller(fake_wandb: FakeWandb) -> None:
+    @dist_wandb.wandb_init
+    def decorated() -> dist_wandb.Session:
+        mine = dist_wandb.get_run()
+        assert dist_wandb.init() is mine
+        return dist_wandb.init()
+
+    plain = dist_wandb.init()
+    assert decorated() is not plain
+    assert dist_wandb.init() is plain
+    assert ended(fake_wandb) == [[], [None]]
+
+
+def test_threads_get_the_open_run(fake_wandb: FakeWandb) -> None:
+    run = dist_wandb.init()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(dist_wandb.init).result() is run
+    assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.parametrize(("shell", "expected"), [(object(), True), (None, False)])
+def test_notebooks_are_detected_by_the_ipython_shell(
+    monkeypatch: pytest.MonkeyPatch, shell: object, *, expected: bool
+) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not api._is_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert api._is_notebook() is expected
