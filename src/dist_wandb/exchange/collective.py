@@ -95,18 +95,17 @@ class CollectiveExchange:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if ended.wait(limit) and not failed and not lifecycle.is_stopped:
                 return lifecycle.has_kept_all
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             lifecycle.has_failed = True
-            self._stop(is_interrupted=True)
-            raise
+            self._stop(error)
         if failed:
-            self._stop(is_interrupted=True)
+            self._stop()
             return lifecycle.has_kept_all
         if output.keeps_rows:
             self._worker.messages.primary_stays_away(limit, output.kept_after)
         else:
             self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
-        self._stop(is_interrupted=False)
+        self._stop()
         return False
 
     def detach(self) -> None:
@@ -127,7 +126,7 @@ class CollectiveExchange:
         if not failed:
             self._stay_while_needed(within)
         if not self._lifecycle.ended.wait(_LAST_ROUND) and not self._rows.writing.is_over:
-            self._stop(is_interrupted=True)
+            self._stop()
         self._thread.join(LAST_WRITES)
 
     def _stay_while_needed(self, within: float) -> None:
@@ -167,12 +166,12 @@ class CollectiveExchange:
         self._lifecycle.ask(demand)
         self._inbox.wake()
 
-    def _stop(self, *, is_interrupted: bool) -> None:
+    def _stop(self, interrupt: KeyboardInterrupt | None = None) -> None:
         """Wait for no other rank any longer, and until what is left is written: see `write_rest`."""
         self._ask(Demand.STOP)
         left, rank = self._worker.turns.left, self._unit.global_rank
         try:
-            write_rest(self._lifecycle, left, rank, LAST_WRITES, is_interrupted=is_interrupted)
+            write_rest(self._lifecycle, left, rank, LAST_WRITES, interrupt)
         finally:
             self._rows.writing.is_over = not self._lifecycle.ended.is_set()
 

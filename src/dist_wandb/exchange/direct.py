@@ -120,23 +120,25 @@ class DirectExchange:
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
         if self._is_foreign():
             return True
+        self._lifecycle.has_failed = failed
         try:
             if not failed:
                 self.flush(timeout)
-        except KeyboardInterrupt:
-            self._end(is_interrupted=True)
-            raise
-        self._end(is_interrupted=failed)
+        except KeyboardInterrupt as error:
+            self._end(error)
+        self._end()
         report_lost(self._rank, self._rows.lost)
         return self._thread in self._unstarted or not self._waiting.warn_of_lost(self.unwritten)
 
-    def _end(self, *, is_interrupted: bool) -> None:
+    def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
         self._ask(Demand.CLOSE)
         if self._thread in self._unstarted:
             self._waiting.end_row()
+            if interrupt is not None:
+                raise interrupt
             return
         try:
-            write_rest(self._lifecycle, self._waiting.left, self._rank, LAST_WRITES, is_interrupted=is_interrupted)
+            write_rest(self._lifecycle, self._waiting.left, self._rank, LAST_WRITES, interrupt)
         finally:
             self._lifecycle.ask(Demand.STOP)
 

@@ -98,7 +98,11 @@ def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[],
 
 
 def write_rest(
-    lifecycle: Lifecycle, left: Callable[[], int], rank: int, standstill: float, *, is_interrupted: bool
+    lifecycle: Lifecycle,
+    left: Callable[[], int],
+    rank: int,
+    standstill: float,
+    interrupt: KeyboardInterrupt | None = None,
 ) -> None:
     """Wait until an exchange's thread has written its last rows, as long as W&B takes them, and report the progress.
 
@@ -107,24 +111,31 @@ def write_rest(
         left: Returns how many rows are left, approximately.
         rank: This rank's index in the job, for messages.
         standstill: Seconds without a written row after which the others are given up.
-        is_interrupted: Whether the user has interrupted the end before, or the process has failed: then Ctrl-C gives
-            the rows up.
+        interrupt: The user has interrupted the end before. Then, or if the process has failed, Ctrl-C gives the rows
+            up.
 
     Raises:
-        KeyboardInterrupt: The user has pressed Ctrl-C, which gives the rows up the second time.
+        KeyboardInterrupt: The user has interrupted the end.
     """
-    try:
-        if _ends(lifecycle.ended, left, rank, standstill):
-            return
-        why = f"W&B has taken none for {standstill:.3g} s"
-    except KeyboardInterrupt:
-        if is_interrupted:
-            _give_up(lifecycle, left(), rank, "writing them was interrupted")
-        else:
-            _log.warning("dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left())
-            write_rest(lifecycle, left, rank, standstill, is_interrupted=True)
-        raise
-    _give_up(lifecycle, left(), rank, why)
+    why = None
+    while True:
+        try:
+            if interrupt is not None and left():
+                _log.warning(
+                    "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left()
+                )
+            if not _ends(lifecycle.ended, left, rank, standstill):
+                why = f"W&B has taken none for {standstill:.3g} s"
+            break
+        except KeyboardInterrupt as error:
+            if interrupt is not None or lifecycle.has_failed:
+                interrupt, why = error, "writing them was interrupted"
+                break
+            interrupt = error
+    if why is not None:
+        _give_up(lifecycle, left(), rank, why)
+    if interrupt is not None:
+        raise interrupt
 
 
 def _ends(ended: threading.Event, left: Callable[[], int], rank: int, standstill: float) -> bool:

@@ -1,0 +1,80 @@
+"""Two ranks whose last rows are at risk: `kind` is how."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch.distributed as dist
+
+import dist_wandb
+from dist_wandb.runs.writer import RunWriter
+
+ROWS = 400
+SLOW = 0.01  # seconds that W&B takes for a row
+
+
+class Interrupt(logging.StreamHandler):  # type: ignore[type-arg]
+    """Presses Ctrl-C a second time, some time after the message that asks for it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if "Press Ctrl-C again" in record.getMessage():
+            press_later()
+
+
+def press_later() -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def slow_down() -> None:
+    write = RunWriter.write
+
+    def slow(*arguments: object, **named: object) -> None:
+        time.sleep(SLOW)
+        write(*arguments, **named)  # type: ignore[arg-type]
+
+    RunWriter.write = slow  # type: ignore[method-assign]
+
+
+def log_until_refused(run: dist_wandb.Session) -> None:
+    step = ROWS
+    while True:
+        try:
+            run.log({"loss": 1.0}, step=step)
+        except dist_wandb.ConfigurationError:
+            sys.stdout.write(f"\nACCEPTED {step}\n")
+            return
+        step += 1
+        time.sleep(0.0002)
+
+
+def main(directory: str, kind: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    limits = dist_wandb.Limits(finish_timeout=0.5 if kind in ("burst", "interrupted") else 60.0)
+    run = dist_wandb.init("tests", id="exp", dir=directory, limits=limits)
+    run.log({"loss": 1.0}, step=0)
+    run.flush(30.0, together=True)
+    dist.barrier()
+    if kind in ("burst", "interrupted"):
+        slow_down()
+    for step in range(1, ROWS):
+        run.log({"loss": float("nan") if (rank, step) == (1, ROWS - 1) else 1.0}, step=step)
+    if kind == "raises" and rank == 1:
+        raise RuntimeError("training failed")
+    if kind == "interrupted" and rank == 0:
+        logging.getLogger("dist_wandb").addHandler(Interrupt())
+        press_later()
+    if kind == "logs" and rank == 0:
+        thread = threading.Thread(target=log_until_refused, args=(run,))
+        thread.start()
+        time.sleep(0.5)
+    run.finish()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
+    main(*sys.argv[1:])

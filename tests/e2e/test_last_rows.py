@@ -1,0 +1,59 @@
+"""What `log` has accepted is in the file at the end, right or marked; or a message has the number of lost rows."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from history import history_of
+from processes import Finished, clean_environment, run_job
+from ranks import rank_commands
+from stored import ended_runs
+
+SCRIPT = Path(__file__).parent / "scripts" / "last_rows.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+ROWS = 400
+
+
+def play(directory: Path, kind: str) -> tuple[list[int], dict[int, float], dict[int, int], int | None, Finished]:
+    """Return the steps of the rows, the loss and the flag by step, the exit code of the run, and the job."""
+    commands = rank_commands(SCRIPT, directory / "runs", kind, world_size=2)
+    finished = run_job(*commands, cwd=directory, environment=clean_environment(PYTHONPATH=str(SUPPORT)), timeout=240)
+    (run,) = ended_runs(directory / "runs", 1)
+    found = history_of(run)
+    return [row["global_step"] for row in found.rows], found.last("loss"), found.flags("loss"), run.exit_code, finished
+
+
+def test_a_burst_is_written_though_finish_waits_shortly(tmp_path: Path) -> None:
+    steps, _, _, code, finished = play(tmp_path, "burst")
+    finished.check()
+    assert sorted(set(steps)) == list(range(ROWS))
+    assert code == 0
+
+
+@pytest.mark.cold  # the signal is for the process of the rank
+def test_a_second_ctrl_c_gives_up_the_last_rows_and_says_so(tmp_path: Path) -> None:
+    steps, _, _, code, finished = play(tmp_path, "interrupted")
+    assert finished.exit_codes == (-signal.SIGINT, 0), finished.output
+    lost = int(re.findall(r"about (\d+) rows of rank 0 are lost: writing them was interrupted", finished.output)[0])
+    assert steps == list(range(len(steps)))
+    assert abs(len(steps) + lost - ROWS) <= 5
+    assert code == 255
+
+
+def test_the_last_rows_of_a_rank_that_raises_are_written(tmp_path: Path) -> None:
+    steps, loss, flags, code, finished = play(tmp_path, "raises")
+    assert finished.exit_codes == (0, 1)
+    assert steps == list(range(ROWS))
+    assert math.isnan(loss[ROWS - 1])
+    assert (code, set(flags.values())) == (1, {0})
+    assert "may be lost" not in finished.output
+
+
+def test_rows_that_are_logged_while_the_session_ends_are_written_or_refused(tmp_path: Path) -> None:
+    steps, _, _, _, finished = play(tmp_path, "logs")
+    (accepted,) = finished.check().lines("ACCEPTED")
+    assert steps == list(range(int(accepted.split()[1])))
