@@ -28,6 +28,8 @@ from dist_wandb.run_config.messages import (
     ComparisonResult,
     Digests,
     GivenConfig,
+    checked,
+    fits,
 )
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
@@ -89,6 +91,7 @@ class Comparison:
                 result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
             except RendezvousError:  # later ranks read this result, so all continue or none
                 result = job_store.claim(RESULT, ComparisonResult(differences=[]))
+        result = checked(result, ComparisonResult, RESULT)
         if result["differences"]:
             raise ConfigurationError(
                 f"config_sync='check', but the ranks were given different configs: {listed(result['differences'])}. "
@@ -106,9 +109,10 @@ class Comparison:
                 f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which never waits.",
                 self.opened_at,
             )
-        given: dict[int, GivenConfig] = all_given.read()
-        values = {rank: message["values"] for rank, message in given.items()}
-        found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
+        given, mine = all_given.read(), self._message()["values"]
+        readable = {rank: message["values"] for rank, message in given.items() if fits(message, GivenConfig)}
+        found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
+        found += [f"that of rank {rank} cannot be read" for rank in given if rank not in readable]
         result: ComparisonResult = job_store.claim(RESULT, ComparisonResult(differences=found))
         return result
 
@@ -123,7 +127,7 @@ class Comparison:
     def compare(self) -> None:
         """On the other ranks, compare the given config with the coordinator's, once it is published."""
         main, rank = self._connection.topology.coordinator, self._connection.rank
-        first: GivenConfig | None = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}")
+        first = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}", GivenConfig)
         if first is None:
             return
         self._has_compared = True

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.run_config.messages import checked
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller
 
 if TYPE_CHECKING:
     from dist_wandb.settings.limits import Limits
     from dist_wandb.store.job_store import JobStore
     from dist_wandb.topology.model import Topology
+
+_T = TypeVar("_T")
 
 _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 
@@ -57,10 +60,15 @@ class Connection:
         found = self.find()
         return None if found is None else found.beside("config_sync", caller)
 
-    def try_get(self, key: str) -> Any | None:
-        """Return the value of a key; `None` if it is not set, or there is no store yet."""
+    def try_get(self, key: str, kind: type[_T]) -> _T | None:
+        """Return the message of a key; `None` if it is not set, or there is no store yet.
+
+        Raises:
+            ConfigurationError: It is not of this kind.
+        """
         job_store = self.store()
-        return None if job_store is None else job_store.try_get(key)
+        message = None if job_store is None else job_store.try_get(key)
+        return None if message is None else checked(message, kind, key)
 
     def is_first(self, key: str) -> bool:
         """Claim a key. Return whether no other rank has claimed it before; `True` if that cannot be determined."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.run_config.messages import OF_DIGESTS, OF_VERSION, Digests, PublishedRun, Version
+from dist_wandb.run_config.messages import OF_DIGESTS, OF_VERSION, Digests, PublishedRun, Version, values_of
 from dist_wandb.runs import run_metadata
 from dist_wandb.settings.config_withheld import MISSING, filled
 
@@ -55,17 +54,17 @@ class Follower:
         """Apply newly published values."""
         if self.key is None:
             return
-        version: Version | None = self._connection.try_get(self.key + OF_VERSION)
+        version = self._connection.try_get(self.key + OF_VERSION, Version)
         if version is None:
             return
         self.has_ended = self.has_ended or version["is_over"]
         if version["number"] == self._version:
             return
-        theirs: Digests | None = None if self.is_known else self._connection.try_get(self.key + OF_DIGESTS)
-        run: PublishedRun | None = self._connection.try_get(self.key)
+        theirs = None if self.is_known else self._connection.try_get(self.key + OF_DIGESTS, Digests)
+        run = self._connection.try_get(self.key, PublishedRun)
         if run is None or (theirs is None and not self.is_known):
             return
-        values: dict[str, Any] = json.loads(run["values"])
+        values = values_of(run)
         if theirs is not None and self._own is not None:
             self._own -= self._comparison.equal_names(theirs)
             self._own |= target.names_of_earlier_starts(values)
@@ -85,8 +84,8 @@ class Follower:
 
 def published_values(connection: Connection, key: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the config of a primary's run, with secrets as given to this rank; `None` if it is not published yet."""
-    run: PublishedRun | None = connection.try_get(key)
+    run = connection.try_get(key, PublishedRun)
     if run is None:
         return None
-    found = {name: filled(value, given.get(name, MISSING)) for name, value in json.loads(run["values"]).items()}
+    found = {name: filled(value, given.get(name, MISSING)) for name, value in values_of(run).items()}
     return {name: value for name, value in found.items() if value is not MISSING}

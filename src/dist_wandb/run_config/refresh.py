@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dist_wandb.errors import RendezvousError
+from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.notices import Notices
 
 if TYPE_CHECKING:
@@ -120,6 +120,9 @@ class Refresh:
                 self._update(whole, polls)
         except RendezvousError as error:  # the store is gone, usually because the job has ended
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
+        except ConfigurationError as error:  # another rank's message cannot be read
+            if self._notices.is_first("malformed"):
+                _log.warning("dist_wandb: rank %d cannot follow the config: %s", self._connection.rank, error)
         except Exception:  # noqa: BLE001  # must not affect the training
             if self._notices.is_first("failed"):
                 _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)

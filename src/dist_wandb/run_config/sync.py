@@ -155,8 +155,8 @@ class ConfigSync:
             briefly(lambda: self.refresh(at_once=True, whole=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
-        """The config as known so far on a rank without a run. Does not wait."""
-        return self._target.known() if isinstance(self._target, LocalConfig) else dict(self._comparison.given)
+        """The config as known so far. Does not wait, and asks nobody."""
+        return dict(self._comparison.given) if self._target is None else self._target.known()
 
     def expect(self, values: Mapping[str, Any]) -> None:
         """Warn if a rank without a run, which has used these values already, gets other ones from the primary."""

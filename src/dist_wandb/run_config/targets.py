@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.run_config.messages import OF_VERSION
-from dist_wandb.runs.config_guard import update_unnoticed
+from dist_wandb.runs.config_guard import read_unnoticed, update_unnoticed
 from dist_wandb.settings.config_values import differs_by_rank, encoded, given_values, shown
 from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
 from dist_wandb.user_lines import users_line, warn
@@ -36,6 +36,10 @@ class RunConfig:
         self._followed: set[str] = set()  # names that were set by following
         self._config: Any = None
         self._is_resumed = False
+
+    def known(self) -> dict[str, Any]:
+        """Return the config of the run, without asking other ranks."""
+        return read_unnoticed(self._config)
 
     def attach(self, run: AnyRun) -> None:
         """Use the config of another run from now on."""

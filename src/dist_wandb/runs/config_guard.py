@@ -194,6 +194,14 @@ def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
     above.update(dict(values), allow_val_change=True)
 
 
+def read_unnoticed(config: Any) -> dict[str, Any]:
+    """Return the values without reporting a read, which may ask other ranks."""
+    if not isinstance(config, _Guarded):
+        return given_values(config)
+    above: Any = super(_Guarded, config)
+    return {str(name): above.__getitem__(name) for name in above.keys()}  # noqa: SIM118  # not a mapping
+
+
 class _Guarded:
     """Inserted before the class of wandb's config as a base class, so it cannot be a Python mapping."""
 

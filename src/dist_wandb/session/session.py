@@ -363,10 +363,11 @@ class Session(AsRun):
         self._own.report(self._intake.first_row)
 
     def _metadata(self, waits: bool) -> dict[str, Any]:
-        """The run's metadata for other processes; if not `waits`, only what is already known."""
-        if self.run or waits:
+        """The run's metadata for other processes; if not `waits`, only what is already known here."""
+        if waits:
             return {"id": self.id, "url": self.url, "config": dict(given_values(self.config))}
-        return {"id": self.plan.run_id, "url": None, "config": self._config_sync.known()}
+        known = (self.id, self.url) if self.run else (self.plan.run_id, None)
+        return {"id": known[0], "url": known[1], "config": self._config_sync.known()}
 
     def prepare_fork(self) -> None:
         """Prepare to receive rows from a fork of this process."""

@@ -356,3 +356,10 @@ def test_an_uneven_layout_has_no_ranks_per_node() -> None:
     assert unit_of(Topology(1, 0, 1, 3, 2, 2), "global").ranks_per_node is None
     assert unit_of(Topology(1, None, None, 3, None, None), "global").ranks_per_node is None
     assert unit_of(Topology(1, 1, 0, 2, 2, 1), "global").ranks_per_node is None
+
+
+def test_the_latest_of_very_many_generations_is_found() -> None:
+    first = Job(2).rank(0)
+    for number in range(1500):
+        last = first.generations.claim(Generation(number, (0,)))
+    assert first.generations.latest(Generation(0, (0,))) == last

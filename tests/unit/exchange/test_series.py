@@ -51,10 +51,10 @@ def test_a_series_of_an_unknown_kind_is_not_merged(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("writes", "has_primary", "kinds"),
-    [(True, True, "mti"), (False, True, "mti"), (False, False, "m")],
+    [(True, True, "mti"), (False, True, "mti"), (False, False, "")],
     ids=["primary", "with the primary", "without it"],
 )
-def test_tables_and_images_wait_for_the_primary(writes: bool, has_primary: bool, kinds: str) -> None:
+def test_attachments_wait_for_the_primary(writes: bool, has_primary: bool, kinds: str) -> None:
     metric, table, images = (key(Series(kind[0], kind)) for kind in ("metric", "table", "images"))
     due = attachments(writes=writes).due([table, metric, key(Series("loss")), images], has_primary=has_primary)
     assert "".join(one.name[0] for _, keys in due for one in keys) == kinds

@@ -22,6 +22,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.config_values import comparable, encoded
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.rank_values import RankValues
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -208,6 +209,47 @@ def test_a_warning_turned_into_an_error_is_logged_without_traceback(
         second.flush()
     warned = [record for record in caplog.records if "given different configs" in record.getMessage()]
     assert [record.exc_info for record in warned] == [None]
+
+
+@pytest.mark.parametrize(
+    ("key", "junk"),
+    [
+        ("config/given/0", {"salt": 1, "values": {}}),
+        ("config/given/0", {"salt": "s", "values": {"lr": []}}),
+        ("config/of/", []),
+        ("config/of//version", 7),
+        ("config/of//given", {"salt": "s", "digests": {"lr": 1}}),
+    ],
+)
+def test_malformed_messages_of_a_rank_are_reported_without_traceback(
+    open_rank: Open, store: dist.Store, caplog: pytest.LogCaptureFixture, key: str, junk: object
+) -> None:
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    keys.publish("config/of//version", {"number": 1, "is_over": False})
+    keys.publish("config/of//given", {"salt": "s", "digests": {}})
+    keys.publish(key, junk)
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
+    second._config_sync.refresh(at_once=True)
+    warned = [record for record in caplog.records if "cannot follow the config" in record.getMessage()]
+    assert [record.exc_info for record in warned] == [None]
+    assert f"as {key!r}, which is not a" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_check_names_a_rank_whose_config_cannot_be_read(
+    open_rank: Open, store: dist.Store, on_ranks: OnRanks
+) -> None:
+    def open_one(rank: int) -> str:
+        if rank == 2:
+            keys = JobStore(store, "test/1", THREE[2], 1.0).beside("config_sync")
+            RankValues(keys, "config/given by all").publish({"salt": 1})
+            return ""
+        with pytest.raises(ConfigurationError) as error:
+            open_rank(THREE[rank], {"lr": 0.1}, config_sync="check")
+        return str(error.value)
+
+    for message in on_ranks(3, open_one)[:2]:
+        assert "the ranks were given different configs: that of rank 2 cannot be read" in message
 
 
 def test_different_configs_do_not_warn_in_new_mode(job: Job) -> None:

@@ -83,11 +83,28 @@ def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, m
     assert (dict(first.config), dict(second.config)) == ({"lr": 0.1, "steps": 7}, {"lr": 0.1, "own": 1})
 
 
+@pytest.mark.parametrize("run_mode", ["auto", "new"])
+def test_a_fork_requests_nothing_from_the_store(job: Job, monkeypatch: pytest.MonkeyPatch, run_mode: str) -> None:
+    sessions = job(TWO, alike({"lr": 0.1}), run_mode=run_mode)
+    asked_by: list[threading.Thread] = []
+    for session in sessions:
+        ask = session._config_sync._connection.try_get
+        monkeypatch.setattr(
+            session._config_sync._connection,
+            "try_get",
+            lambda *key, ask=ask: asked_by.append(threading.current_thread()) or ask(*key),  # type: ignore[func-returns-value]
+        )
+    time.sleep(2 * HEARTBEAT)
+    for session in sessions:
+        session.prepare_fork()
+    assert threading.current_thread() not in asked_by
+
+
 def test_reading_requests_the_store_once_per_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
     requests: list[str] = []  # the exchange's threads have their own requests to the store
-    monkeypatch.setattr(second._config_sync._connection, "try_get", requests.append)
+    monkeypatch.setattr(second._config_sync._connection, "try_get", lambda key, _: requests.append(key))
     for _ in range(1000):
         assert second.config.lr == 0.1
         assert second.config["lr"] == 0.1

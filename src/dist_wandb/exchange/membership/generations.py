@@ -129,8 +129,9 @@ class GenerationStore:
 
     def latest(self, generation: Generation) -> Generation:
         """Return the newest generation, which may be `generation` itself."""
-        following = self.following(generation)
-        return generation if following is None else self.latest(following)
+        while (following := self.following(generation)) is not None:
+            generation = following
+        return generation
 
     def claim(self, generation: Generation) -> Generation:
         """Claim a generation. Return the first claim of all ranks, which is the valid one."""
