@@ -95,6 +95,8 @@ class DistWandbLogger(StockLogger):
             trainer.fit(model)  # rank 0: run ID-rank-0, rank 1: run ID-rank-1, both in the group ID
     """
 
+    _home = f"{__name__}:DistWandbLogger"
+    __module__ = "dist_wandb"  # there, LightningCLI finds it with its base classes
     _experiment: Run | None  # the stock logger's type names a class of older versions
 
     def __init__(

@@ -9,6 +9,7 @@ both. Only if there is none, the first one that is installed is imported.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import importlib.util
 import sys
@@ -16,6 +17,7 @@ import types
 from abc import ABCMeta
 from contextlib import suppress
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dist_wandb.errors import MissingExtraError
@@ -76,6 +78,15 @@ class _Kind(ABCMeta):
         bases = type(instance).__mro__
         return super().__instancecheck__(instance) or (origin in bases and not set(stock).isdisjoint(bases))
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            """Find what Lightning's class has, such as `WandbLogger.download_artifact`, before there is an object."""
+            made = cls if name.startswith("_") or name == "stock" else cls.in_use()
+            if made is cls:
+                raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+            return getattr(made, name)
+
 
 class OfLightning(metaclass=_Kind):
     """A class whose objects are also instances of Lightning's class `stock`, in each name space that is in use."""
@@ -113,16 +124,20 @@ class OfLightning(metaclass=_Kind):
             )
         return made
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the classes from which this object's class is made: it has no name of its own."""
-        reduced: Any = super().__reduce_ex__(max(protocol, 2))
-        origin = vars(type(self)).get("_origin")
-        return reduced if origin is None else (_create, origin, *reduced[2:])
+
+def _reduced(cls: _Kind) -> str | tuple[Any, ...]:
+    """Pickle a class that has no name of its own as what it is made from."""
+    home, origin = vars(cls).get("_home"), vars(cls).get("_origin")
+    if home is not None:
+        return resolve_name, (home,)
+    return cls.__qualname__ if origin is None else (_with_bases, origin)
 
 
-def _create(origin: type[OfLightning], stock: tuple[type, ...]) -> OfLightning:
-    made = origin._with(*stock)  # noqa: SLF001
-    return made.__new__(made)
+def _with_bases(cls: type[OfLightning], stock: tuple[type, ...]) -> type[OfLightning]:
+    return cls._with(*stock)
+
+
+copyreg.pickle(_Kind, _reduced)
 
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ class Mine(DistWandbLogger):
     pass
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import WandbLogger
+assert DistWandbLogger.download_artifact is WandbLogger.download_artifact and not hasattr(DistWandbLogger, "nothing")
 made = DistWandbLogger(run_mode="new"), Mine(run_mode="new")
 made += tuple(pickle.loads(pickle.dumps(logger)) for logger in made) + tuple(map(copy.deepcopy, made))
 for logger in made:
@@ -55,8 +56,25 @@ assert issubclass(LightningDistWandbLogger, Other) and not issubclass(LightningD
 assert isinstance(made[0], PytorchLightningDistWandbLogger)
 assert not isinstance(made[0], LightningDistWandbLogger)
 assert pickle.loads(pickle.dumps(both)).version == "exp"
+for kind in (DistWandbLogger, known, Mine, type(made[1]), type(both)):
+    assert pickle.loads(pickle.dumps(kind)) is kind
 """
     run(tmp_path, code)
+
+
+@pytest.mark.slow
+def test_a_lightning_cli_accepts_a_lazy_instance_of_the_class(tmp_path: Path) -> None:
+    code = """
+from dist_wandb import DistWandbLogger
+from jsonargparse import lazy_instance
+from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.demos.boring_classes import BoringModel
+defaults = {"logger": lazy_instance(DistWandbLogger, project="digits", run_mode="shared")}
+made = LightningCLI(BoringModel, args=[], run=False, save_config_callback=None, trainer_defaults=defaults)
+logger = made.trainer.logger
+assert isinstance(logger, DistWandbLogger) and logger.name == "digits" and logger._options.run_mode == "shared"
+"""
+    run(tmp_path, WITHOUT_LIGHTNING + code)
 
 
 @pytest.mark.slow
