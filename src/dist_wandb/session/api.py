@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _INTEGRATION = "dist_wandb.init"
+_BESIDE = "dist_wandb.init-beside"  # with reinit="create_new": counted separately, as perhaps only one rank opens them
 _OF_ONE_RUN = ("id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
 _notices = Notices()
 
@@ -142,7 +143,8 @@ def init(
     again = _while_open(arguments)
     if again is not None:
         return again
-    session = open_session(options, arguments, integration=_INTEGRATION)
+    integration = _BESIDE if requested.reinit(arguments) == "create_new" else _INTEGRATION
+    session = open_session(options, arguments, integration=integration)
     session.opened_at = users_line()
     return session
 
