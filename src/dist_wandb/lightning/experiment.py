@@ -44,6 +44,12 @@ class NullExperiment(NullRun, DummyExperiment):
         return _Nothing() if session is None else session.config
 
     @property
+    def step(self) -> int:
+        """The step of the next row of this rank."""
+        session = self._session
+        return 0 if session is None else session.step
+
+    @property
     def summary(self) -> NullSummary:
         """This rank's own summary."""
         session = self._session

@@ -13,6 +13,7 @@ After a failure, other ranks are not waited for. SIGTERM waits for step 3 (`Proc
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -150,6 +151,7 @@ class Shutdown:
         if not failed:
             self._config_sync.catch_up()
         self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
+        self._own.summary.act(math.inf)
         self._config_sync.close()
         self._close(handed_over=True)
 
