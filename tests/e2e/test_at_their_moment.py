@@ -26,6 +26,7 @@ WRITERS = {"auto": 1, "shared": 2, "new": 2, "none": 1}
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     directory = tmp_path_factory.mktemp("moments")
+    (directory / "again").mkdir()
     for way in WRITERS:
         (directory / way).mkdir()
         (directory / f"asked-{way}").mkdir()
@@ -67,6 +68,12 @@ def test_reads_after_log_answer_on_every_rank(job: tuple[Path, Finished], way: s
     assert job[1].lines(f"SAW asked {way} ") == [f"SAW asked {way} {rank} {expected}" for rank in (0, 1)]
     rows = [history_of(run) for run in ended_runs(job[0] / f"asked-{way}", WRITERS[way])]
     assert all(200 in one.last("val") for one in rows if "val" in one.names)
+
+
+def test_a_continued_run_starts_after_its_last_step_on_every_rank(job: tuple[Path, Finished]) -> None:
+    assert job[1].lines("SAW starts ") == [
+        f"SAW starts {rank} {' '.join([x] * 4)}" for rank in (0, 1) for x in ("0", "301")
+    ]
 
 
 @pytest.mark.parametrize("way", ["auto", "new", "none"])

@@ -86,6 +86,10 @@ def main() -> None:
         with wandb.init(project="p", name=f"asked-{way}", dir=f"asked-{way}", **options):
             ask(way)
             define_between_rows()
+    for _ in range(2):
+        with wandb.init(project="p", id="again", resume="allow", dir="again") as run:
+            saw("starts", RANK, run.starting_step, run.step, run.run.starting_step, run.run.step)
+            wandb.log({"loss": 1.0}, step=300)
 
 
 if __name__ == "__main__":
