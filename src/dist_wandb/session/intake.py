@@ -153,7 +153,8 @@ class Intake:
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
             step = self.first_row + self.rows if self._last[0] is None else self._last[0]
-        self._own.show(metrics, step)
+        if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
+            self._own.show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
 
 
