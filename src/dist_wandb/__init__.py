@@ -10,6 +10,7 @@ package imports neither torch nor wandb nor a framework: public names are loaded
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb._version import __version__
@@ -145,7 +146,7 @@ _ACTING = (
     *("restore", "save", "unwatch", "use_artifact", "use_model", "watch", "pin_config_keys"),
 )
 _ROOMS.update(dict.fromkeys(_ACTING, "as_wandb"))
-_OF_CURRENT = ("config", "run", "summary")  # a different object in each session
+_OF_CURRENT = ("config", "run", "summary")  # a different object in each session, so never kept in this module
 # wandb's own names in every supported version, to be listed before wandb is imported. Its other names work, too.
 _OF_WANDB = (
     *("AlertLevel", "Api", "Artifact", "ArtifactTTL", "Audio", "CommError", "Error", "Graph", "Histogram", "Html"),
@@ -156,6 +157,8 @@ _OF_WANDB = (
 
 
 def __getattr__(name: str) -> Any:
+    if sys.is_finalizing():  # nothing can be imported any more, and no session is open
+        return None if name in _OF_CURRENT else lambda *_, **__: None
     if name in _ROOMS:
         value = getattr(importlib.import_module(f"dist_wandb.{_ROOMS[name]}"), name)
         if name != "DistWandbLogger":  # its base classes depend on what the script imports until then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import pickle
 import pkgutil
 import subprocess
@@ -345,3 +346,69 @@ def test_a_rank_without_a_run_can_use_every_function(job: Job, monkeypatch: pyte
     assert (run.name, run.summary, dict(run.config)) == ("digits", {}, {"lr": 0.1})
     dist_wandb.finish()
     assert dist_wandb.run is None
+
+
+# --- names that a script assigns --------------------------------------------------------------------------------------
+
+
+def test_names_that_a_script_assigns_are_the_runs_again_after_init_and_finish(fake_wandb: FakeWandb) -> None:
+    """As with wandb 0.31.0, whose first quick start assigns ``wandb.config``."""
+    module: Any = dist_wandb
+    module.config = {"lr": 0.1}
+    module.summary = module.run = "mine"
+    session = module.init(project="p", config=module.config)
+    assert module.config is session.config
+    assert module.config.lr == 0.1
+    assert module.run is session
+    assert module.summary is fake_wandb.runs[0].summary
+    module.config, module.run = {"lr": 0.2}, session
+    session.finish()
+    assert module.run is None
+    assert module.config != {"lr": 0.2}
+    module.run = module.init(project="p", config={"lr": 0.7})
+    assert module.config.lr == 0.7
+
+
+def test_private_names_of_a_run_that_integrations_use_exist_on_every_rank(job: Job) -> None:
+    """torchtune, transformers, tianshou, Avalanche and simpletransformers call ``wandb.run._label``."""
+    first, second = job(TWO_RANKS)
+    for session in (first, second):
+        session._label(code="torchtune")
+        session._config_callback(key="a", val=1)
+        session._set_library("x")
+        with pytest.raises(AttributeError):
+            _ = session._nothing
+        assert not hasattr(session, "_repr_mimebundle_")
+    first._log({"loss": 0.5}, 3)
+    second._log({"loss": 1.5}, 3)
+    for session in (second, first):
+        session.finish()
+    run: Any = first.run
+    assert run.rows == [{"loss": 1.0, "global_step": 3}]
+
+
+AT_EXIT = """
+import os
+import dist_wandb as wandb
+
+class Trainer:
+    def __init__(self): self.me = self
+    def __del__(self, module=wandb, write=os.write):
+        if module.run is not None:
+            module.finish()
+        write(1, b"deleted\\n")
+
+run = wandb.init(project="p", mode="offline")
+run.log({"loss": 0.5})
+trainer = Trainer()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "wandb.finish()"])
+def test_an_object_that_reads_the_run_at_interpreter_exit_is_silent(tmp_path: Path, end: str) -> None:
+    environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    command = [sys.executable, "-c", AT_EXIT + end]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
+    assert done.stdout == "deleted\n"
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr

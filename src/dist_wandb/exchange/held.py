@@ -89,6 +89,7 @@ class Held:
         spreads: The spreads of numbers over the ranks.
         own_axes: Returns the names that are x axes of the user in this rank's run.
         keep_summary: Called after each row, to keep what the user has written into the summary since.
+        act: Called before each row, to do what the user has done with the run between the calls before it.
         counts: Whether rows without a step lie at the number of calls on the x axis.
         first: Position of the first row without a step.
     """
@@ -98,6 +99,7 @@ class Held:
     spreads: Spreads
     own_axes: Callable[[], Collection[str]]
     keep_summary: Callable[..., None] = keep_nothing
+    act: Callable[..., None] = keep_nothing
     counts: bool = True
     first: int = 0
 

@@ -86,6 +86,7 @@ class Posting:
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
             row = {**metrics, **labelled} if self._writes else self._with_axes(labelled, metrics)
+        self._held.act(contribution.follows)
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
         if row:  # the end of an open row replaces what was written into the summary meanwhile, as in wandb
@@ -116,6 +117,7 @@ class Posting:
             call = rounds.post([*unit, *others], lanes_of(numbers), step, x, now, own)
             self._keep(call, others)
         if mine:
+            self._held.act(contribution.follows)
             self._writer.write(self._with_axes(mine, values), self._held.x(x), commit=True)
             self._keep_summary(mine, contribution, is_open=False)
         return unit

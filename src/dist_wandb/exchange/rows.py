@@ -27,6 +27,7 @@ class Rows:
         spread: Patterns of names whose spread over ranks is wanted.
         own_axes: Returns the names that are x axes of the user in this rank's run.
         keep_summary: Called after each row; see `runs.summary.SummaryWrites.keep`.
+        act: Called before each row; see `runs.summary.SummaryWrites.act`.
         counts: Whether rows without a step lie at the number of calls on the x axis.
         first: Position on the x axis of the first row without a step, in this rank's run.
         rank: This rank's index in the job, for messages.
@@ -48,6 +49,7 @@ class Rows:
         spread: Sequence[str] = (),
         own_axes: Callable[[], Collection[str]] = tuple,
         keep_summary: Callable[..., None] = keep_nothing,
+        act: Callable[..., None] = keep_nothing,
         *,
         counts: bool = True,
         first: int = 0,
@@ -66,6 +68,7 @@ class Rows:
             Spreads(index, lambda name: matches_any(name, spread)),
             own_axes,
             keep_summary,
+            act,
             counts,
             first,
         )

@@ -84,6 +84,8 @@ class Writing:
         values.update(own)
         if not values:
             return
+        follows = max((one.follows for one in row.own), default=None)
+        self._held.act(follows)
         axes = {name: value for name, value in row.axes.items() if name not in own}
         if row.corrects or not self._fits(values, axes):
             self.end_row()
@@ -94,7 +96,6 @@ class Writing:
             values.update(self._stragglers.detect(values.get(STEP)))
         x = self._held.x(row.x)
         self._write(values, x, commit=True if row.corrects else commit)
-        follows = max((one.follows for one in row.own), default=None)
         self._held.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
 
     def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:

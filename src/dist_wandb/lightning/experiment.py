@@ -50,6 +50,12 @@ class NullExperiment(NullRun, OfLightning):
         return ConfigCopy() if holder is None else ConfigView(_EarlyConfig(holder))
 
     @property
+    def step(self) -> int:
+        """The step of the next row of this rank."""
+        session = self._session
+        return 0 if session is None else session.step
+
+    @property
     def summary(self) -> NullSummary:
         """This rank's own summary."""
         session = self._session

@@ -32,7 +32,7 @@ _log = logging.getLogger("dist_wandb")
 _MOST_FILES = 32  # files of one run that are searched for the last row; each takes about half a second
 
 
-def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
+def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str = STEP_METRIC) -> int:
     """Return the position on the x axis of the first row without a step, after the rows of a continued run.
 
     It is 0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id. If
@@ -41,9 +41,9 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
     if not run or run.disabled:
         return 0
     if not run.offline:
-        last = run_metadata.last_logged(run, STEP_METRIC)
+        last = run_metadata.last_logged(run, axis)
     elif requested.continues(init_arguments):
-        last = _last_on_disk(run)
+        last = _last_on_disk(run, axis)
     else:
         last = None
     if last is not None:
@@ -52,12 +52,12 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any]) -> int:
     return max(requested.first_step(init_arguments), starting_step if isinstance(starting_step, int) else 0)
 
 
-def _last_on_disk(run: AnyRun) -> int | None:
+def _last_on_disk(run: AnyRun, axis: str) -> int | None:
     """Return the largest value of the x axis in the newest earlier file of this rank's run that has any."""
     own = Path(str(run.dir)).parent
     for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
         try:
-            largest = largest_step(path, STEP_METRIC)
+            largest = largest_step(path, axis)
         except ReadError:  # it contains no run
             continue
         except UnsupportedVersionError as error:

@@ -110,7 +110,7 @@ class Axes:
 def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the names that W&B gives to the values of a row: in a nested mapping ``outer.inner``."""
     for name, value in row.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and "_type" not in value:  # media
             yield from _names(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.devices import known
 from dist_wandb.runs.run_metadata import METADATA
+from dist_wandb.runs.wandb_media import shown_values
 
 if TYPE_CHECKING:
     import wandb
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
     AnyRun: TypeAlias = "wandb.Run | NullRun"
 
 _METHODS = frozenset({"alert", "config", "define_metric", "finish", "log", "log_artifact", "save", "summary", "watch"})
+# Private names of runs of some version that integrations use.
+_USED = frozenset(
+    {
+        *("_add_singleton", "_backend", "_config", "_config_callback", "_interface", "_is_finished", "_label"),
+        *("_publish_file", "_set_library", "_settings", "_telemetry", "_telemetry_callback", "_telemetry_obj"),
+        *("_tensorboard_callback", "_torch", "_torch_history"),
+    }
+)
 _notices = Notices()
 
 
@@ -76,13 +86,13 @@ class NullRun(StandIn):
     It accepts every call, at any depth of attributes and items, and does nothing, so that the same script runs on all
     ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: test it with ``if run:``.
 
-    Its `summary` returns the values written into it on this rank, else the defaults of `get`; logged values do not
-    appear in it.
+    Its `summary` returns what this rank has written into it or logged last, else the defaults of `get`.
 
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
     `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
-    primary's node), `start_time`, `sweep_id`, `offline`, `disabled`, `resumed` and `config`. The first read waits for
-    the primary to open its run, up to `join_timeout`; later changes by the primary appear within a heartbeat.
+    primary's node), `start_time`, `sweep_id`, `offline`, `disabled`, `resumed`, `starting_step` and `config`. The first
+    read waits for the primary to open its run, up to `join_timeout`; later changes by the primary appear within a
+    heartbeat.
 
     Args:
         id: Id of the run that receives this rank's numbers, if known.
@@ -108,13 +118,29 @@ class NullRun(StandIn):
 
     @property
     def summary(self) -> NullSummary:
-        """The values written into the summary on this rank: ranks that write the same values read the same values."""
+        """What this rank has written into the summary or logged: ranks with the same values read the same values."""
         summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
         return summary
 
     @summary.setter
     def summary(self, summary: object) -> None:
         """Accept and discard."""
+
+    @property
+    def step(self) -> int:
+        """The step of the next row of this rank."""
+        read: Callable[[], int] | None = self.__dict__.get("_step")
+        return 0 if read is None else read()
+
+    @property
+    def starting_step(self) -> int:
+        """The step of the first row of the run that receives this rank's numbers, in this start of the job."""
+        step: object = self.metadata().get("starting_step")
+        return step if isinstance(step, int) else 0
+
+    def show_step(self, step: Callable[[], int]) -> None:
+        """Set what returns the step of the next row of this rank."""
+        self.__dict__["_step"] = step
 
     def show_config(self, config: object) -> None:
         """Set the config of the run that receives this rank's numbers."""
@@ -137,7 +163,7 @@ class NullRun(StandIn):
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
-        own = {name: value for name, value in self.__dict__.items() if name not in ("finish", "log")}
+        own = {name: value for name, value in self.__dict__.items() if name not in ("finish", "log", "_step")}
         return {**own, "_known": dict(self.metadata()), "_read": None}
 
     def __getattr__(self, name: str) -> Any:
@@ -224,25 +250,28 @@ class NullPart(StandIn):
 
 
 class NullSummary(MutableMapping[Any, Any], StandIn):
-    """The summary of a run on a rank without it: values written on this rank can be read on this rank."""
+    """The summary of a run on a rank without it: what this rank has written or logged last, by name."""
 
     def _own(self) -> dict[Any, Any]:
         own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
         return own
 
+    def show(self, values: Mapping[str, Any]) -> None:
+        """Take over the values of a call of `log`."""
+        self._own().update(shown_values(values))
+
     def get(self, name: object, default: Any = None) -> Any:
-        """Return the value that this rank has written under a name, else the default."""
-        return self._own().get(name, default)
+        """Return the value that this rank has written or logged under a name, else the default."""
+        return known({"": self._own().get(name, default)})[""]
 
     def __getattr__(self, name: str) -> Any:
-        own = self._own()
-        return own[name] if name in own else super().__getattr__(name)
+        return self[name] if name in self else super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._own()[name] = value
 
     def __getitem__(self, key: Any) -> Any:
-        return self._own()[key] if key in self else NullPart()
+        return known({key: self._own()[key]})[key] if key in self else NullPart()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._own()[key] = value
@@ -268,6 +297,13 @@ def _warn_of_unknown() -> None:
         "where it is NaN. Ranks that branch differently on it may wait for each other. Read it with a default, as in "
         "run.summary.get(name, 0), and write it on all ranks.",
     )
+
+
+def is_private_name(name: str) -> bool:
+    """Return whether a private name is one of a run's that integrations use, W&B's own and those of libraries."""
+    kind = getattr(sys.modules.get("wandb.sdk.wandb_run"), "Run", None)
+    is_wandbs = hasattr(kind, name) or name in getattr(kind, "__annotations__", ())
+    return name in _USED or (is_wandbs and not name.startswith(("__", "_repr_")))
 
 
 def public_names(run: AnyRun) -> set[str]:

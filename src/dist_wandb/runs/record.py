@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.runs import finishing, wandb_private, wandb_process
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
 
 _log = logging.getLogger("dist_wandb")
+_T = TypeVar("_T")
 
 _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
 _MOST_UNSAFE = 20_000  # rows kept for that time
@@ -93,6 +94,20 @@ class Record:
         while self._unsafe and self._unsafe[0].time < logged.time - _UNSAFE:
             with suppress(IndexError):  # another thread, or a signal handler, was faster
                 self._unsafe.popleft()
+
+    def stored(self, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
+        """Return what W&B stores of a value at this moment; see `wandb_private.stored`.
+
+        Raises:
+            Exception: An error of wandb about this value.
+        """
+        run = self.run
+        try:
+            return _with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
+        except Exception as error:
+            if not wandb_process.has_lost_service(run, error) or not self._switch(run, error):
+                raise
+            return wandb_private.stored(self.run, name, key, value, step)
 
     def finish(self, exit_code: int | None) -> str | None:
         """End the run; return the problem as `finishing.finish` does. Never raises."""
@@ -194,16 +209,20 @@ class _LoggedRow(NamedTuple):
 
 
 def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:
-    """Log a row; try again if the directory for files of tables and other media was missing.
+    _with_media_directory(lambda: original(run, "log")(logged.row, **logged.arguments))
+
+
+def _with_media_directory(write: Callable[[], _T]) -> _T:
+    """Call `write`; again, if the directory for files of tables and other media was missing.
 
     Forked processes remove this directory when they end, as do programs that clean up temporary files.
     """
     try:
-        original(run, "log")(logged.row, **logged.arguments)
+        return write()
     except FileNotFoundError as error:
         if not wandb_process.restore_media_directory(error):
             raise
-        original(run, "log")(logged.row, **logged.arguments)
+        return write()
 
 
 class _Service:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 METADATA = frozenset(
     {
         *("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes"),
-        *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed"),
+        *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed", "starting_step"),
     }
 )
 """Attributes of a run that its primary publishes for ranks without one."""

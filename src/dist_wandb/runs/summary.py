@@ -1,25 +1,38 @@
-"""Keep the user's writes into the summary of a run in order with the rows of `log`.
+"""What the script does with its run between calls of `log` whose rows are not written yet: in the order of the calls.
+
+Definitions of metrics wait for the rows of the calls before them. Writes into the summary are kept in order with the
+rows, and reads of it find what was logged last.
 
 A row of several ranks is written after its call of `log`. If the user has written into the summary meanwhile, W&B would
 replace that by the row's value. So it is written again, after a row that ended before it in the user's script.
 
 A row ends where it does in wandb: at its call, or if that leaves it open, at the next call for another row.
+
+A read answers with what this rank has logged under a name last, until the row of that call has ended.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dist_wandb.payloads.devices import known
 from dist_wandb.runs import interception, wandb_private
+from dist_wandb.runs.wandb_media import shown_values
+from dist_wandb.settings.reduction import matches_any
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
 
 _log = logging.getLogger("dist_wandb")
+
+_NOWHERE: tuple[int | None, Mapping[str, Any]] = (-1, {})
 
 
 class _Write(NamedTuple):
@@ -30,13 +43,57 @@ class _Write(NamedTuple):
     record: Any
 
 
+class LastLogged:
+    """What reads of the summary find: what this rank logged last under each name, until the row of that call has ended.
+
+    The user's threads add calls, and one other thread ends their rows. Neither waits for the other.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[int | None, Mapping[str, Any]]] = {}  # position and row of the last call
+        self._defined: tuple[str, ...] = ()  # patterns of names whose summary is not the last value
+
+    def note_definition(self, name: Any, summary: Any) -> None:
+        """Note that `define_metric` gave names another summary than the last value."""
+        if summary and isinstance(name, str):
+            self._defined = (*self._defined, name)  # another thread reads it
+
+    def show(self, row: Mapping[str, Any], x: int | None) -> None:
+        """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
+        self._calls.update(dict.fromkeys(row, (x, row)))  # a hot path: each read takes its values out of the row
+
+    def replace(self, row: Mapping[str, Any], x: int | None) -> None:
+        """Answer with the numbers of all ranks in a row that has not ended."""
+        for name in row:
+            if self._calls.get(name, _NOWHERE)[0] == x:
+                self._calls[name] = (x, row)
+
+    def forget(self, name: str) -> None:
+        """Leave a name to wandb."""
+        self._calls.pop(name, None)
+
+    def hide(self, names: Iterable[str], places: Collection[int | None]) -> None:
+        """Leave the names of rows that have ended, at these positions, to wandb."""
+        for name in names:
+            ended = self._calls.get(name, _NOWHERE)
+            if ended[0] in places and (now := self._calls.pop(name, ended)) is not ended:
+                self._calls.setdefault(name, now)  # the user has logged it again meanwhile
+
+    def read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the summary, of which `read` returns what wandb's own process has."""
+        calls = self._calls.copy()  # before their rows can end
+        last = {name: row[name] for name, (_, row) in calls.items() if not matches_any(name, self._defined)}
+        return {**read(), **known(shown_values(last))}
+
+
 class SummaryWrites:
     """The user's last writes into the summary, of each name.
 
     The user's threads add them, and one other thread writes them again. Neither waits for the other.
 
     Attributes:
-        count: The number of writes so far. A call of `log` with this number follows all of them.
+        count: The number of writes so far, and of actions that were put off. A call of `log` with this number follows
+            all of them.
     """
 
     def __init__(self) -> None:
@@ -48,6 +105,8 @@ class SummaryWrites:
         self._replaced: dict[str, int] = {}  # by name: the number of the last write that a later row has replaced
         self._open: Collection[str] = ()  # the names of the row that has not ended
         self._x: int | None = None  # its position
+        self.logged: LastLogged = LastLogged()
+        self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
         self._write: Callable[[Any], None] | None = None
         self._is_other_run = False  # it has the rows of the lost run, but not these writes
 
@@ -56,10 +115,29 @@ class SummaryWrites:
         summary = wandb_private.summary_of(run)
         if summary is None:
             return lambda: None
-        _, remove = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
+        _, end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
+        end_reads = wandb_private.answer_reads(summary, self.logged.read)
         self._is_other_run = self._write is not None
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
+
+        def remove() -> None:
+            end_notes()
+            end_reads()
+
         return remove
+
+    def put_off(self, action: Callable[[], Any]) -> None:
+        """Carry out an action after the rows of the calls before it, and before those of the calls after it."""
+        number = next(self._numbers)
+        self._actions.append((number, action))
+        self.count = number
+
+    def act(self, follows: float | None) -> None:
+        """Carry out the actions before a row; see `keep` for `follows`."""
+        while self._actions and self._actions[0][0] <= (follows or 0):
+            with suppress(IndexError):  # another thread was faster
+                _, action = self._actions.popleft()
+                self._do(action)
 
     def _note(self, write: Callable[[Any], None], record: Any) -> None:
         number = next(self._numbers)
@@ -70,16 +148,17 @@ class SummaryWrites:
                 one.update, one.remove = ([item], []) if kind == "update" else ([], [item])
                 others = [other for other in self._writes.get(name, ()) if other.path[: len(path)] != path]
                 self._writes[name] = (*others, _Write(number, path, one))
+                self.logged.forget(name)
         self.count = number
         write(record)  # last: a row that is written before this has no effect, and one that is written later finds it
 
     def keep(
-        self, names: Iterable[str], follows: int | None, x: int | None, *, is_open: bool, corrects: bool = False
+        self, row: Mapping[str, Any], follows: int | None, x: int | None, *, is_open: bool, corrects: bool = False
     ) -> None:
         """Write again what a row has replaced that was just written, but ended before these writes.
 
         Args:
-            names: The names of the row.
+            row: The values of the row.
             follows: The number of writes that its call of `log` follows; `None` for a row of other ranks, which has no
                 place in the user's script: it replaces all of them.
             x: Its position.
@@ -87,14 +166,17 @@ class SummaryWrites:
             corrects: Whether it was written before: it keeps the place that it had then.
         """
         if corrects:
-            self._write_again(names, 0)
+            self._write_again(row, 0)
         elif follows is None:
-            self._replaced.update((name, self.count) for name in names if name in self._writes)
+            self._replaced.update((name, self.count) for name in row if name in self._writes)
         else:
-            before, row = self._open, dict.fromkeys((*self._open, *names))
-            continues, self._x = x == self._x, x
-            self._open = () if not is_open else row if continues else (*names,)
-            ended = row if not is_open else () if continues else before
+            before, names = self._open, dict.fromkeys((*self._open, *row))
+            continues, places, self._x = x == self._x, (x, self._x), x
+            self._open = () if not is_open else names if continues else (*row,)
+            ended = names if not is_open else () if continues else before
+            self.logged.hide(ended, places)
+            if is_open:
+                self.logged.replace(row, x)
             self._write_again(ended, follows)
 
     def _write_again(self, names: Iterable[str], follows: int) -> None:
@@ -110,8 +192,11 @@ class SummaryWrites:
                     done = later[-1].number  # the user may have written again meanwhile, before this
 
     def _publish(self, record: Any) -> None:
+        if self._write is not None:
+            self._do(partial(self._write, record))
+
+    def _do(self, action: Callable[[], Any]) -> None:
         try:
-            if self._write is not None:
-                self._write(record)
+            action()
         except Exception:  # noqa: BLE001  # the run has ended, or wandb's process has; rows must still be written
-            _log.debug("dist_wandb: a value of the summary could not be written again", exc_info=True)
+            _log.debug("dist_wandb: the run could not be changed between two rows", exc_info=True)

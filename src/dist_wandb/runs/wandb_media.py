@@ -1,4 +1,4 @@
-"""Create W&B's tables and images.
+"""Create W&B's tables and images, and take values that the script may change as they are when they are logged.
 
 wandb infers the types of columns row by row, at tens of microseconds each: if the types are certain, it first gets a
 few rows that contain every type, and then the others. PNGs are passed to it as files, without encoding them again.
@@ -10,15 +10,22 @@ import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Number
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
+from dist_wandb.payloads.devices import PLAIN, Later
 from dist_wandb.payloads.media.cells import Picture
+from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.media.images import MergedImages
 from dist_wandb.payloads.media.tables import MergedTable
+from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 _MERGED = frozenset({MergedTable, MergedImages})
+_MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr
+_DEEPEST = 8  # as in `payloads.scalars`
 _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
 
 
@@ -83,9 +90,99 @@ def _typical_rows(data: list[list[Any]]) -> list[list[Any]]:
 
 
 def is_media(value: object) -> bool:
-    """Return whether a value is one of wandb's own objects (an image, a table), or a list that contains one."""
+    """Return whether a value is one of wandb's own objects (an image, a table), a plot, or a list that contains one."""
     values = value if isinstance(value, (list, tuple)) else [value]
-    return any(type(item).__module__.partition(".")[0] == "wandb" for item in values)
+    return any(_package(item) in _MEDIA for item in values)
+
+
+def _package(value: object) -> str:
+    name = value.__name__ if isinstance(value, ModuleType) else type(value).__module__  # pyplot itself is a plot
+    return name.partition(".")[0]
+
+
+class AsLogged:
+    """What W&B stores of a value, taken when it was logged.
+
+    Args:
+        value: The stored value.
+        name: The name under which it is stored, at the top of the row; `None` for that of the value.
+    """
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, value: Any, name: str | None = None) -> None:
+        self.value = value
+        self.name = name
+
+
+def may_change(value: object, depth: int = _DEEPEST) -> bool:
+    """Return whether the script may change a value after `log`, and `payloads.scalars` does not copy it."""
+    if value is None or isinstance(value, (str, bytes, range, Number, Gathered, AsLogged)) or not depth:
+        return False
+    if isinstance(value, (list, tuple)):
+        is_plain = PLAIN.issuperset(map(type, value)) or any(hasattr(type(item), "__array__") for item in value)
+        return not is_plain and any(may_change(item, depth - 1) for item in value)
+    if _package(value) == "pandas":  # a data frame becomes a table
+        return True
+    if hasattr(type(value), "__array__") or is_metric(value):
+        return False
+    return not isinstance(value, Mapping) or any(may_change(item, depth - 1) for item in value.values())
+
+
+def taken(values: Mapping[str, Any], take: Callable[[str, str, Any], dict[str, Any]], path: str = "") -> dict[str, Any]:
+    """Return a row in which `take` has replaced the values that may change, also in nested mappings.
+
+    Args:
+        values: Values by name.
+        take: Called with the name of a value from the top of the row, its name in its mapping, and the value. Returns
+            its replacement by the latter name, or nothing.
+        path: What precedes the names.
+    """
+    row: dict[str, Any] = {}
+    for name, value in values.items():
+        if not may_change(value):
+            row[name] = value
+        elif isinstance(value, Mapping):
+            row[name] = taken(value, take, f"{path}{name}.")
+        else:
+            row.update(take(f"{path}{name}", name, value))
+    return row
+
+
+def shown_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a row that a summary shows as they are: numbers, which may be `Later`, text and media."""
+    if PLAIN.issuperset(map(type, row.values())):
+        return dict(row)
+    shown: dict[str, Any] = {}
+    for name, value in row.items():
+        if type(value) in PLAIN or type(value) is Later:
+            shown[name] = value
+        elif type(value) is AsLogged and value.name is None:
+            shown[name] = value.value
+    return shown
+
+
+def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with what W&B stores of values that were taken when they were logged."""
+    if not any(type(value) in (AsLogged, dict) for value in row.values()):
+        return row
+    top: dict[str, Any] = {}
+    inner = _with_taken(row, top)
+    return {**inner, **top}
+
+
+def _with_taken(values: Mapping[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if type(value) is dict:
+            found[name] = _with_taken(value, top)
+        elif type(value) is not AsLogged:
+            found[name] = value
+        elif value.name is None:
+            found[name] = value.value
+        else:
+            top[value.name] = value.value
+    return found
 
 
 def has_merged(row: Mapping[str, Any]) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from dist_wandb.runs.interception import intercept
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
 LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
 SUMMARY_WRITTEN = "_update_callback"  # what `summary_of` calls with a record of each write
+SUMMARY_READ = "_get_current_summary_callback"  # what it calls for each read; returns the values by name
+_STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `run.step` calls
+_DEFINED = "_metric_callback"  # the method of a run that sends a definition
 _SETUP = "wandb.sdk.wandb_setup"
 
 
@@ -45,6 +52,89 @@ def summary_of(run: AnyRun) -> object | None:
     summary = getattr(run, "summary", None)
     calls = getattr(summary, "__dict__", {}).get(SUMMARY_WRITTEN)  # other ways would ask wandb's process for the value
     return summary if callable(calls) else None
+
+
+class _Step:
+    """An answer of wandb's own process to `run.step`."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def wait_or(self, timeout: float | None = None) -> _Step:  # noqa: ARG002  # it is here
+        return self
+
+
+def set_starting_step(run: Any, step: int) -> None:
+    """Let `run.starting_step` return the user's step, not W&B's number of rows."""
+    if is_wandbs(run) and hasattr(run, "_starting_step"):
+        run._starting_step = step  # noqa: SLF001  # no public way
+
+
+def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
+    """Let `run.step` return the user's step, not W&B's number of rows; return a function that undoes it.
+
+    Older versions count it themselves; there, it remains W&B's.
+    """
+    interface = getattr(run, "_interface", None) if is_wandbs(run) else None
+    if not hasattr(interface, _STEP_ASKED):
+        return lambda: None
+    return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))[1]
+
+
+def is_wandbs(run: Any) -> bool:
+    """Return whether a run is one of wandb's, not a stand-in or a mock of a test."""
+    return type(run).__module__.startswith("wandb.")
+
+
+def answer_reads(summary: object, read: Callable[[Callable[[], Mapping[str, Any]]], Any]) -> Callable[[], None]:
+    """Call `read` in place of what returns the values of a summary; return a function that undoes it."""
+    return intercept(summary, SUMMARY_READ, read)[1] if SUMMARY_READ in vars(summary) else lambda: None
+
+
+def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, Any]:
+    """Return whether a definition of a metric is possible without sending it, and what `define` then returns."""
+    if not (is_wandbs(run) and hasattr(run, _DEFINED)):
+        return False, None
+    thread = threading.get_ident()
+
+    def drop(publish: Callable[[Any], None], record: Any) -> None:
+        if threading.get_ident() != thread:
+            publish(record)
+
+    _, undo = intercept(run, _DEFINED, drop)
+    try:
+        return True, define()
+    finally:
+        undo()
+
+
+def can_store(run: AnyRun) -> bool:
+    """Return whether `stored` works for a run: not for a disabled one, a stand-in, or a mock of a test."""
+    names = getattr(sys.modules.get("wandb.sdk.data_types.utils"), "__dict__", {})
+    is_known = is_wandbs(run) and hasattr(run, "_serialize_custom_charts")
+    return is_known and "val_to_json" in names and not getattr(run, "disabled", False)
+
+
+def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
+    """Return what `run.log` stores of a value at this moment, as JSON values; files of media are written now.
+
+    Args:
+        run: The run, for which `can_store` is true.
+        name: The name in the row.
+        key: The name for files.
+        value: The value. A chart is replaced by its table, which has another name.
+        step: A number for the names of files.
+
+    Returns:
+        The name under which it is stored, and what is stored.
+    """
+    from wandb import util
+    from wandb.sdk.data_types.utils import val_to_json
+
+    ((found, value),) = run._serialize_custom_charts({name: value}).items()  # noqa: SLF001  # no public way
+    key = key if found == name else found
+    made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
+    return found, json.loads(util.json_dumps_safer_history(made))
 
 
 def disarm_exit_hooks() -> None:

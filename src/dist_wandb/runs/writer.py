@@ -1,8 +1,11 @@
 """Write the rows of one rank into its run, including rows with a value that W&B cannot write.
 
 A row of one rank's own may consist of several calls, as with `wandb.Run.log`. Its numbers and text are kept here until
-it ends, so that it costs one call of wandb and no other writer of the run comes between its parts. Other values, such
-as media, are passed to wandb at once, as a part of an uncommitted row, because they may change.
+it ends, so that it costs one call of wandb and no other writer of the run comes between its parts. Other values are
+passed to wandb at once, as a part of an uncommitted row.
+
+Media and other objects that the script may change become what W&B stores of them when they are logged, on the thread
+that logs: the price that they have with wandb alone, on the rank that writes them. Pyplot works on that thread only.
 
 A value for which wandb raises is replaced by its repr (media are left out), with one warning for each name. Before
 that, a removed directory for media is created again. `log` already refuses names that cannot be stored.
@@ -21,13 +24,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
-from dist_wandb.runs.wandb_media import has_merged, is_media, made_of_merged
+from dist_wandb.runs.wandb_media import AsLogged, has_merged, is_media, made_of_merged, taken, with_taken
 
 if TYPE_CHECKING:
     from dist_wandb.runs.axes import Axes
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.record import Record
     from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.settings.reduction import PerRankNames
 
 
 _log = logging.getLogger("dist_wandb")
@@ -93,6 +97,39 @@ class RunWriter:
         """Whether there is a run to write into."""
         return bool(self._run)
 
+    def as_logged(
+        self,
+        metrics: Mapping[str, Any],
+        per_rank: PerRankNames,
+        step: int,
+        store: Callable[[str, str, Any, int], tuple[str, Any]],
+        *,
+        flat: bool,
+    ) -> Mapping[str, Any]:
+        """Return a row with what W&B stores, at this moment, of the values that the script may change.
+
+        Values that W&B cannot write become text or are left out, with a warning, as in `write`.
+
+        Args:
+            metrics: The values of a call.
+            per_rank: Names that each rank of a shared run writes under its label.
+            step: A number for the names of files.
+            store: As `Record.stored`.
+            flat: Whether nested mappings will be flattened.
+        """
+
+        def take(path: str, key: str, value: Any) -> dict[str, Any]:
+            if not (self.is_primary or per_rank.has(path, is_number=False)):
+                return {key: value}
+            name = path if self.is_primary else f"{self.label}/{path}"
+            try:
+                found, made = store(name, name if flat else key, value, step)
+            except Exception as error:  # noqa: BLE001  # of any kind, because values execute their own code
+                return self._rescue.replaced(path, key, value, error)
+            return {key: AsLogged(made, None if found == name else found)}
+
+        return taken(metrics, take)
+
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write a row, or add to the row that earlier calls left open. A call at another step ends that row first.
 
@@ -109,7 +146,7 @@ class RunWriter:
         try:
             if self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
                 self._end(self._open)
-            values = {**metrics, **self._axis(step)}
+            values = {**with_taken(metrics), **self._axis(step)}
             if commit is False:
                 self._open = self._open or _OpenRow(x)
                 self._add(self._open, values)
@@ -188,6 +225,12 @@ class _Rescue:
         self._lost[_REFUSED] += len(causes.keys() - rest.keys())
         for name, why in causes.items():
             self._warn(name, row[name], why, is_text=name in rest)
+
+    def replaced(self, path: str, name: str, value: Any, cause: Exception) -> dict[str, str]:
+        """Return the text of a value that W&B cannot write, by its name, or nothing; warn."""
+        text = self._as_text(name, value)
+        self._warn(path, value, cause, is_text=bool(text))
+        return text
 
     def _as_text(self, name: str, value: Any) -> dict[str, str]:
         if not is_media(value):  # the repr of media is useless

@@ -52,9 +52,15 @@ class Intake:
         self._life = life
         self._notices = notices
         self.first_row = first_row
-        self._last_step: int | None = None  # given by this rank
+        self._last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
         self._first_thread = 0  # the first to log
         self.sections: Sections = Sections()
+
+    @property
+    def step(self) -> int:
+        """The step of the next row, as wandb counts: the last one that was given while its row is open."""
+        last, ended = self._last
+        return (self._own.starting_step if last is None else last) + ended
 
     def put(
         self,
@@ -85,8 +91,10 @@ class Intake:
     def _pass_on(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
     ) -> None:
+        given = self._step_of(metrics, step) if leads else None
+        if given is not None:
+            self._last = given, 0
         if leads:
-            self._last_step = self._step_of(metrics, step)
             times = self.sections.due_timings(metrics, step) if commit is not False else {}
             if times:
                 metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
@@ -94,8 +102,14 @@ class Intake:
             self._put_reduced(metrics, step, weight, commit)
         elif self._link.unit.is_member:
             self._put_own(metrics, step, weight, commit)
+        self._count(commit, has_step=given is not None)
+
+    def _count(self, commit: bool | None, *, has_step: bool) -> None:
         if commit is not False:  # the next call continues a row that is not committed
             self.rows += 1
+        if commit or (commit is None and not has_step):
+            last, ended = self._last
+            self._last = last, ended + 1
 
     def _is_over(self) -> bool:
         """Return whether rows are dropped.
@@ -113,36 +127,47 @@ class Intake:
         return self._life.phase is Phase.DETACHED
 
     def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
-        """The step of a row, which may be a value of the x axis; otherwise the last one."""
+        """The step that was given with a row, possibly as a value of the x axis."""
         if step is None and self._own.step_metric is not None:
             step = metrics.get(self._own.step_metric)
-        return step if type(step) is int and step >= 0 else self._last_step
+        return step if type(step) is int and step >= 0 else None
+
+    def _as_logged(self, metrics: Mapping[str, Any], *, flat: bool) -> Mapping[str, Any]:
+        """What W&B stores of a row's media now: the script may change them. Other values are copied as they are."""
+        if are_plain(metrics):
+            return metrics
+        last, ended = self._last
+        return self._own.as_logged(metrics, (last or 0) + ended, flat=flat)
 
     def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
-        values = copied_row(metrics, rank)
+        values = copied_row(self._as_logged(metrics, flat=True), rank)
         if step is None and axis in values and type(values[axis]) is int:
             step = checked_step(values.pop(axis), rank)
-        last = self._last_step if step is None else step
+        last = self._last[0] if step is None else step
         x = -1 - self.rows if last is None else last
         own_weight = None if weight is None else copied_weight(weight, rank)
         thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
+        self._own.show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
         in_order = thread == self._first_thread
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on a row of this rank alone."""
         rank = self._link.topology.global_rank
-        metrics = copied_row(metrics, rank, flat=self._link.plan.label is not None)
+        flat = self._link.plan.label is not None
+        metrics = copied_row(self._as_logged(metrics, flat=flat), rank, flat=flat)
         if weight is not None:
             copied_weight(weight, rank)
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
             self._notices.not_gathered()
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
-            step = self.first_row + self.rows if self._last_step is None else self._last_step
+            step = self.first_row + self.rows if self._last[0] is None else self._last[0]
+        if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
+            self._own.show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
 
 

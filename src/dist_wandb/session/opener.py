@@ -25,7 +25,7 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.next_row import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps
+from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import inherited_rank, job_description, registry
@@ -247,16 +247,19 @@ class Opener:
         is_owned = adopted is None and run is not before
         if is_owned and step_metric is not None:
             axes.define_step_metric(run, step_metric)
-        first_row = self._first_row(run) if step_metric == STEP_METRIC else 0
+        first_row = self._first_row(run, STEP_METRIC) if step_metric == STEP_METRIC else 0
+        if step_metric is not None and wandb_private.is_wandbs(run):
+            is_ours = step_metric == STEP_METRIC
+            wandb_private.set_starting_step(run, first_row if is_ours else self._first_row(run, step_metric))
         config_sync.reach_by(link.find_store, link.is_over)
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 
-    def _first_row(self, run: AnyRun) -> int:
-        """Where rows without a step start. The primary of a shared run determines it for all writers of the run."""
+    def _first_row(self, run: AnyRun, axis: str) -> int:
+        """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""
         plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
-            return next_row(run, self._arguments)
+            return next_row(run, self._arguments, axis)
         if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
             return 0
         try:

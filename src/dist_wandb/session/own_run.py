@@ -14,20 +14,24 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.notices import print_line
+from dist_wandb.settings.reduction import check_per_rank
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.opening import Opening
+    from dist_wandb.session.intake import Intake
     from dist_wandb.session.job_link import JobLink
 
 _log = logging.getLogger("dist_wandb")
@@ -85,6 +89,12 @@ class OwnRun:
         return self._opening.is_current
 
     @property
+    def starting_step(self) -> int:
+        """The step of the first row: after those of a run that is continued. On a rank without a run, its primary's."""
+        step: object = getattr(self.run, "starting_step", 0)
+        return step if isinstance(step, int) else 0
+
+    @property
     def step_metric(self) -> str | None:
         """Name of the x axis; `None` for none."""
         return self.writer.step_metric
@@ -94,12 +104,28 @@ class OwnRun:
         """Whether the x axis is the one that this package defines and counts rows on."""
         return self.step_metric == axes.STEP_METRIC
 
-    def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None]) -> None:
+    def show(self, values: Mapping[str, Any], x: int | None) -> None:
+        """Let the summary answer with the values of a call until those of its row, at position `x`, are there."""
+        run = self.run
+        if isinstance(run, NullRun):
+            run.summary.show(values)
+        else:
+            self.summary.logged.show(values, x)
+
+    def as_logged(self, metrics: Mapping[str, Any], step: int, *, flat: bool) -> Mapping[str, Any]:
+        """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
+        if not wandb_private.can_store(self.run):
+            return metrics
+        per_rank = check_per_rank(self._link.options.per_rank)
+        return self.writer.as_logged(metrics, per_rank, step, self._record.stored, flat=flat)
+
+    def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None], intake: Intake) -> None:
         """Redirect calls on the run, direct or through wandb's functions, to the session first.
 
         Args:
             log: Called in place of the run's method.
             finish: Called before the run's method, with the exit code.
+            intake: Knows the step of the next row, and whether any row was logged, which may not be written yet.
         """
 
         def intercept(run: AnyRun) -> None:
@@ -113,9 +139,12 @@ class OwnRun:
 
             def define(define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
                 self._note_axis(kwargs.get("step_metric", args[0] if args else None))
-                if self._axes is not None:
-                    return self._axes.define(define_metric, name, *args, **kwargs)
-                return define_metric(name, *args, **kwargs)
+                self.summary.logged.note_definition(name, kwargs.get("summary"))
+                its_own = partial(define_metric, name, *args, **kwargs)
+                action = (
+                    its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
+                )
+                return self._define_in_order(run, its_own, action) if intake.rows else action()
 
             def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
                 with suppress(Exception):  # the run is lost
@@ -130,9 +159,20 @@ class OwnRun:
                 self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
             self._restore += [replaced, self.summary.follow(run)]
+            self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
+            if isinstance(run, NullRun):
+                run.show_step(lambda: intake.step)
 
         self._intercept = intercept
         intercept(self.run)
+
+    def _define_in_order(self, run: AnyRun, its_own: Callable[[], Any], action: Callable[[], Any]) -> Any:
+        """Check a definition now, and carry it out after the rows of the calls before it."""
+        is_possible, metric = wandb_private.checked_definition(run, its_own)
+        if not is_possible:
+            return action()
+        self.summary.put_off(action)
+        return metric
 
     def _note_axis(self, step_metric: Any) -> None:
         name = getattr(step_metric, "name", step_metric)  # wandb also accepts what define_metric returned
@@ -167,6 +207,7 @@ class OwnRun:
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """Reopen the run on disk, with the same id and the given config."""
         run = self._opening.again(run_id, config, self.step_metric)
+        wandb_private.set_starting_step(run, self.starting_step)
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
         if self._axes is not None and run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,17 @@ class History:
 history: History = History()
 
 
+def _set_names_anew() -> None:
+    """Let the names of the current run stand for it again, whatever the script has assigned to them, as wandb does."""
+    package = sys.modules["dist_wandb"]
+    for name in package._OF_CURRENT:  # noqa: SLF001  # of this package
+        vars(package).pop(name, None)
+
+
 def add(session: Session) -> None:
     """Register a session that starts."""
     _sessions.append(session)
+    _set_names_anew()
     history.has_begun = True
     process_end.register()
 
@@ -42,6 +51,7 @@ def remove(session: Session) -> None:
     """Remove a session that accepts no more rows."""
     with suppress(ValueError):  # another thread may do the same
         _sessions.remove(session)
+        _set_names_anew()
 
 
 def release_sigterm() -> None:
@@ -79,6 +89,7 @@ def _end_with_process(exit_code: int, failed: bool) -> None:
     for session in reversed(_sessions.copy()):
         session.end_with_process(exit_code, failed=failed)
     end_all(failed=failed)
+    vars(sys.modules["dist_wandb"])["run"] = None  # for a `__del__` at a time when nothing can be imported any more
 
 
 def _prepare_fork() -> None:

@@ -97,6 +97,7 @@ class Session(AsRun):
             (*check_spread(self.options.spread), f"{TIMES}*"),
             lambda: own.user_axes,
             own.summary.keep,
+            own.summary.act,
             counts=own.has_our_axis,
             first=first_row,
             rank=self.topology.global_rank,
@@ -122,7 +123,7 @@ class Session(AsRun):
         """Start to take part. Called after the constructor because other threads use the session from here on."""
         registry.add(self)
         self._exchange.start()
-        self._own.intercept(self.log, self._shutdown.finish_with_run)
+        self._own.intercept(self.log, self._shutdown.finish_with_run, self._intake)
 
     @property
     def plan(self) -> RunPlan:

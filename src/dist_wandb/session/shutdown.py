@@ -15,6 +15,7 @@ it at the end. If rows are given up there, the run ends as failed. SIGTERM waits
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -163,6 +164,7 @@ class Shutdown:
         try:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
+            self._own.summary.act(math.inf)
             self._config_sync.close()
             self._close(handed_over=True)
 

@@ -92,7 +92,7 @@ def test_an_unknown_value_compares_as_nan_with_one_warning(
 
 
 def test_an_unknown_value_supports_arithmetic_and_formatting() -> None:
-    part: Any = NullRun().step
+    part: Any = NullRun().height
     results = [-part, abs(part), round(part), part + 1, 1 - part, part * 2, 2 / part, part**2, 7 % part, part // 2]
     assert {type(result) for result in results} == {NullPart}
     assert f"{part:.3f} {part} {part:d} {part:>5}" == "nan NullRun() NullRun()   nan"

@@ -21,7 +21,7 @@ def test_a_call_tells_how_many_writes_into_the_summary_it_follows(
     run.log({"loss": 0.5})
     run.summary["loss"] = 9
     run.run.summary.update({"loss": 8, "best": 1})
-    run.log({"loss": 0.4})
+    run.log({"acc": 0.4})
     assert [contribution.follows for contribution in put] == [0, 2]
     run.run._log({"loss": 0.5})  # as the exchange writes the first row later
     run._exchange._rows.held.keep_summary(["loss"], 0, 0, is_open=False)

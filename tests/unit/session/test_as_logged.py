@@ -1,0 +1,116 @@
+"""Media and other objects become what W&B stores of them when they are logged, on the thread that logs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+import wandb
+from wandb.sdk.data_types.plotly import Plotly
+
+import dist_wandb
+from dist_wandb.session.session import Session
+from dist_wandb.wandb_files.reading import read_history
+
+
+@pytest.fixture
+def session(bare_environment: None, tmp_path: Path) -> Iterator[Session]:  # noqa: ARG001  # goes first
+    session = dist_wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
+    yield session
+    session.finish()
+
+
+@pytest.fixture
+def late(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The rows on their way, as in an exchange with other ranks; another thread writes them at the end of the test."""
+    exchange = session._exchange
+    put, waiting = exchange.put, list[Any]()
+    monkeypatch.setattr(exchange, "put", waiting.append)
+    yield waiting
+    thread = threading.Thread(target=lambda: [put(one) for one in waiting])
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def pyplot(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for ``matplotlib.pyplot``, with the title of its current figure. It draws on one thread."""
+    module: Any = ModuleType("matplotlib.pyplot")
+    module.current = ""
+
+    def make(value: Any) -> Plotly:
+        assert value is module
+        assert threading.current_thread() is threading.main_thread(), "pyplot is used on another thread"
+        if not module.current:
+            raise ValueError("min() arg is an empty sequence")  # seen with wandb 0.31.0 after `plt.close()`
+        return Plotly(go.Figure(layout={"title": module.current}))
+
+    monkeypatch.setattr(Plotly, "make_plot_media", make)
+    return module
+
+
+def rows_of(session: Session) -> list[dict[str, Any]]:
+    session.finish()
+    (path,) = Path(session.run.dir).parent.glob("*.wandb")
+    return list(read_history(path))
+
+
+def test_pyplot_is_drawn_when_it_is_logged_and_on_no_other_thread(
+    session: Session, pyplot: Any, late: list[Any]
+) -> None:
+    for step in (1, 2):
+        pyplot.current = f"step {step}"
+        session.log({"chart": pyplot, "nested": {"inner": pyplot}}, step=step)
+        pyplot.current = ""
+    assert len(late) == 2
+    files = Path(session.run.dir)
+    titles = [json.loads(path.read_text())["layout"]["title"]["text"] for path in files.glob("media/plotly/*.json")]
+    assert sorted(titles) == ["step 1", "step 1", "step 2", "step 2"]
+
+
+def test_a_plot_that_cannot_be_drawn_is_left_out_with_its_cause(
+    session: Session, pyplot: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        session.log({"chart": pyplot, "loss": 0.5}, step=step)
+    rows = rows_of(session)
+    assert [(row["loss"], "chart" in row) for row in rows] == [(0.5, False)] * 2
+    message = "W&B cannot write 'chart' on rank 0, of type module: ValueError('min() arg is an empty sequence'). It is"
+    assert caplog.text.count(message) == 1
+
+
+def test_objects_are_written_as_they_were(session: Session, tmp_path: Path, late: list[Any]) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<p>first</p>")
+    kinds = {"a"}
+    session.log({"page": wandb.Html(str(page)), "kinds": kinds, "list": [wandb.Html("<p>1"), wandb.Html("<p>2")]})
+    page.unlink()
+    kinds.add("b")
+    (row,) = late
+    assert row.metrics["kinds"].value == ["a"]
+    stored = row.metrics["page"].value
+    assert "first" in (Path(session.run.dir) / stored["path"]).read_text()
+    assert row.metrics["list"].value["count"] == 2
+
+
+def test_the_row_of_an_object_has_its_names_once(session: Session) -> None:
+    """A pattern of the user does not define the parts of what W&B stores."""
+    session.define_metric("im*", step_metric="epoch")
+    table = wandb.Table(columns=["x"], data=[[1]])
+    session.log({"image": wandb.Html("<p>"), "epoch": 1, "plot": wandb.plot.line(table, "x", "x")})
+    (row,) = rows_of(session)
+    assert {name.partition(".")[0] for name in row if name[0] != "_"} == {"image", "epoch", "plot_table", "global_step"}
+    assert row["plot_table.nrows"] == 1
+
+
+def test_a_stand_in_for_a_run_gets_the_objects_themselves(fake_wandb: Any) -> None:
+    image = wandb.Html("<p>")
+    dist_wandb.init().log({"image": image, "figure": sys})
+    assert fake_wandb.runs[0].rows == [{"image": image, "figure": sys, "global_step": 0}]
