@@ -94,13 +94,13 @@ class Faults:
         self.number = 0
 
     def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(group: GlooGroup, *arguments: Any) -> Any:
+        def call(group: GlooGroup, *arguments: Any, **named: Any) -> Any:
             with self._lock:
                 draw = self._random.random()
                 self.number += draw < self._often
             if draw < self._often / 2:
                 raise BrokenError("before")
-            result = method(group, *arguments)
+            result = method(group, *arguments, **named)
             if draw < self._often:
                 raise BrokenError("after")
             return result
