@@ -157,7 +157,7 @@ class Worker:
             and self.inbox.is_empty
             and not self._awaits_primary()
         ):
-            lifecycle.is_needed = self.cycle.is_awaited() or self.cycle.may_be_awaited()
+            lifecycle.is_needed = self.cycle.is_awaited(by_late=True)
             lifecycle.delivered.set()
         self.turns.end_round(outcome)
         return outcome
