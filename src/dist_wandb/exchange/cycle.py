@@ -119,16 +119,18 @@ class Cycle:
         self._output.write(due)
         self._rows.held.spreads.forget()
 
-    def is_awaited(self) -> bool:
-        """Return whether the others will request more than numbers of this rank: states, tables or spreads."""
-        has_spread = self._rows.held.spreads.wants
-        return any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open())
+    def is_awaited(self, *, by_late: bool = False) -> bool:
+        """Return whether the others will request more than numbers of this rank: states, tables or spreads.
 
-    def may_be_awaited(self) -> bool:
-        """Return whether they may still do so for a late rank: a part of it corrects what this rank has a part in."""
+        Args:
+            by_late: Whether to include what they may request because a late rank corrects a value with its part.
+        """
+        has_spread = self._rows.held.spreads.wants
+        if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
+            return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
         others = ranks.members - ranks.closed
-        givers = map(memory.ranks_of, self._rows.held.attachments.kept() if others else ())
+        givers = map(memory.ranks_of, self._rows.held.attachments.kept() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     # Between generations

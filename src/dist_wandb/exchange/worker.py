@@ -158,7 +158,7 @@ class Worker:
             and not self._awaits_primary()
             and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
         ):
-            lifecycle.is_needed = self.cycle.is_awaited() or self.cycle.may_be_awaited()
+            lifecycle.is_needed = self.cycle.is_awaited(by_late=True)
             lifecycle.delivered.set()
         self.turns.end_round(outcome)
         return outcome

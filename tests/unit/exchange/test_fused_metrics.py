@@ -74,7 +74,7 @@ class Unit:
     def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
         """Log the metric on the ranks, after the round of the last exchange; return its cell."""
         for rank, metric in enumerate(self._metrics):
-            self.fused(rank).passed()
+            self.fused(rank).contributions.passed()
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
             key = Key(self.fused(rank).series("sum", snapshot, ()), step, 0)
@@ -197,7 +197,7 @@ def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(monkeypatch: 
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
     for rank in range(2):
-        assert 0 < len(unit.fused(rank).kept()) < MANY / 2
+        assert 0 < len(unit.fused(rank).contributions.cells()) < MANY / 2
 
 
 def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:

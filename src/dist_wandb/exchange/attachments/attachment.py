@@ -82,7 +82,7 @@ class Contributions(Generic[_T]):
         """Return the contributions to cells of a series that wait."""
         return [value for key, (value, _) in self._waiting.items() if key.name == series]
 
-    def keys(self) -> list[Key]:
+    def cells(self) -> list[Key]:
         """Return all cells whose contributions are kept."""
         return [*self._waiting, *self._sent, *self._delivered]
 
@@ -114,6 +114,7 @@ class Attachment(Protocol):
     """One rank's part in merging the values of some kinds."""
 
     kinds: Collection[str]  # as in the series
+    contributions: Contributions[Any]  # of this rank
     needs_own_part: bool  # whether the primary needs its own contribution to merge those of the others
     is_for_primary: bool  # whether exchanges are useless while the primary is away
 
@@ -132,9 +133,6 @@ class Attachment(Protocol):
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
 
-    def kept(self) -> list[Key]:
-        """Return the cells to which this rank's contributions are kept."""
-
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # a default
         """Move pending values to other series if they fit, after the ranks have agreed on series.
 
@@ -149,12 +147,6 @@ class Attachment(Protocol):
         Raises:
             BrokenError: The exchange failed.
         """
-
-    def has_sent_much(self) -> bool:
-        """Return whether the end of the next round releases much memory."""
-
-    def passed(self) -> None:
-        """Note the end of a round, which shows that all ranks have completed the exchange before it."""
 
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values by their names in the row, and the number of contributors."""
@@ -188,7 +180,7 @@ class Attachments:
 
     def kept(self) -> list[Key]:
         """Return the cells to which this rank's contributions are kept."""
-        return [key for attachment in self._by_type.values() for key in attachment.kept()]
+        return [key for attachment in self._by_type.values() for key in attachment.contributions.cells()]
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
         """Move pending values to other series if they fit, after the ranks have agreed on series."""
@@ -215,12 +207,12 @@ class Attachments:
 
     def has_sent_much(self) -> bool:
         """Return whether the end of the next round releases much memory."""
-        return any(attachment.has_sent_much() for attachment in self._by_type.values())
+        return any(attachment.contributions.has_sent_much for attachment in self._by_type.values())
 
     def passed(self) -> None:
         """Note the end of a round, which shows that all ranks have completed the exchange before it."""
         for attachment in self._by_type.values():
-            attachment.passed()
+            attachment.contributions.passed()
 
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and the number of missing contributions.

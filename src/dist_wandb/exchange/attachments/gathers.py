@@ -49,7 +49,7 @@ class FusedGathers(Attachment):
         self.is_for_primary: bool = not collects
         self._collects = collects
         self._rank = rank
-        self._kept: Contributions[Encoded] = Contributions(rank, "tables and images")
+        self.contributions: Contributions[Encoded] = Contributions(rank, "tables and images")
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 
@@ -78,7 +78,7 @@ class FusedGathers(Attachment):
         """Keep this rank's contribution to a cell."""
         try:
             encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
-            self._kept.add(key, encoded, encoded.size)
+            self.contributions.add(key, encoded, encoded.size)
         except Exception as error:  # noqa: BLE001  # an error of a value must not end the exchange
             self._notices.warn(
                 f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
@@ -90,7 +90,7 @@ class FusedGathers(Attachment):
         Raises:
             BrokenError: The exchange failed.
         """
-        mine = [self._kept.get(key) for key in keys]
+        mine = [self.contributions.get(key) for key in keys]
         amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
         shares = [
             fair([count for count, _, _ in column], max(limit for *_, limit in column))
@@ -110,7 +110,7 @@ class FusedGathers(Attachment):
         if self._collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
-        self._kept.sent(keys)
+        self.contributions.sent(keys)
 
     def _amounts(self, text: bytes, number: int) -> list[list[int]]:
         """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""
@@ -139,18 +139,6 @@ class FusedGathers(Attachment):
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged value by its name in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
-
-    def kept(self) -> list[Key]:
-        """Return the cells to which this rank's contributions are kept."""
-        return self._kept.keys()
-
-    def has_sent_much(self) -> bool:
-        """Return whether the end of the next round releases much memory."""
-        return self._kept.has_sent_much
-
-    def passed(self) -> None:
-        """Note the end of a round; see `Contributions`."""
-        self._kept.passed()
 
     def _whole(self, key: Key, blobs: Sequence[bytes]) -> tuple[dict[str, Any], int]:
         name, kind = key.series.name, cast("Kind", key.series.kind)

@@ -58,7 +58,7 @@ class FusedMetrics(Attachment):
         self.is_for_primary: bool = not computes
         self._rank = rank
         self._computes = computes
-        self._kept: Contributions[Snapshot] = Contributions(rank, "metric states")
+        self.contributions: Contributions[Snapshot] = Contributions(rank, "metric states")
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
@@ -113,7 +113,7 @@ class FusedMetrics(Attachment):
     def keep(self, key: Key, value: Snapshot) -> None:
         """Keep this rank's contribution to a cell."""
         try:
-            self._kept.add(key, value, value.size)
+            self.contributions.add(key, value, value.size)
             if self._computes:
                 self._newest[key.name] = value.without_states()
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
@@ -123,11 +123,11 @@ class FusedMetrics(Attachment):
         """Adopt layouts of other ranks if this rank's states fit into them, after the ranks have agreed on series."""
         renamed = []
         for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
-            waiting = self._kept.waiting(series)
+            waiting = self.contributions.waiting(series)
             adopted = {self.series(series_of(series).name, snapshot, known) for snapshot in waiting}
             if len(adopted) == 1 and adopted != {series}:
                 for old, new in outbox.rename(series, adopted.pop()):
-                    if (snapshot := self._kept.pop(old)) is not None:
+                    if (snapshot := self.contributions.pop(old)) is not None:
                         self.keep(new, snapshot)
                     renamed.append((old, new))
         return renamed
@@ -145,7 +145,7 @@ class FusedMetrics(Attachment):
         except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
             names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-        self._kept.sent(keys)
+        self.contributions.sent(keys)
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
@@ -171,7 +171,7 @@ class FusedMetrics(Attachment):
                 self._values[key] = self._computed(key, one, *parts), one.contributors
 
     def _in_full(self, key: Key) -> bytes:
-        snapshot = self._kept.get(key)
+        snapshot = self.contributions.get(key)
         try:
             return snapshot.in_full(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
@@ -183,25 +183,13 @@ class FusedMetrics(Attachment):
             f"{why} {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
         )
 
-    def kept(self) -> list[Key]:
-        """Return the cells to which this rank's contributions are kept."""
-        return self._kept.keys()
-
-    def has_sent_much(self) -> bool:
-        """Return whether the end of the next round releases much memory."""
-        return self._kept.has_sent_much
-
-    def passed(self) -> None:
-        """Note the end of a round; see `Contributions`."""
-        self._kept.passed()
-
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values of a cell by their names in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
     def _packed(self, key: Key, layout: Layout) -> tuple[Snapshot | None, Packed]:
         """Return this rank's contribution to a cell, and its form in the exchange."""
-        snapshot = self._kept.get(key)
+        snapshot = self.contributions.get(key)
         if snapshot is None:
             return None, layout.neutral()
         try:
@@ -219,7 +207,7 @@ class FusedMetrics(Attachment):
         return None, layout.neutral()  # gloo aborts the process if ranks reduce lists of different lengths
 
     def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], in_full: list[bytes]) -> dict[str, Any]:
-        snapshot = self._kept.get(key) or self._newest.get(key.name)
+        snapshot = self.contributions.get(key) or self._newest.get(key.name)
         name = key.series.name
         if snapshot is None:
             self._notices.warn(
