@@ -48,6 +48,7 @@ class CollectiveExchange:
             most_open=limits.max_pending_rows,
             hold=2 * limits.linger,
         )
+        self._hooks = hooks
         self._limits = limits
         self._rows = rows
         self._lifecycle = Lifecycle()
@@ -89,6 +90,8 @@ class CollectiveExchange:
         limit = self._limits.flush_timeout if timeout is None else timeout
         if failed:
             limit = min(limit, LAST_WRITES)
+        else:
+            self._await_primary()
         if self._await_end(limit) and not self._lifecycle.is_stopped:
             return self._lifecycle.has_kept_all
         if not failed:
@@ -99,6 +102,16 @@ class CollectiveExchange:
                 self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
         self._stop(self._time_to_write(limit))
         return False
+
+    def _await_primary(self) -> None:
+        """Wait while the rank that writes opens its run: W&B may take longer for it than `finish` waits for ranks."""
+        while (
+            self._worker.participation.generation is None
+            and not self._rows.writes
+            and not self._lifecycle.delivered.wait(_POLL_INTERVAL)
+            and self._hooks.is_opening()
+        ):
+            pass
 
     def _await_end(self, limit: float) -> bool:
         """Wait until everything is written or delivered; reserve time to write what the others have not received."""

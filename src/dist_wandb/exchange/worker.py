@@ -19,6 +19,7 @@ spreads.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,7 @@ from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.inbox import Inbox
 from dist_wandb.exchange.lifecycle import Phase
+from dist_wandb.exchange.membership import presence
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Over
 from dist_wandb.exchange.membership.polling import Stopped
@@ -55,6 +57,7 @@ class Hooks:
     find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
     between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
+    is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
     publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
 
 
@@ -115,7 +118,10 @@ class Worker:
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         generation: Generation | None
-        generation = self.participation.arrive(self._hooks.find, self._gives_up_waiting, self._hooks.is_over)
+        hooks = self._hooks
+        generation = self.participation.arrive(
+            hooks.find, self._gives_up_waiting, self._is_due, hooks.is_over, hooks.is_opening
+        )
         while generation is not None:
             generation = self._go_through(generation)
 
@@ -195,6 +201,12 @@ class Worker:
             return False
         self.inbox.drain()  # a rank without contributions and rows to write need not wait for the others to arrive
         return not self._rounds.outbox.waiting and not self.inbox.computing
+
+    def _is_due(self) -> bool:
+        """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""
+        self.inbox.drain()
+        oldest = next((call.at for call in self._rounds.outbox.waiting), math.inf)
+        return self._context.lifecycle.is_closing or time.monotonic() - oldest >= presence.APART
 
     def _should_abort(self) -> bool:
         """Return whether to abort a round that waits for the others."""

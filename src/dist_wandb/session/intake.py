@@ -147,7 +147,7 @@ def exchange_of(
     """
     options = link.options
     if link.reduces:
-        hooks = Hooks(link.find_store, between_rounds, link.is_over, publications)
+        hooks = Hooks(link.find_store, between_rounds, link.is_over, link.is_opening, publications)
         return CollectiveExchange(link.unit, hooks, rows, options.limits)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

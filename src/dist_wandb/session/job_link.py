@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, publish_opened
-from dist_wandb.runs.opening import attached_writers, run_key
+from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dist_wandb.topology.model import Topology
 
 _T = TypeVar("_T")
+_ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 
 
 class JobLink:
@@ -61,6 +62,7 @@ class JobLink:
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
+        self._opening_until: float | None = None  # when the primary's run is open at the latest, by the monotonic clock
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -99,6 +101,16 @@ class JobLink:
         """Return the URL of the unit's run, if its primary has published one."""
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None  # a reason, but no URL, if opening it failed
+
+    def is_opening(self) -> bool:
+        """Whether the unit's primary is still opening its run: it arrives in the exchange after that."""
+        key = run_key(self.plan)
+        found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+        if opening_key(self.plan) not in found or "error" in found.get(key, ()):
+            return False
+        until = time.monotonic() + (_ARRIVAL if key in found else float(found[opening_key(self.plan)]))
+        self._opening_until = min(until, self._opening_until or until)
+        return time.monotonic() < self._opening_until
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""

@@ -6,9 +6,11 @@ of them.
 - *First.* Ranks publish their arrival in the store. The last one, or a rank that is elected after `join_timeout`, reads
   all arrivals and claims generation 0 with these ranks (`arrive`). All claims are made by compare-and-set. The first
   claim counts, so all ranks read the same members.
-- *The only one.* A rank publishes immediately that it has opened a session (`publish_opened`). If rank 0 ends, or
-  `join_timeout` passes, and no other rank has done so, `init` was called under ``if rank == 0``: rank 0 begins alone,
-  and no rank counts as missing. It waits at least 2 s first, because the ranks of a job do not start at the same time.
+- *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
+  and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims generation 0 earlier if all
+  ranks that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has
+  something to write, or ends. The ranks of a job do not start at the same time: those that come later join.
+- *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
@@ -45,10 +47,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Generation, GenerationStore
@@ -92,16 +95,17 @@ class Membership:
     def arrive(
         self,
         within: float,
-        is_ending: Callable[[], bool] = lambda: False,
+        is_due: Callable[[], bool] = lambda: False,
         is_over: Callable[[], bool] = lambda: False,
+        is_opening: Callable[[], bool] = lambda: False,
     ) -> Generation:
         """Publish that this rank has arrived, and wait for the first generation.
 
         Args:
             within: How long to wait for missing ranks, in seconds.
-            is_ending: Returns whether this rank has nothing more to contribute. Then it waits only if another rank has
-                opened a session.
+            is_due: Returns whether this rank has something to write, or ends; see `Presence.is_complete`.
             is_over: Returns whether the coordinator has ended its session.
+            is_opening: Returns whether the primary is still opening its run; then it is waited for.
 
         Returns:
             The first generation. This rank may be too late to be a member.
@@ -110,7 +114,11 @@ class Membership:
             Over: There is no rank left to wait for.
         """
         is_last = self.presence.arrive()
-        over_check = Interval(interval(_OVER_CHECK_INTERVAL, self._unit.size))
+        is_first, began = self._unit.index == 0, time.monotonic()
+        over_check, opening_check = (Interval(interval(_OVER_CHECK_INTERVAL, self._unit.size)) for _ in range(2))
+
+        def is_urgent() -> bool:
+            return is_first and is_due()
 
         def first() -> Generation | None:
             claimed = self.generations.get(0)
@@ -118,14 +126,24 @@ class Membership:
                 return claimed
             if over_check.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
                 raise Over
-            is_time = is_last and self.presence.have_all_arrived()
-            is_time = is_time or (is_ending() and self.presence.is_only_one(within))
-            return self._claim_first() if is_time else None
+            if is_last and self.presence.have_all_arrived():
+                return self._claim_first()
+            if is_first and self.presence.is_complete(within, is_due=is_due()):
+                return self._claim_first()
+            now = time.monotonic()
+            if now - began < within or not opening_check.is_over(now) or (not is_first and is_opening()):
+                return None
+            return self._elected(0, self._claim_late)
 
-        return self._until(first, within, is_ending) or self._elected(0, self._claim_first)
+        found = poll_until_stopped(first, math.inf, self._is_stopped, self._unit.size, is_urgent)
+        return cast("Generation", found)
 
     def _claim_first(self) -> Generation:
         return self._claim(Generation(0, tuple(sorted(self.presence.present()))))
+
+    def _claim_late(self) -> Generation:
+        lost = self.presence.opened()
+        return self._claim(Generation(0, tuple(sorted(self.presence.present())), lost=tuple(lost)))
 
     def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """Return a generation by number. An elected rank claims it; if that rank is gone, the next elected one."""
@@ -180,7 +198,9 @@ class Membership:
 
     def _claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation. Mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
-        gone, known = self.presence.departures.known, {*before.lost, *before.members} if before else set[int]()
+        gone, known = self.presence.departures.known, {*generation.lost}
+        if before is not None:
+            known.update(before.lost, before.members)
         lost = tuple(sorted(known - set(generation.members) - gone.keys()))
         nodes = {**(before.node_of() if before else {}), **self.presence.nodes}
         claimed = self.generations.claim(replace(generation, lost=lost, gone=gone).on_nodes(nodes))
@@ -275,10 +295,5 @@ class Membership:
                 self.generations.mark_broken(left)
             left = self.generations.following(left)
 
-    def _until(
-        self,
-        query: Callable[[], Generation | None],
-        within: float,
-        is_urgent: Callable[[], bool] = lambda: False,
-    ) -> Generation | None:
-        return poll_until_stopped(query, within, self._is_stopped, self._unit.size, is_urgent)
+    def _until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
+        return poll_until_stopped(query, within, self._is_stopped, self._unit.size)
