@@ -24,7 +24,7 @@ from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange import collective, participation
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import membership, presence
+from dist_wandb.exchange.membership import beginning, membership, presence
 from dist_wandb.exchange.membership.presence import Presence, publish_opened
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.settings.limits import Limits
@@ -824,7 +824,7 @@ def test_a_rank_that_returns_after_the_others_have_ended_reports_its_stall(
     unit.flush()
 
     def regroup(*_: object) -> None:  # as if it found no generation that contains it, and no member of the last one
-        raise membership.Over
+        raise beginning.Over
 
     monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
     unit.die(0)

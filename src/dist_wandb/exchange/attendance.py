@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.presence import Presence
+from dist_wandb.exchange.membership.presence import Presence, least_wait
 from dist_wandb.topology.ranges import named
 
 
@@ -95,8 +95,9 @@ class Attendance:
             generation: The one in which this rank participates, if any.
             is_end: Whether this rank leaves.
         """
-        most = self._context.limits.join_timeout
-        if presence.waited < (presence.least(most) if is_end else most) or (self._has_checked and not is_end):
+        within = self._context.limits.join_timeout
+        within = least_wait(within, self._context.unit) if is_end else within
+        if presence.waited < within or (self._has_checked and not is_end):
             return
         if not (self._speaks(generation) if generation is not None else self._context.rows.writes):
             return

@@ -77,7 +77,10 @@ class CollectiveExchange:
         flush = Flush(together=together)
         self._inbox.wake(flush)
         limit = self._limits.flush_timeout if timeout is None else timeout
-        return is_set_within(flush, limit, self._lifecycle.ended.is_set) and self._lifecycle.has_kept_all
+        is_set = is_set_within(flush, limit, self._lifecycle.ended.is_set)
+        if self._lifecycle.successor is not None:
+            return self._lifecycle.successor.flush(timeout, together=together)
+        return is_set and self._lifecycle.has_kept_all
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """End the exchange. A rank that writes waits for all others, any other rank until everything is delivered.
@@ -90,8 +93,6 @@ class CollectiveExchange:
         limit = self._limits.flush_timeout if timeout is None else timeout
         if failed:
             limit = min(limit, LAST_WRITES)
-        else:
-            self._await_primary()
         if self._await_end(limit) and not self._lifecycle.is_stopped:
             return self._lifecycle.has_kept_all
         if not failed:
@@ -103,21 +104,20 @@ class CollectiveExchange:
         self._stop(self._time_to_write(limit))
         return False
 
-    def _await_primary(self) -> None:
-        """Wait while the rank that writes opens its run: W&B may take longer for it than `finish` waits for ranks."""
-        while (
-            self._worker.participation.generation is None
-            and not self._rows.writes
-            and not self._lifecycle.delivered.wait(_POLL_INTERVAL)
-            and self._hooks.is_opening()
-        ):
-            pass
-
     def _await_end(self, limit: float) -> bool:
-        """Wait until everything is written or delivered; reserve time to write what the others have not received."""
+        """Wait until everything is written or delivered; reserve time to write what the others have not received.
+
+        While the rank that writes opens its run, the time does not count: W&B may take longer for it than `limit`.
+        """
         ended = self._lifecycle.ended if self._rows.writes else self._lifecycle.delivered
         deadline = time.monotonic() + limit
-        return is_set_within(ended, limit, lambda: deadline - time.monotonic() <= self._time_to_write(limit))
+        while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
+            is_waiting = not (self._rows.writes or self._lifecycle.is_stopped or self._worker.participation.generation)
+            if is_waiting and self._hooks.is_opening():
+                deadline = time.monotonic() + limit
+            elif deadline - time.monotonic() <= self._time_to_write(limit):
+                return ended.is_set()
+        return True
 
     def _time_to_write(self, limit: float) -> float:
         """Return how long this rank may write its rows without waiting for others any longer, in seconds."""

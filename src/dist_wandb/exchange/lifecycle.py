@@ -16,6 +16,10 @@ from __future__ import annotations
 
 import threading
 from enum import Enum, IntEnum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.interface import Exchange
 
 LAST_WRITES = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
 
@@ -49,6 +53,7 @@ class Lifecycle:
         self.ended: threading.Event = threading.Event()
         self.is_needed = False  # others will request states, tables or spreads of what was delivered
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
+        self.successor: Exchange | None = None  # continues in place of this exchange, with another primary
         self._lock = threading.RLock()
 
     def ask(self, demand: Demand) -> None:

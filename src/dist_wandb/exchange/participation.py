@@ -12,6 +12,7 @@ from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.forming import Forming, find_store
 from dist_wandb.exchange.lifecycle import Demand, Phase
+from dist_wandb.exchange.membership.beginning import Situation
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.presence import keys_of
@@ -53,25 +54,19 @@ class Participation:
     # Joining
 
     def arrive(
-        self,
-        find: Callable[[], JobStore | None],
-        gives_up: Callable[[], bool],
-        is_due: Callable[[], bool],
-        is_over: Callable[[], bool],
-        is_opening: Callable[[], bool],
+        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
     ) -> Generation:
         """Return the first generation of the unit.
 
         Args:
             find: Finds the job's store; called until it returns one.
             gives_up: Returns whether to stop waiting for other ranks.
-            is_due: Returns whether this rank has something to write, or ends.
-            is_over: Returns whether the coordinator has ended this session already.
-            is_opening: Returns whether the primary is still opening its run.
+            situation: What the session knows.
 
         Raises:
             Stopped: The wait was ended.
             Over: There is no rank left to wait for.
+            Moved: Another rank, or this one, is the primary.
             RendezvousError: There is no store, or it is gone.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
@@ -81,7 +76,7 @@ class Participation:
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
         self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), gives_up)
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
-        return self.membership.arrive(limits.join_timeout, is_due, is_over, is_opening)
+        return self.membership.arrive(limits.join_timeout, situation)
 
     def enter(self, generation: Generation) -> Generation:
         """Begin a generation, or, if this rank is not in it, the next one in which it is.

@@ -28,6 +28,10 @@ _T = TypeVar("_T")
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 
 
+def _cannot_move(_primary_rank: int) -> Exchange:
+    raise RuntimeError("the session has ended")
+
+
 class JobLink:
     """Exchanges messages with the other ranks of the job. Without a store, it does nothing.
 
@@ -42,6 +46,7 @@ class JobLink:
     Attributes:
         unit: The ranks whose numbers belong together.
         reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
+        move: Continues the session with another primary, given its rank; see `session.moving`.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class JobLink:
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
+        self.move: Callable[[int], Exchange] = _cannot_move
         self._opening_until: float | None = None  # when the primary's run is open at the latest, by the monotonic clock
 
     def find_store(self) -> JobStore | None:
@@ -151,7 +157,7 @@ class JobLink:
 
         If the integration gave the session its number, the same keys may be needed again: a logger may reopen it.
         """
-        store = self.store
+        store, self.move = self.store, _cannot_move  # breaks a reference cycle
         if store is None or not self._is_counted:
             return
         self._is_counted = False

@@ -16,9 +16,10 @@ from counting import CountedStore, Counts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.membership import membership
+from dist_wandb.exchange.membership import membership, presence
+from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
 from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Departure, Generation, Result
-from dist_wandb.exchange.membership.membership import Membership, Over
+from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.membership.presence import publish_opened
 from dist_wandb.settings.plan import Unit, unit_of
@@ -110,6 +111,32 @@ def test_a_rank_that_dies_while_arriving_is_not_a_member() -> None:
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
 
 
+def test_the_lowest_rank_becomes_the_primary_if_rank_0_opens_no_session() -> None:
+    job = Job(4)
+
+    def arrive(rank: Membership) -> int:
+        with pytest.raises(Moved) as moved:
+            rank.arrive(SHORT, Situation(may_move=True))
+        return moved.value.primary
+
+    assert job.together(arrive, 1, 2, 3) == [1, 1, 1]
+    assert arrive(job.rank(0)) == 1, "it comes too late"
+
+
+def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "APART", SHORT)
+    job = Job(4)
+    with pytest.raises(Moved):
+        job.rank(2).arrive(LONG, Situation(is_due=lambda: True, may_move=True))
+
+
+def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:
+    job = Job(4)
+    publish_opened(job.rank(0)._keys, job.rank(0)._unit)
+    began = set_of(job.together(lambda rank: rank.arrive(SHORT, Situation(may_move=True)), 1, 2, 3))
+    assert (began.members, began.lost) == ((1, 2, 3), (0,))
+
+
 def test_a_rank_that_arrives_twice_counts_once() -> None:
     job = Job(3)
     job.rank(0).presence.arrive()
@@ -136,7 +163,7 @@ def test_a_delayed_arrival_claims_the_first_generation_without_an_election(
         publish(keys, key, value)
 
     monkeypatch.setattr(JobStore, "publish", publish_late)
-    monkeypatch.setattr(membership.Membership, "_elected", None)
+    monkeypatch.setattr(membership.Membership, "elected", None)
     assert job.rank(0).arrive(LONG).members == (0, 1, 2), "no rank had to be elected for lack of a last one"
 
 

@@ -3,14 +3,9 @@
 A generation is a period in which the same ranks, its members, take part in all rounds, over one process group or a tree
 of them.
 
-- *First.* Ranks publish their arrival in the store. The last one, or a rank that is elected after `join_timeout`, reads
-  all arrivals and claims generation 0 with these ranks (`arrive`). All claims are made by compare-and-set. The first
+- *First.* Ranks publish their arrival in the store. The last one of those that have opened a session reads all arrivals
+  and claims generation 0 with these ranks (`beginning`). All claims are made by compare-and-set. The first
   claim counts, so all ranks read the same members.
-- *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
-  and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims generation 0 earlier if all
-  ranks that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has
-  something to write, or ends. The ranks of a job do not start at the same time: those that come later join.
-- *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
@@ -48,28 +43,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.beginning import Beginning, Over, Situation
 from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Generation, GenerationStore
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.membership.polling import poll_until_stopped
 from dist_wandb.exchange.membership.presence import Arrival, Presence
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
-_OVER_CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended
-
-
-class Over(Exception):  # noqa: N818  # not an error either: this rank is late
-    """The other ranks have ended their sessions."""
 
 
 class Membership:
@@ -92,60 +81,25 @@ class Membership:
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
-    def arrive(
-        self,
-        within: float,
-        is_due: Callable[[], bool] = lambda: False,
-        is_over: Callable[[], bool] = lambda: False,
-        is_opening: Callable[[], bool] = lambda: False,
-    ) -> Generation:
-        """Publish that this rank has arrived, and wait for the first generation.
+    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # noqa: B008  # immutable
+        """Publish that this rank has arrived, and wait for the first generation; see `Beginning`.
 
         Args:
-            within: How long to wait for missing ranks, in seconds.
-            is_due: Returns whether this rank has something to write, or ends; see `Presence.is_complete`.
-            is_over: Returns whether the coordinator has ended its session.
-            is_opening: Returns whether the primary is still opening its run; then it is waited for.
+            within: How long to wait for ranks that have opened a session, in seconds.
+            situation: What this rank's session knows.
 
         Returns:
             The first generation. This rank may be too late to be a member.
 
         Raises:
             Over: There is no rank left to wait for.
+            Moved: Another rank, or this one, is the primary.
         """
-        is_last = self.presence.arrive()
-        is_first, began = self._unit.index == 0, time.monotonic()
-        over_check, opening_check = (Interval(interval(_OVER_CHECK_INTERVAL, self._unit.size)) for _ in range(2))
-
-        def is_urgent() -> bool:
-            return is_first and is_due()
-
-        def first() -> Generation | None:
-            claimed = self.generations.get(0)
-            if claimed is not None:
-                return claimed
-            if over_check.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
-                raise Over
-            if is_last and self.presence.have_all_arrived():
-                return self._claim_first()
-            if is_first and self.presence.is_complete(within, is_due=is_due()):
-                return self._claim_first()
-            now = time.monotonic()
-            if now - began < within or not opening_check.is_over(now) or (not is_first and is_opening()):
-                return None
-            return self._elected(0, self._claim_late)
-
-        found = poll_until_stopped(first, math.inf, self._is_stopped, self._unit.size, is_urgent)
+        beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
+        found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
         return cast("Generation", found)
 
-    def _claim_first(self) -> Generation:
-        return self._claim(Generation(0, tuple(sorted(self.presence.present()))))
-
-    def _claim_late(self) -> Generation:
-        lost = self.presence.opened()
-        return self._claim(Generation(0, tuple(sorted(self.presence.present())), lost=tuple(lost)))
-
-    def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
+    def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """Return a generation by number. An elected rank claims it; if that rank is gone, the next elected one."""
         for term in itertools.count():
             if self.generations.is_elected(number, term):
@@ -186,7 +140,7 @@ class Membership:
             return self._claim_next(generation, read)
 
         patience = within if is_first else within + _TERM
-        return self._until(claimed, patience) or self._elected(generation.number + 1, claim)
+        return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
 
     def _claim_next(self, generation: Generation, summaries: Mapping[int, CheckpointSummary]) -> Generation:
         """Claim the generation after a broken one, with the members that published a summary and are not gone."""
@@ -194,9 +148,9 @@ class Membership:
         source = max(known, key=lambda summary: summary.round)
         members = tuple(sorted(summaries.keys() - self.presence.departures.known.keys()))
         following = Generation(generation.number + 1, members, (), source.round, source.member)
-        return self._claim(following, generation)
+        return self.claim(following, generation)
 
-    def _claim(self, generation: Generation, before: Generation | None = None) -> Generation:
+    def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation. Mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
         gone, known = self.presence.departures.known, {*generation.lost}
         if before is not None:
@@ -215,7 +169,7 @@ class Membership:
         self.generations.publish_state(generation, state)
         members, index = tuple(sorted({*generation.members, *joining})), self._unit.index
         following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
-        return self._claim(following, generation)
+        return self.claim(following, generation)
 
     def await_next(self, generation: Generation, within: float) -> Generation | None:
         """Wait for the next generation. Return `None` if no rank claims it within a timeout in seconds."""

@@ -118,9 +118,19 @@ def publish_opened(keys: JobStore, unit: Unit) -> None:
     SharedList(keys, _OPENED).append_once(unit.index)
 
 
+def has_opened(keys: JobStore, index: int) -> bool:
+    """Return whether a rank, by its index in the unit, has opened its session."""
+    return keys.has([f"{_OPENED}/of/{index}"])
+
+
 def is_accompanied(keys: JobStore) -> bool:
     """Return whether at least two ranks of a unit have opened their sessions."""
     return SharedList(keys, _OPENED).count() > 1
+
+
+def least_wait(within: float, unit: Unit) -> float:
+    """Return how long to wait at least for ranks that have not opened a session, at most `within`, in seconds."""
+    return min(within, interval(APART, unit.size))
 
 
 class Presence:
@@ -135,6 +145,7 @@ class Presence:
             assumes.
         nodes: Published node ranks, by index in the unit; -1 if unknown.
         departures: The ranks that are gone.
+        began: When this rank began to wait for others, by the monotonic clock.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
@@ -146,8 +157,7 @@ class Presence:
         self._arrived: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
         self._opened = SharedList(keys, _OPENED)
-        self._began = self._changed = time.monotonic()  # when the latest rank opened a session, or arrived
-        self._counts = (0, 0)  # of ranks that have opened a session, and of arrivals, as of then
+        self.began: float = time.monotonic()
 
     def arrive(self) -> bool:
         """Publish that this rank has arrived. Return whether it is the last one."""
@@ -164,22 +174,23 @@ class Presence:
         self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
         return arrival.member
 
+    def arrived(self) -> set[int]:
+        """Return the ranks that have arrived. Reads new entries."""
+        self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
+        return self._arrived
+
     def have_all_arrived(self) -> bool:
-        """Return whether all ranks of the unit have arrived. Reads new entries."""
-        self._read_arrivals()
-        return len(self._arrived) == self._unit.size
+        """Return whether all ranks of the unit have arrived."""
+        return len(self.arrived()) == self._unit.size
 
     def present(self) -> set[int]:
         """Return the ranks that have arrived and are not gone."""
-        self._read_arrivals()
-        return self._arrived - self.gone(self._arrived)
+        arrived = self.arrived()
+        return arrived - self.gone(arrived)
 
-    def has_others(self) -> bool:
-        """Return whether any other rank is present."""
-        return bool(self.present() - {self._unit.index})
-
-    def _read_arrivals(self) -> None:
-        self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
+    def counts(self) -> tuple[int, int]:
+        """Return how many ranks have opened a session, and how often ranks have arrived."""
+        return self._opened.count(), self._arrivals.count()
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Return those of some ranks that have published their departure."""
@@ -198,28 +209,7 @@ class Presence:
     @property
     def waited(self) -> float:
         """Seconds since this rank has begun to wait for other ranks."""
-        return time.monotonic() - self._began
-
-    def is_complete(self, within: float, *, is_due: bool) -> bool:
-        """Return whether all ranks that have opened a session have arrived, and there was enough time for others.
-
-        Args:
-            within: How long to wait for ranks that have not opened a session, in seconds.
-            is_due: Whether this rank has something to write, or ends. If no other rank has opened a session, it waits
-                until then.
-        """
-        counts = self._opened.count(), self._arrivals.count()
-        if counts != self._counts:
-            self._counts, self._changed = counts, time.monotonic()
-        if time.monotonic() - self._changed < self.least(within) or (counts[0] == 1 and not is_due):
-            return False
-        opened = self.opened()
-        self._read_arrivals()
-        return opened <= self._arrived
-
-    def least(self, within: float) -> float:
-        """Return how long to wait at least for ranks that have not opened a session, at most `within`, in seconds."""
-        return min(within, interval(APART, self._unit.size))
+        return time.monotonic() - self.began
 
     def why_absent(self, index: int, generation: Generation) -> str:
         """Return why a rank is missing from this rank's first generation."""

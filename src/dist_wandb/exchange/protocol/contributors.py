@@ -107,13 +107,9 @@ class Contributors:
             rank
             for rank, since in away
             if (usual is not None and rank in usual)
-            or (self.has_given_nothing(rank) and (rank in self.lost or born <= since))
+            or (self._latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
             or (usual is None and rank in self.lost and (born <= since or self._has_given(rank, name)))
         )
-
-    def has_given_nothing(self, rank: int) -> bool:
-        """Return whether a rank has not contributed to any cell."""
-        return self._latest.of(rank)[0] == NEVER
 
     def _has_given(self, rank: int, name: str) -> bool:
         """Return whether a rank has contributed to a name, of which no row may have been written yet."""
@@ -161,7 +157,7 @@ class Contributors:
 
     def give_up_new(self, ranks: Ranks) -> None:
         """Record that ranks were given up that may never log; the primary is asked again for each name."""
-        quiet = frozenset(rank for rank in ranks if rank and self.has_given_nothing(rank))
+        quiet = frozenset(rank for rank in ranks if rank and self._latest.of(rank)[0] == NEVER)
         if not quiet <= self.quiet:
             self.quiet |= quiet
             self.version += 1

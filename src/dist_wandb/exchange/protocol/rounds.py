@@ -325,7 +325,7 @@ class Rounds:
         """
         table, before = self.table, self.table.ranks.members
         table.resize(frozenset(members), frozenset(lost))
-        if any(table.ranks.has_given_nothing(rank) for rank in table.ranks.members - before):
+        if not table.taken.keys() >= table.ranks.members - before:
             table.forget_usual()
         self._plan = None
 
