@@ -191,7 +191,11 @@ class Shutdown:
         if store is None or self._own.run or link.reduces or not unit.is_member or link.plan.run_mode != "auto":
             return
         keys = store.below(keys_of(unit))
-        if briefly(lambda: poll(lambda: has_opened(keys, 0) or None, WITHOUT_FINISH, 1.0), True, 2 * WITHOUT_FINISH):
+
+        def is_here() -> bool:
+            return bool(poll(lambda: has_opened(keys, 0) or None, WITHOUT_FINISH, 1.0))
+
+        if briefly(is_here, True, 2 * WITHOUT_FINISH):
             return
         _log.warning(
             "dist_wandb: nothing that rank %d logged is written: with reduce=None only the rows of rank %d are, which "
