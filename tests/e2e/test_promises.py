@@ -303,13 +303,11 @@ def test_flush_returns_whether_everything_is_written(plain: tuple[Path, Finished
 
 
 def test_a_rank_that_opens_its_session_late_joins_and_loses_nothing(plain: tuple[Path, Finished]) -> None:
-    directory, finished = plain
-    found = history(directory / "opens_late")
+    found = history(plain[0] / "opens_late")
     assert found.values("ones")[:5] == [1] * 5
     assert not found.is_flagged, "a rank without a session is not expected to contribute"
     assert found.last("ones") == at(range(15), 2)
     assert {step: found.written("ones")[step] for step in range(10, 15)} == at(range(10, 15), 1)
-    assert "rank 1 did not arrive in time" in finished.output
 
 
 def test_rows_beyond_the_limit_are_written_early_and_corrected(plain: tuple[Path, Finished]) -> None:

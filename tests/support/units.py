@@ -100,6 +100,7 @@ class Ranks:
         first: Global rank of rank 0 of the unit.
         axes: Names that are x axes of the user.
         per_node: Number of ranks on each node; all if `None`.
+        is_opening: Returns whether rank 0 is still opening its run.
     """
 
     size: int
@@ -110,6 +111,7 @@ class Ranks:
     axes: Sequence[str] = ()
     first: int = 0
     per_node: int | None = None
+    is_opening: Callable[[], bool] = lambda: False
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
     run: RecordingRun = field(default_factory=RecordingRun)
@@ -127,7 +129,7 @@ class Ranks:
             rows = Rows(writer, check_reduce(self.reduce), rank=rank, **arguments)
             unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)
-            self.exchanges[rank] = self.kind(unit, Hooks(find), rows, self.limits)
+            self.exchanges[rank] = self.kind(unit, Hooks(find, is_opening=self.is_opening), rows, self.limits)
             self.exchanges[rank].start()
         return self
 

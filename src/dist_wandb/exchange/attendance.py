@@ -1,13 +1,13 @@
-"""The ranks that are missing from a generation, and the warnings about them."""
+"""The ranks that are missing from a generation, those that never opened a session, and the warnings about them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.presence import Presence
+from dist_wandb.exchange.membership.presence import Presence, least_wait
 from dist_wandb.topology.ranges import named
 
 
@@ -15,7 +15,8 @@ class Attendance:
     """The ranks that participate together with this one, generation after generation.
 
     Attributes:
-        is_only_one: Whether no other rank has opened a session in the time that it had for this.
+        is_only_one: Whether no other rank had opened a session when this was checked last: after `join_timeout`, and at
+            the end.
         lost: Indices in the unit of ranks that participated, and are gone without having finished.
     """
 
@@ -23,6 +24,7 @@ class Attendance:
         self.is_only_one: bool = False
         self.lost: frozenset[int] = frozenset()
         self._context = context
+        self._has_checked = False
 
     def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
         """Begin a generation, and warn about missing ranks.
@@ -35,30 +37,36 @@ class Attendance:
         Returns:
             The missing ranks.
         """
-        was_only_one, self.is_only_one = self.is_only_one, self.finds_itself_alone(presence)
-        if was_only_one and not self.is_only_one:
-            others, is_one = self._named(presence, generation.joined), len(generation.joined) == 1
-            self._context.warn(
-                "accompanied",
-                f"{others} opened a session {round(presence.waited, 1):g} s after rank {self._context.rank}, and "
-                f"{'has' if is_one else 'have'} joined. Earlier rows are written again if "
-                f"{'it logs' if is_one else 'they log'} at their steps.",
-            )
-        absent = set() if self.is_only_one else presence.absent(generation.members)
-        if before is None or was_only_one:
-            newly_lost, missing = set[int](), absent
-        else:
-            newly_lost = missing = absent & set(before.members)
-        still_lost = (self.lost | newly_lost) - set(generation.members)
+        if before is not None and self._speaks(before):
+            self._welcome(presence, set(generation.joined) - set(before.lost))
+        absent = presence.absent(generation)
+        missing = absent if before is None else absent & set(before.members)
+        still_lost = (self.lost | (set() if before is None else missing)) - set(generation.members)
         self.lost = frozenset(still_lost - presence.departures.left - presence.departures.undelivered)
-        had_begun = before is not None and not was_only_one
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
-            why = self._why_gone(presence, index) if had_begun else f"{{}} {presence.why_absent(index, generation)}"
+            is_new = before is None
+            why = f"{{}} {presence.why_absent(index, generation)}" if is_new else self._why_gone(presence, index)
             reasons.setdefault(why, []).append(index)
-        if generation.members[0] == self._context.unit.index:  # one line for all ranks that go on together
+        if self._speaks(generation):
             self._warn_of_missing(presence, reasons)
-        return set(absent)
+        return absent
+
+    def _speaks(self, generation: Generation) -> bool:
+        """Return whether this rank reports for all members of a generation."""
+        return generation.members[0] == self._context.unit.index
+
+    def _welcome(self, presence: Presence, late: Collection[int]) -> None:
+        """Report ranks that the others did not wait for, because they had not opened a session."""
+        if not late:
+            return
+        is_one = len(late) == 1
+        self._context.warn(
+            "accompanied",
+            f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
+            f"{self._context.rank}, and {'has' if is_one else 'have'} joined. Earlier rows are written again if "
+            f"{'it logs' if is_one else 'they log'} at their steps.",
+        )
 
     def _warn_of_missing(self, presence: Presence, reasons: Mapping[str, Sequence[int]]) -> None:
         if reasons:
@@ -82,19 +90,39 @@ class Attendance:
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
         return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
 
-    def finds_itself_alone(self, presence: Presence) -> bool:
-        """Return whether this rank writes and no other rank has opened a session within `join_timeout`."""
-        if not self._context.rows.writes:
-            return False
+    def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end.
+
+        Args:
+            presence: The ranks that are present.
+            generation: The one in which this rank participates, if any.
+            is_end: Whether this rank leaves.
+        """
+        within = self._context.limits.join_timeout
+        within = least_wait(within, self._context.unit) if is_end else within
+        if presence.waited < within or (self._has_checked and not is_end):
+            return
+        if not (self._speaks(generation) if generation is not None else self._context.rows.writes):
+            return
+        self._has_checked, size = True, self._context.unit.size
+        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
+            return
         try:
-            if not presence.is_only_one(self._context.limits.join_timeout):
-                return False
+            opened = presence.opened()
         except RendezvousError:  # the store cannot be reached, so this is not known
-            return False
+            return
+        self.is_only_one = len(opened) == 1
+        unopened = set(range(size)) - opened
+        if not unopened:
+            return
+        others, numbers = self._named(presence, unopened), f"rank {self._context.rank}'s own numbers"
         self._context.warn(
-            "only one",
-            f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers. To include "
-            "all ranks, open the run on each of them, without a rank guard. To keep one rank's numbers, pass "
-            "reduce=None.",
+            "unopened",
+            f"{'no other rank has' if self.is_only_one else f'{others} {_have(unopened)} not'} opened a session, so "
+            f"the run has {numbers if self.is_only_one else 'the numbers of the other ranks'}. To include all ranks, "
+            "open the run on each of them, without a rank guard. To keep one rank's numbers, pass reduce=None.",
         )
-        return True
+
+
+def _have(ranks: Collection[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"

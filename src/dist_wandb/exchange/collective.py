@@ -48,6 +48,7 @@ class CollectiveExchange:
             hold=2 * limits.linger,
         )
         self._unit = unit
+        self._hooks = hooks
         self._limits = limits
         self._rows = rows
         self._lifecycle = Lifecycle()
@@ -76,7 +77,10 @@ class CollectiveExchange:
         flush = Flush(together=together)
         self._inbox.wake(flush)
         limit = self._limits.flush_timeout if timeout is None else timeout
-        return is_set_within(flush, limit, self._lifecycle.ended.is_set) and self._lifecycle.has_kept_all
+        is_set = is_set_within(flush, limit, self._lifecycle.ended.is_set)
+        if self._lifecycle.successor is not None:
+            return self._lifecycle.successor.flush(timeout, together=together)
+        return is_set and self._lifecycle.has_kept_all
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """End the exchange. A rank that writes waits for all others, any other rank until everything is delivered.
@@ -93,7 +97,7 @@ class CollectiveExchange:
             limit = min(limit, self._limits.heartbeat + _LAST_ROUNDS)
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
-            if ended.wait(limit) and not failed and not lifecycle.is_stopped:
+            if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:
                 return lifecycle.has_kept_all
         except KeyboardInterrupt as error:
             lifecycle.has_failed = True
@@ -107,6 +111,21 @@ class CollectiveExchange:
             self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
         self._stop()
         return False
+
+    def _await_end(self, ended: threading.Event, limit: float) -> bool:
+        """Wait for the end, and return whether it came.
+
+        While the rank that writes opens its run, the time does not count: W&B may take longer for it than `limit`.
+        """
+        deadline = time.monotonic() + limit
+        while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
+            lifecycle = self._lifecycle
+            may_open = not (self._rows.writes or lifecycle.is_stopped or self._worker.participation.generation)
+            if may_open and not lifecycle.has_failed and self._hooks.is_opening():
+                deadline = time.monotonic() + limit
+            elif time.monotonic() >= deadline:
+                return ended.is_set()
+        return True
 
     def detach(self) -> None:
         """End without waiting; the thread goes through the rounds until all ranks close."""

@@ -42,12 +42,15 @@ class Inbox:
         self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
         self._computing: deque[Contribution] = deque()
         self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
+        self._put: Callable[[Contribution], None] = self._unread.put
+        self.was_used: bool = False  # whether there were any contributions
 
     # On the user's threads
 
     def put(self, contribution: Contribution) -> None:
         """Add a contribution."""
-        self._unread.put(contribution)
+        self.was_used = True
+        self._put(contribution)
         if self._unread.qsize() > _MANY_AT_ONCE:
             self._hurry()
 
@@ -126,6 +129,16 @@ class Inbox:
             with suppress(Empty):
                 self._urgent.get(timeout=seconds)
             self.drain()
+
+    def pass_on(self, put: Callable[[Contribution], None]) -> None:
+        """Pass all contributions on to another exchange, also those that are yet to come."""
+        for is_last in (False, True):
+            while self._read(0.0):
+                pass
+            while self._computing:
+                put(self._computing.popleft())
+            if not is_last:
+                self._put = put
 
     def answer(self, flushes: list[Flush]) -> None:
         """Complete flush requests."""

@@ -19,6 +19,10 @@ from __future__ import annotations
 
 import threading
 from enum import Enum, IntEnum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.interface import Exchange
 
 LAST_WRITES = 5.0  # seconds without a written row after which the remaining ones are given up, at the end
 
@@ -53,6 +57,7 @@ class Lifecycle:
         self.is_needed = False  # others will request states, tables or spreads of what was delivered
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
         self.unwritten = 0  # rows that were put, and given up at the end
+        self.successor: Exchange | None = None  # continues in place of this exchange, with another primary
         self._lock = threading.RLock()
 
     def ask(self, demand: Demand) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.topology.ranges import named
@@ -19,6 +20,7 @@ class Messages:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._names: set[str] = set()  # that this rank has contributed to
+        self._taken = 0  # how many calls of this rank were taken before the last round
 
     def contributed(self, names: Iterable[str]) -> None:
         """Record names that this rank logs."""
@@ -28,6 +30,7 @@ class Messages:
         """Warn about what a round has shown of this rank's values."""
         self._silent(outcome.silent)
         self._late(outcome.late, outcome.lost)
+        self._taken += outcome.taken
         for name in outcome.differing:
             self._context.warn(
                 f"differs {name}",
@@ -84,12 +87,19 @@ class Messages:
             ),
         )
         if late and not reports.follows("late", "silent"):
+            patience = NEW_NAME_HEARTBEATS * self._context.limits.heartbeat
+            why = (
+                f"Rows wait {patience:g} s for ranks that have not logged their names before, and not for ranks that "
+                "have logged them later: log a name on all ranks in the same order."
+                if self._taken
+                else f"It had not logged anything before, and the others waited {patience:g} s for it."
+            )
             reports.values(
                 "late",
                 late,
                 lambda values: (
-                    f"rank {rank} logged {values} after the other ranks' row was written. A corrected row "
-                    "follows. Log a name on all ranks in the same order to avoid this."
+                    f"rank {rank} logged {values} after the other ranks' row was written. A corrected row follows. "
+                    f"{why}"
                 ),
             )
 

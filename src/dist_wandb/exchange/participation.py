@@ -12,6 +12,7 @@ from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.forming import Forming, find_store
 from dist_wandb.exchange.lifecycle import Phase
+from dist_wandb.exchange.membership.beginning import Situation
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.presence import keys_of
@@ -53,18 +54,19 @@ class Participation:
     # Joining
 
     def arrive(
-        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], is_over: Callable[[], bool]
+        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
     ) -> Generation:
         """Return the first generation of the unit.
 
         Args:
             find: Finds the job's store; called until it returns one.
             gives_up: Returns whether to stop waiting for other ranks.
-            is_over: Returns whether the coordinator has ended this session already.
+            situation: What the session knows.
 
         Raises:
             Stopped: The wait was ended.
             Over: There is no rank left to wait for.
+            Moved: Another rank, or this one, is the primary.
             RendezvousError: There is no store, or it is gone.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
@@ -74,8 +76,7 @@ class Participation:
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
         self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), gives_up)
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
-        is_ending = self._context.rows.writes
-        return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
+        return self.membership.arrive(limits.join_timeout, situation)
 
     def enter(self, generation: Generation) -> Generation:
         """Begin a generation, or, if this rank is not in it, the next one in which it is.
@@ -100,8 +101,9 @@ class Participation:
     def _rejoin(self, membership: Membership, generation: Generation) -> Generation:
         """Return the generation in which this rank participates, after one that the others began without it."""
         if not membership.has_ended(generation):
-            self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
-            self._context.reports.expect("late")
+            if self.generation is not None or self._context.unit.index in generation.lost:
+                self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
+            self._context.reports.expect("late")  # the others report a rank that they have not waited for
         generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
         self.generation = None
         self._output.has_primary = False
@@ -140,8 +142,6 @@ class Participation:
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self._joined()
-        if self.attendance.is_only_one:
-            self._rounds.table.forget_usual()
         if generation.members[0] == self._context.unit.index:
             state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
             return membership.admit(generation, self._cycle.checkpoint(), state)
@@ -158,8 +158,7 @@ class Participation:
         if self.membership is None:
             return
         lifecycle = self._context.lifecycle
-        if self.generation is None:
-            self.attendance.is_only_one = self.attendance.finds_itself_alone(self.membership.presence)
+        self.attendance.check(self.membership.presence, self.generation, is_end=True)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
             checkpoint, delivered = self._cycle.checkpoint(), is_delivered()
@@ -176,6 +175,7 @@ class Participation:
             return False
         if len(generation.members) + len(membership.presence.departures.left) >= self._context.unit.size:
             return False
+        self.attendance.check(membership.presence, generation)
         is_time = self._joining_poll.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
@@ -196,11 +196,15 @@ class Participation:
 
     def be_alone(self) -> None:
         """Continue the rounds without other ranks."""
-        unit, gone = self._context.unit, set[int]()
-        if self.membership is not None:
-            gone = self.membership.presence.departures.left
-        others = set() if self.attendance.is_only_one else {*range(unit.size)} - gone - {unit.index}
-        self._rounds.resize([unit.index], others)
+        unit, membership, generation = self._context.unit, self.membership, self.generation
+        others = set(range(unit.size))
+        if membership is not None and generation is not None:
+            presence = membership.presence
+            others = {*generation.members, *presence.absent(generation)} - presence.departures.left
+        elif membership is not None:
+            with suppress(RendezvousError):  # then it is not known who has opened a session
+                others = membership.presence.opened()
+        self._rounds.resize([unit.index], others - {unit.index})
 
     def _joined(self) -> Membership:
         if self.membership is None:

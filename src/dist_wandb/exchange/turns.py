@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.inbox import Inbox
 from dist_wandb.exchange.lifecycle import Demand
+from dist_wandb.exchange.membership import presence
 from dist_wandb.exchange.messages import Messages
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
@@ -38,6 +40,14 @@ class Turns:
         if rows.writes:
             return self.backlog + len(self._rounds.table.open) + rows.writing.due
         return self._inbox.unread + self._inbox.computing if rows.has_run else 0  # values under its label
+
+    def is_due(self) -> bool:
+        """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""
+        oldest = math.inf
+        if self._context.rows.writes:  # those of other ranks may be passed on to another session
+            self._inbox.drain()
+            oldest = next((call.at for call in self._rounds.outbox.waiting), oldest)
+        return self._context.lifecycle.is_closing or time.monotonic() - oldest >= presence.APART
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, for peers, or for the next heartbeat.

@@ -23,14 +23,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.inbox import Inbox
+from dist_wandb.exchange.interface import Exchange
 from dist_wandb.exchange.lifecycle import Phase
+from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.membership import Over
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.messages import Messages
 from dist_wandb.exchange.output import Output
@@ -55,6 +57,8 @@ class Hooks:
     find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
     between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
+    is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
+    move: Callable[[int], Exchange] | None = None  # continues in another exchange, given the rank of its primary
     publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
 
 
@@ -114,8 +118,15 @@ class Worker:
 
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
-        generation: Generation | None
-        generation = self.participation.arrive(self._hooks.find, self._gives_up_waiting, self._hooks.is_over)
+        hooks, generation = self._hooks, cast("Generation | None", None)
+        situation = Situation(self.turns.is_due, hooks.is_over, hooks.is_opening, may_move=hooks.move is not None)
+        try:
+            generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
+        except Moved as moved:
+            if hooks.move is not None:
+                successor = hooks.move(self._context.unit.global_rank_of(moved.primary))
+                self._context.lifecycle.successor = successor
+                self.inbox.pass_on(successor.put)
         while generation is not None:
             generation = self._go_through(generation)
 
@@ -195,8 +206,7 @@ class Worker:
             return True
         if self.participation.generation is not None or self._context.rows.writes or not lifecycle.is_closing:
             return False
-        self.inbox.drain()  # a rank without contributions and rows to write need not wait for the others to arrive
-        return not self._rounds.outbox.waiting and not self.inbox.computing
+        return not self.inbox.was_used  # then it need not wait for the others to arrive
 
     def _should_abort(self) -> bool:
         """Return whether to abort a round that waits for the others."""

@@ -1,8 +1,9 @@
 """Open the run of one rank: after its primary, with retries, and on disk if W&B cannot be reached.
 
-Under `run_key` the primary of a unit publishes that its run is open, or why it is not. The secondaries of a shared run
-wait for this message, open their runs, and add themselves to `attached_writers`. They retry, because the server may not
-know the run yet.
+Under `run_key` the primary of a unit publishes that its run is open, or why it is not. Before it calls W&B, it
+publishes under `opening_key` how long that may take, so that the other ranks wait for it. The secondaries of a shared
+run wait for both messages, open their runs, and add themselves to `attached_writers`. They retry, because the server
+may not know the run yet.
 
 If W&B cannot be reached, the run is opened offline with one warning. The primary publishes whether its run is online or
 offline, so that no secondary waits for a dead server. With ``strict=True`` it is an error instead, on all ranks of a
@@ -213,15 +214,17 @@ class Opening:
 
     def _is_primary_offline(self) -> bool:
         assert self.job_store is not None, "only ranks that follow a primary get here"  # noqa: S101
-        self.job_store.wait_get(_opening_key(self.plan), "its primary")
-        published = self.job_store.wait_get(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
+        within = self.job_store.wait_get(opening_key(self.plan), "its primary")
+        published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
         if "error" in published:
             raise UnavailableError(f"its primary could not open the run: {published['error']}")
         return bool(published["offline"])
 
     def _publish_start(self) -> None:
-        if self.plan.has_writers and self.plan.primary and self.job_store is not None:
-            self.job_store.publish(_opening_key(self.plan), 1)
+        if self.job_store is not None and self.plan.announces and self.plan.opens_run:
+            if self.plan.has_writers:
+                wandb_process.drop_inherited_service()  # reading the limit uses wandb
+            self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
     def _publish(self, message: OpenedRun | FailedRun) -> None:
         if self.job_store is not None and self.plan.announces:
@@ -238,5 +241,6 @@ def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:
     return SharedList(job_store, f"{run_key(plan)}/writers")
 
 
-def _opening_key(plan: RunPlan) -> str:
+def opening_key(plan: RunPlan) -> str:
+    """Return the key under which a primary publishes that it opens its run, and how long that may take, in seconds."""
     return f"{run_key(plan)}/opening"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, publish_opened
-from dist_wandb.runs.opening import attached_writers, run_key
+from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 _ENDING = "ending"  # key: set once the coordinator has begun to end the session
+_ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
+
+
+def _cannot_move(_primary_rank: int) -> Exchange:
+    raise RuntimeError("the session has ended")
 
 
 class JobLink:
@@ -48,6 +53,7 @@ class JobLink:
     Attributes:
         unit: The ranks whose numbers belong together.
         reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
+        move: Continues the session with another primary, given its rank; see `session.moving`.
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class JobLink:
         self._is_counted = is_counted
         self._calls: Counter[str] = Counter()  # of `init` while the session is open, by line
         self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
+        self.move: Callable[[int], Exchange] = _cannot_move
+        self._opening_until: float | None = None  # when the primary's run is open at the latest, by the monotonic clock
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -108,6 +116,16 @@ class JobLink:
         """Return the URL of the unit's run, if its primary has published one."""
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None  # a reason, but no URL, if opening it failed
+
+    def is_opening(self) -> bool:
+        """Whether the unit's primary is still opening its run: it arrives in the exchange after that."""
+        key = run_key(self.plan)
+        found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+        if opening_key(self.plan) not in found or "error" in found.get(key, ()):
+            return False
+        until = time.monotonic() + (_ARRIVAL if key in found else float(found[opening_key(self.plan)]))
+        self._opening_until = min(until, self._opening_until or until)
+        return time.monotonic() < self._opening_until
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
@@ -190,7 +208,7 @@ class JobLink:
 
         If the integration gave the session its number, the same keys may be needed again: a logger may reopen it.
         """
-        store = self.store
+        store, self.move = self.store, _cannot_move  # breaks a reference cycle
         if store is None or not self._is_counted:
             return
         self._is_counted = False

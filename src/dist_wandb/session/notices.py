@@ -59,6 +59,16 @@ class SessionNotices:
                 "reinit='create_new'."
             )
 
+    def moved(self) -> None:
+        """Warn, on the new primary of a session that has moved, that it writes the run instead of another rank."""
+        rank = self._link.topology.global_rank
+        if self._link.plan.primary:
+            self._given.warn(
+                "moved",
+                f"the rank that should write the run has not opened a session, so rank {rank} writes it. Pass "
+                f"primary_rank={rank} to init on all ranks, and it does so from the start.",
+            )
+
     def row_dropped(self) -> None:
         """Warn that rows are dropped."""
         self._given.warn(

@@ -17,10 +17,14 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.exchange.membership.generations import GenerationStore
+from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.restart import resuming
 from dist_wandb.restart.next_row import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
@@ -30,11 +34,12 @@ from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import inherited_rank, job_description, registry
 from dist_wandb.session.job_link import JobLink
+from dist_wandb.session.moving import move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.process_end import FAILED
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RunPlan, check_unit, needs_layout
+from dist_wandb.settings.plan import RunPlan, check_unit, needs_layout, unit_of
 from dist_wandb.settings.recommendations import beside_trial, too_large
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.topology.detected import detected_launchers, doubts_of
@@ -42,6 +47,7 @@ from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
+    from dist_wandb.exchange.interface import Exchange
     from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.options import Options
     from dist_wandb.store.job_store import JobStore
@@ -98,10 +104,31 @@ def open_session(
     if is_job:
         inherited_rank.announce()
     opener.meet(integration, number)
+
+    def reopen(primary_rank: int) -> Session:
+        return open_session(
+            replace(options, primary_rank=primary_rank),
+            init_arguments,
+            integration=opener.name_if_moved,
+            topology=topology,
+            step_metric=step_metric,
+            number=1,
+            adopt=adopt,
+            create_new=create_new,
+            announces=announces,
+            catches_sigterm=catches_sigterm and threading.current_thread() is threading.main_thread(),
+            restarts=False,
+            as_given=as_given,
+        )
+
+    moved_to = opener.moved_to()
+    if moved_to is not None:
+        return reopen(moved_to)
     opener.compare()
     opener.look_back(integration, number, enabled=restarts and (is_job or inherited_rank.holder() is None))
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))
     session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
+    opener.move_by(lambda primary_rank: move(session, reopen, primary_rank))
     opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
     return session
 
@@ -168,6 +195,28 @@ class Opener:
         except ConfigurationError as error:
             refuse(self._store, self._topology, str(error))
             raise
+
+    @property
+    def name_if_moved(self) -> str:
+        """The name of the session in which the ranks continue if another one becomes the primary."""
+        return f"{self._name}/moved"
+
+    def move_by(self, move: Callable[[int], Exchange]) -> None:
+        """Set how the session continues if another rank, given by its number, becomes the primary."""
+        self._link.move = move
+
+    def moved_to(self) -> int | None:
+        """Return the rank that has become the primary, because this one, which should be, comes too late for it."""
+        options, topology, store = self._options, self._topology, self._store
+        if store is None or not topology.is_coordinator or (options.run_mode, options.rank_scope) != ("auto", "global"):
+            return None
+        unit = unit_of(topology, options.rank_scope, options.unit_ranks)
+        keys = store.below(keys_of(unit))
+        publish_opened(keys, unit)
+        first = GenerationStore(keys, unit.index).get(0)
+        if first is None or first.members or first.source is None:
+            return None
+        return unit.ranks[first.source]
 
     def compare(self) -> None:
         """Compare the given config with those of the other ranks."""

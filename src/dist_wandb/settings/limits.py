@@ -26,8 +26,8 @@ class Limits:
     ranks.
 
     Args:
-        join_timeout: How long to wait for ranks that have not opened their session. After it, the others begin without
-            them.
+        join_timeout: How long to wait for ranks that have opened their session and do not arrive, and for what rank 0
+            publishes. After it, the others begin without them.
         peer_timeout: How long a participating rank may keep the others waiting, because it does not answer or does not
             log a name that it usually logs. After it, they continue without it and mark their rows as degraded.
         finish_timeout: How long `finish` and `flush` wait for other ranks. `finish` then writes what is left, as long

@@ -189,7 +189,8 @@ class JobStore:
         if not poll(lambda: self.has([key]) or None, within, LONGEST_PAUSE, self.topology.world_size):
             raise RendezvousError(
                 f"Rank {self.topology.global_rank} waited {within:g} s for {publisher} to publish {key!r}. "
-                "Open the run on all ranks, without a rank guard around it, or raise join_timeout."
+                "Open the run on all ranks, without a rank guard around it, or raise join_timeout. If only some ranks "
+                "open it, pass primary_rank= with one of these."
             )
         return self.try_get(key)
 

@@ -19,6 +19,7 @@ from stored import PATIENT
 
 import dist_wandb
 from dist_wandb import ConfigurationError, Session
+from dist_wandb.wandb_files.reading import read_history
 
 Scenario: TypeAlias = Callable[[Session, int], None]
 WRITTEN = Path("rank-0-has-written")  # a file
@@ -422,7 +423,9 @@ def never_opens(directory: Path, rank: int) -> None:
     with dist_wandb.init("tests", id="exp", dir=str(directory / "never_opens")) as run:
         for step in range(STEPS):
             run.log({"loss": float(step)}, step=step)
-    assert time.monotonic() - begin < 40
+        (file,) = (directory / "never_opens").rglob("*.wandb")
+        wait_until(lambda: len(read_history(file)) >= STEPS - 1, within=40, what="rows on disk, before join_timeout")
+    assert time.monotonic() - begin < 60
 
 
 def main(directory: str) -> None:

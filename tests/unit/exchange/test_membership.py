@@ -16,10 +16,12 @@ from counting import CountedStore, Counts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.membership import membership
+from dist_wandb.exchange.membership import membership, presence
+from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
 from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Departure, Generation, Result
-from dist_wandb.exchange.membership.membership import Membership, Over
+from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.exchange.membership.presence import publish_opened
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -89,13 +91,14 @@ def test_one_rank_reads_the_list_of_arrivals_after_the_timeout() -> None:
     present = [rank for rank in range(20) if rank != 7]
     began = set_of(job.together(lambda rank: rank.arrive(SHORT), *present))
     assert began == on_one_node(0, tuple(present))
-    read = [rank for rank in present if job.counts.keys[rank, "here/#"] > 1]
-    assert len(read) == 1
+    read = {rank for rank in present if job.counts.keys[rank, "here/#"] > 1}
+    assert len(read - {0}) <= 1, "besides the primary, which reads who has arrived, only one rank that was elected"
 
 
 @pytest.mark.usefixtures("brief_terms")
 def test_another_rank_claims_the_first_generation_if_the_elected_one_died() -> None:
     job = Job(4)
+    publish_opened(job.rank(3)._keys, job.rank(3)._unit)  # the others wait for it
     assert job.rank(2).generations.is_elected(0, 0)  # and then it dies
     job.rank(2).presence.arrive()
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1, 2)
@@ -106,6 +109,32 @@ def test_a_rank_that_dies_while_arriving_is_not_a_member() -> None:
     job = Job(3)
     job.rank(2)._keys.count("here/count")  # and then it dies
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
+
+
+def test_the_lowest_rank_becomes_the_primary_if_rank_0_opens_no_session() -> None:
+    job = Job(4)
+
+    def arrive(rank: Membership) -> int:
+        with pytest.raises(Moved) as moved:
+            rank.arrive(SHORT, Situation(may_move=True))
+        return moved.value.primary
+
+    assert job.together(arrive, 1, 2, 3) == [1, 1, 1]
+    assert arrive(job.rank(0)) == 1, "it comes too late"
+
+
+def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "APART", SHORT)
+    job = Job(4)
+    with pytest.raises(Moved):
+        job.rank(2).arrive(LONG, Situation(is_due=lambda: True, may_move=True))
+
+
+def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:
+    job = Job(4)
+    publish_opened(job.rank(0)._keys, job.rank(0)._unit)
+    began = set_of(job.together(lambda rank: rank.arrive(SHORT, Situation(may_move=True)), 1, 2, 3))
+    assert (began.members, began.lost) == ((1, 2, 3), (0,))
 
 
 def test_a_rank_that_arrives_twice_counts_once() -> None:
@@ -134,7 +163,7 @@ def test_a_delayed_arrival_claims_the_first_generation_without_an_election(
         publish(keys, key, value)
 
     monkeypatch.setattr(JobStore, "publish", publish_late)
-    monkeypatch.setattr(membership.Membership, "_elected", None)
+    monkeypatch.setattr(membership.Membership, "elected", None)
     assert job.rank(0).arrive(LONG).members == (0, 1, 2), "no rank had to be elected for lack of a last one"
 
 

@@ -116,7 +116,7 @@ def test_rank_0_alone_does_not_wait_for_other_ranks(
     store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
 ) -> None:
     assert store is not None
-    monkeypatch.setattr(presence, "_APART", 0.1)
+    monkeypatch.setattr(presence, "APART", 0.1)
     options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
     session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)

@@ -68,7 +68,8 @@ class Generation:
     # members that were not in the previous generation, and take over the state of the others
     joined: tuple[int, ...] = ()
     last_round: int = 0  # number of the last round before this generation
-    # member of the previous generation that has the result of that round, and the names known after it
+    # member of the previous generation that has the result of that round, and the names known after it; if there are no
+    # members, the primary of the session in which the ranks continue
     source: int | None = None
     lost: tuple[int, ...] = ()  # former members that have gone without publishing their departure
     gone: Mapping[int, Departure] = field(default_factory=dict)  # published departures, by index of the rank

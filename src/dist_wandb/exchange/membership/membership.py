@@ -3,12 +3,9 @@
 A generation is a period in which the same ranks, its members, take part in all rounds, over one process group or a tree
 of them.
 
-- *First.* Ranks publish their arrival in the store. The last one, or a rank that is elected after `join_timeout`, reads
-  all arrivals and claims generation 0 with these ranks (`arrive`). All claims are made by compare-and-set. The first
+- *First.* Ranks publish their arrival in the store. The last one of those that have opened a session reads all arrivals
+  and claims generation 0 with these ranks (`beginning`). All claims are made by compare-and-set. The first
   claim counts, so all ranks read the same members.
-- *The only one.* A rank publishes immediately that it has opened a session (`publish_opened`). If rank 0 ends, or
-  `join_timeout` passes, and no other rank has done so, `init` was called under ``if rank == 0``: rank 0 begins alone,
-  and no rank counts as missing. It waits at least 2 s first, because the ranks of a job do not start at the same time.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
@@ -46,12 +43,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.beginning import Beginning, Over, Situation
 from dist_wandb.exchange.membership.generations import (
     Checkpoint,
     CheckpointSummary,
@@ -62,18 +60,12 @@ from dist_wandb.exchange.membership.generations import (
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.membership.polling import poll_until_stopped
 from dist_wandb.exchange.membership.presence import Arrival, Presence
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
-_OVER_CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended
-
-
-class Over(Exception):  # noqa: N818  # not an error either: this rank is late
-    """The other ranks have ended their sessions."""
 
 
 class Membership:
@@ -96,45 +88,25 @@ class Membership:
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
-    def arrive(
-        self,
-        within: float,
-        is_ending: Callable[[], bool] = lambda: False,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> Generation:
-        """Publish that this rank has arrived, and wait for the first generation.
+    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # noqa: B008  # immutable
+        """Publish that this rank has arrived, and wait for the first generation; see `Beginning`.
 
         Args:
-            within: How long to wait for missing ranks, in seconds.
-            is_ending: Returns whether this rank has nothing more to contribute. Then it waits only if another rank has
-                opened a session.
-            is_over: Returns whether the coordinator has ended its session.
+            within: How long to wait for ranks that have opened a session, in seconds.
+            situation: What this rank's session knows.
 
         Returns:
             The first generation. This rank may be too late to be a member.
 
         Raises:
             Over: There is no rank left to wait for.
+            Moved: Another rank, or this one, is the primary.
         """
-        is_last = self.presence.arrive()
-        over_check = Interval(interval(_OVER_CHECK_INTERVAL, self._unit.size))
+        beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
+        found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
+        return cast("Generation", found)
 
-        def first() -> Generation | None:
-            claimed = self.generations.get(0)
-            if claimed is not None:
-                return claimed
-            if over_check.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
-                raise Over
-            is_time = is_last and self.presence.have_all_arrived()
-            is_time = is_time or (is_ending() and self.presence.is_only_one(within))
-            return self._claim_first() if is_time else None
-
-        return self._until(first, within, is_ending) or self._elected(0, self._claim_first)
-
-    def _claim_first(self) -> Generation:
-        return self._claim(Generation(0, tuple(sorted(self.presence.present()))))
-
-    def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
+    def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """Return a generation by number. An elected rank claims it; if that rank is gone, the next elected one."""
         for term in itertools.count():
             if self.generations.is_elected(number, term):
@@ -179,7 +151,7 @@ class Membership:
             return self._claim_next(generation, read, closed)
 
         patience = within if is_first else within + _TERM
-        return self._until(claimed, patience) or self._elected(generation.number + 1, claim)
+        return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
 
     def _claim_next(
         self, generation: Generation, summaries: Mapping[int, CheckpointSummary], closed: Collection[int] = ()
@@ -192,11 +164,13 @@ class Membership:
         finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
         departures.learn({index: Departure("finished", self.presence.global_rank(index)) for index in finished})
         following = Generation(generation.number + 1, members, (), source.round, source.member)
-        return self._claim(following, generation)
+        return self.claim(following, generation)
 
-    def _claim(self, generation: Generation, before: Generation | None = None) -> Generation:
+    def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation. Mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
-        gone, known = self.presence.departures.known, {*before.lost, *before.members} if before else set[int]()
+        gone, known = self.presence.departures.known, {*generation.lost}
+        if before is not None:
+            known.update(before.lost, before.members)
         lost = tuple(sorted(known - set(generation.members) - gone.keys()))
         nodes = {**(before.node_of() if before else {}), **self.presence.nodes}
         claimed = self.generations.claim(replace(generation, lost=lost, gone=gone).on_nodes(nodes))
@@ -211,7 +185,7 @@ class Membership:
         self.generations.publish_state(generation, state)
         members, index = tuple(sorted({*generation.members, *joining})), self._unit.index
         following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
-        return self._claim(following, generation)
+        return self.claim(following, generation)
 
     def await_next(self, generation: Generation, within: float) -> Generation | None:
         """Wait for the next generation. Return `None` if no rank claims it within a timeout in seconds."""
@@ -291,10 +265,5 @@ class Membership:
                 self.generations.mark_broken(left)
             left = self.generations.following(left)
 
-    def _until(
-        self,
-        query: Callable[[], Generation | None],
-        within: float,
-        is_urgent: Callable[[], bool] = lambda: False,
-    ) -> Generation | None:
-        return poll_until_stopped(query, within, self._is_stopped, self._unit.size, is_urgent)
+    def _until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
+        return poll_until_stopped(query, within, self._is_stopped, self._unit.size)

@@ -13,9 +13,9 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
-_APART = 2.0  # maximum seconds between the starts of ranks: a rank that ends earlier waits as long for other ranks
+APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
 _POLL_INTERVAL = 0.5  # seconds between two polls in `Departures.is_gone`
-_OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
+_OPENED = "opened"  # list of the ranks that have opened a session
 
 
 class Arrival(NamedTuple):
@@ -109,19 +109,28 @@ def keys_of(unit: Unit) -> str:
 
 
 def publish_opened(keys: JobStore, unit: Unit) -> None:
-    """Publish that this rank opens its session, so that no other rank assumes that it is the only one.
+    """Publish that this rank opens its session, so that the others wait for it.
 
     Args:
         keys: Keys of the unit in the job's store.
         unit: The unit, from the view of this rank.
     """
-    if keys.claim(_OPENED, unit.index) != unit.index:
-        keys.publish(_ACCOMPANIED, 1)
+    SharedList(keys, _OPENED).append_once(unit.index)
+
+
+def has_opened(keys: JobStore, index: int) -> bool:
+    """Return whether a rank, by its index in the unit, has opened its session."""
+    return keys.has([f"{_OPENED}/of/{index}"])
 
 
 def is_accompanied(keys: JobStore) -> bool:
     """Return whether at least two ranks of a unit have opened their sessions."""
-    return keys.has([_ACCOMPANIED])
+    return SharedList(keys, _OPENED).count() > 1
+
+
+def least_wait(within: float, unit: Unit) -> float:
+    """Return how long to wait at least for ranks that have not opened a session, at most `within`, in seconds."""
+    return min(within, interval(APART, unit.size))
 
 
 class Presence:
@@ -136,6 +145,7 @@ class Presence:
             assumes.
         nodes: Published node ranks, by index in the unit; -1 if unknown.
         departures: The ranks that are gone.
+        began: When this rank began to wait for others, by the monotonic clock.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
@@ -146,8 +156,8 @@ class Presence:
         self._keys = keys
         self._arrived: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
-        self._began = time.monotonic()
-        self._is_accompanied = False
+        self._opened = SharedList(keys, _OPENED)
+        self.began: float = time.monotonic()
 
     def arrive(self) -> bool:
         """Publish that this rank has arrived. Return whether it is the last one."""
@@ -164,45 +174,42 @@ class Presence:
         self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
         return arrival.member
 
+    def arrived(self) -> set[int]:
+        """Return the ranks that have arrived. Reads new entries."""
+        self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
+        return self._arrived
+
     def have_all_arrived(self) -> bool:
-        """Return whether all ranks of the unit have arrived. Reads new entries."""
-        self._read_arrivals()
-        return len(self._arrived) == self._unit.size
+        """Return whether all ranks of the unit have arrived."""
+        return len(self.arrived()) == self._unit.size
 
     def present(self) -> set[int]:
         """Return the ranks that have arrived and are not gone."""
-        self._read_arrivals()
-        return self._arrived - self.gone(self._arrived)
+        arrived = self.arrived()
+        return arrived - self.gone(arrived)
 
-    def has_others(self) -> bool:
-        """Return whether any other rank is present."""
-        return bool(self.present() - {self._unit.index})
-
-    def _read_arrivals(self) -> None:
-        self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
+    def counts(self) -> tuple[int, int]:
+        """Return how many ranks have opened a session, and how often ranks have arrived."""
+        return self._opened.count(), self._arrivals.count()
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Return those of some ranks that have published their departure."""
         return self.departures.among(ranks)
 
-    def absent(self, members: Iterable[int]) -> set[int]:
-        """Return the ranks that should take part but do not: neither members nor known to have finished."""
-        return set(range(self._unit.size)) - set(members) - self.departures.left
+    def opened(self) -> set[int]:
+        """Return the ranks that have opened a session. Reads new entries."""
+        self._opened.read_new()
+        return set(self._opened.values)
+
+    def absent(self, generation: Generation) -> set[int]:
+        """Return the ranks that have opened a session and should take part, but do not, and have not finished."""
+        unfinished = {index for index, departure in self.departures.known.items() if departure.how != "finished"}
+        return {*generation.lost, *unfinished} - self.departures.left - set(generation.members)
 
     @property
     def waited(self) -> float:
         """Seconds since this rank has begun to wait for other ranks."""
-        return time.monotonic() - self._began
-
-    def is_only_one(self, within: float) -> bool:
-        """Return whether no other rank has opened a session, although there was enough time.
-
-        Args:
-            within: How long to wait for ranks that have not opened a session, in seconds.
-        """
-        if not self._is_accompanied:
-            self._is_accompanied = is_accompanied(self._keys)
-        return not self._is_accompanied and self.waited >= min(within, _APART)
+        return time.monotonic() - self.began
 
     def why_absent(self, index: int, generation: Generation) -> str:
         """Return why a rank is missing from this rank's first generation."""
@@ -210,9 +217,9 @@ class Presence:
         if departure is not None:
             how = "failed" if departure.how == "failed" else "ended its session"
             return f"{how} before rank {self._unit.global_rank} began"
-        if index in generation.lost:
+        if generation.number:
             return "took no part"
-        return f"did not open a session within {round(self.waited, 1):g} s"
+        return f"opened a session, but did not take part within {round(self.waited, 1):g} s"
 
     def global_rank(self, index: int) -> int:
         """Return the published index in the job of a rank of the unit; by default, `Unit.global_rank_of`."""

@@ -325,7 +325,10 @@ class Rounds:
             members: The participating ranks, by index in the unit.
             lost: Ranks that should participate, but do not.
         """
-        self.table.resize(frozenset(members), frozenset(lost))
+        table, before = self.table, self.table.ranks.members
+        table.resize(frozenset(members), frozenset(lost))
+        if not table.taken.keys() >= table.ranks.members - before:
+            table.forget_usual()
         self._plan = None
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""The wait for the first generation of a unit: which ranks it waits for, and who claims it.
+
+- The last rank to arrive claims generation 0 for all.
+- *Not here.* A rank publishes immediately that it has opened a session (`presence.publish_opened`). Others are not
+  waited for, and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if
+  all ranks that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has
+  something to write, or ends. The ranks of a job do not start at the same time: those that come later join.
+- *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
+- *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
+  unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. All ranks open another
+  session, of which that rank is the primary, and pass on what they have logged (`Moved`).
+- Otherwise a rank that is elected after `join_timeout` claims the generation with those that have arrived.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.presence import least_wait
+from dist_wandb.exchange.protocol.pacing import Interval
+from dist_wandb.settings.plan import Unit
+from dist_wandb.store.polling import interval
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.membership.membership import Membership
+
+_CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
+
+
+class Over(Exception):  # noqa: N818  # not an error either: this rank is late
+    """The other ranks have ended their sessions."""
+
+
+class Moved(Exception):  # noqa: N818  # not an error either: the ranks continue in another session
+    """The primary has not opened a session. Another rank becomes the primary of another session."""
+
+    def __init__(self, primary: int) -> None:
+        super().__init__(primary)
+        self.primary = primary  # its index in the unit
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is asked of a session that waits for the first generation, repeatedly.
+
+    Args:
+        is_due: Returns whether this rank has something to write that was logged some seconds ago, or ends.
+        is_over: Returns whether the coordinator has ended its session.
+        is_opening: Returns whether the primary is still opening its run.
+        may_move: Whether another rank may become the primary.
+    """
+
+    is_due: Callable[[], bool] = lambda: False
+    is_over: Callable[[], bool] = lambda: False
+    is_opening: Callable[[], bool] = lambda: False
+    may_move: bool = False
+
+
+class Beginning:
+    """One rank's wait for the first generation.
+
+    Args:
+        membership: This rank's part in the agreement on members.
+        unit: The unit, from the view of this rank.
+        within: How long to wait for ranks that have opened a session, in seconds.
+        situation: See `Situation`.
+    """
+
+    def __init__(self, membership: Membership, unit: Unit, within: float, situation: Situation) -> None:
+        self._membership = membership
+        self._presence = membership.presence
+        self._unit = unit
+        self._within = within
+        self._situation = situation
+        self._is_last = self._presence.arrive()
+        self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
+        self._over_check, self._check = (Interval(interval(_CHECK_INTERVAL, unit.size)) for _ in range(2))
+
+    def is_urgent(self) -> bool:
+        """Return whether to check at once whether it is this rank that has to claim the generation."""
+        return (self._is_first or self._situation.may_move) and self._situation.is_due()
+
+    def first(self) -> Generation | None:
+        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
+
+        Raises:
+            Over: There is no rank left to wait for.
+            Moved: Another rank, or this one, is the primary.
+        """
+        found = self._membership.generations.get(0) or self._claimed()
+        if found is not None and not found.members and found.source is not None:
+            raise Moved(found.source)
+        return found
+
+    def _claimed(self) -> Generation | None:
+        now, presence, situation = time.monotonic(), self._presence, self._situation
+        if self._over_check.is_over(now) and situation.is_over() and not presence.present() - {self._unit.index}:
+            raise Over
+        if (self._is_last and presence.have_all_arrived()) or (self._is_first and self._is_complete()):
+            return self._membership.claim(Generation(0, tuple(sorted(presence.present()))))
+        is_late = presence.waited >= self._within
+        if not (is_late or self._ends_without_primary()) or not self._check.is_over(now):
+            return None
+        if not self._is_first and situation.is_opening():
+            return None
+        if is_late:
+            return self._membership.elected(0, self._claim_late)
+        is_lowest = self._unit.index == min(presence.present(), default=None)
+        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
+
+    @property
+    def _is_first(self) -> bool:
+        return self._unit.index == 0
+
+    def _ends_without_primary(self) -> bool:
+        may_move = self._situation.may_move and not self._is_first
+        return may_move and self._situation.is_due() and self._presence.waited >= least_wait(self._within, self._unit)
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        counts = self._presence.counts()
+        if counts != self._counts:
+            self._counts, self._changed = counts, time.monotonic()
+        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
+            return False
+        return (counts[0] > 1 or self._situation.is_due()) and self._presence.opened() <= self._presence.arrived()
+
+    def _claim_late(self) -> Generation:
+        opened, present = self._presence.opened(), sorted(self._presence.present())
+        if self._situation.may_move and 0 not in opened and present:
+            return self._membership.generations.claim(Generation(0, (), source=present[0]))
+        return self._membership.claim(Generation(0, tuple(present), lost=tuple(opened)))

@@ -1,0 +1,57 @@
+"""Plain PyTorch on three ranks, of which some open a session, or open it late: `who_opens.py DIRECTORY`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from history import STEPS
+from processes import wait_until
+
+import dist_wandb
+
+SOON = 40.0  # seconds, on a busy machine; less than join_timeout
+
+
+def late(directory: Path, rank: int) -> None:
+    """Rank 0 opens its session after another rank has become the primary."""
+    options: dict[str, Any] = {"id": "exp", "dir": str(directory), "limits": {"join_timeout": 3.0}}
+    if rank:
+        run = dist_wandb.init("tests", config={"of": rank}, **options)
+        for step in range(STEPS):
+            run.log({"loss": float(rank + step), "text": str(rank)}, step=step)
+        wait_until(lambda: bool(run.run) or rank != 1, within=SOON, what="a run")
+    dist.barrier()
+    if not rank:
+        run = dist_wandb.init("tests", config={"of": rank}, **options)
+    for step in range(STEPS, 2 * STEPS):
+        run.log({"loss": float(rank + step), "text": str(rank)}, step=step)
+    assert bool(run.run) == (rank == 1)
+    assert (run.id, run.config["of"]) == ("exp", 1)
+    run.finish()
+
+
+def ends(directory: Path, rank: int) -> None:
+    """Ranks 1 and 2 end before `join_timeout`, without rank 0."""
+    began = time.monotonic()
+    run = dist_wandb.init("tests", id="exp", dir=str(directory))
+    for step in range(STEPS):
+        run.log({"loss": float(rank + step), "text": str(rank)}, step=step)
+    run.finish(0)
+    assert time.monotonic() - began < SOON
+
+
+def main(directory: str) -> None:
+    dist.init_process_group("gloo")
+    rank, into = dist.get_rank(), Path(directory)
+    late(into / "late", rank)
+    dist.barrier()
+    if rank:
+        ends(into / "ends", rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

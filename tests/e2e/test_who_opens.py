@@ -1,0 +1,53 @@
+"""Ranks that never open a session, or open it late, or take long for it: rows are neither held back nor lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from history import STEPS, history
+from processes import Finished, clean_environment, free_port, run_job, torchrun
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """One job of three ranks with all scenarios, and the directory of its runs."""
+    directory = tmp_path_factory.mktemp("who-opens")
+    commands = torchrun(SCRIPTS / "who_opens.py", directory, processes=3)
+    environment = clean_environment(PYTHONPATH=str(SUPPORT))
+    return directory, run_job(*commands, cwd=directory, environment=environment, timeout=240).check()
+
+
+def test_the_lowest_rank_writes_everything_if_the_primary_has_no_session_when_it_ends(
+    job: tuple[Path, Finished],
+) -> None:
+    found = history(job[0] / "ends")
+    assert found.last("loss") == {step: step + 1.5 for step in range(STEPS)}
+    assert found.last("text") == dict.fromkeys(range(STEPS), "1")
+    assert not found.is_flagged
+
+
+def test_a_primary_that_comes_too_late_joins_without_a_second_run(job: tuple[Path, Finished]) -> None:
+    directory, finished = job
+    found = history(directory / "late")
+    alone, together = range(STEPS), range(STEPS, 2 * STEPS)
+    assert found.last("loss") == {**{step: step + 1.5 for step in alone}, **{step: step + 1.0 for step in together}}
+    assert found.last("text") == dict.fromkeys([*alone, *together], "1")
+    assert not found.is_flagged
+    assert finished.output.count("Pass primary_rank=1 to init on all ranks") == 2  # here, and if they end before
+
+
+def test_ranks_wait_for_a_primary_whose_server_does_not_answer(tmp_path: Path) -> None:
+    server = {"WANDB_MODE": "online", "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}", "WANDB_API_KEY": "0" * 40}
+    environment = clean_environment(PYTHONPATH=str(SUPPORT), **server)
+    finished = run_job(
+        *torchrun(SCRIPTS / "slow_init.py", tmp_path / "runs"), cwd=tmp_path, environment=environment, timeout=120
+    ).check()
+    assert "could not open its run" in finished.output
+    (directory,) = (tmp_path / "runs").rglob("offline-run-*")  # beside that of the first attempt
+    found = history(directory)
+    assert found.values("loss") == [2.0 * step + 0.5 for step in range(STEPS)]
+    assert not found.is_flagged
