@@ -16,9 +16,9 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parents[2] / "src" / "dist_wandb"
 ERRORS = {
     *("DistWandbError", "ConfigurationError", "TopologyError", "RendezvousError", "MissingExtraError"),
-    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError"),
+    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error"),
 }
-WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once"}
+WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once", "print_line"}
 WARNINGS |= {"values"}  # of `exchange.reports`, which takes a function that makes the message
 _PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
 _FEWEST_WORDS = 3  # words of the text itself

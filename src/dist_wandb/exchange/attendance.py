@@ -115,12 +115,15 @@ class Attendance:
         unopened = set(range(size)) - opened
         if not unopened:
             return
-        others, numbers = self._named(presence, unopened), f"rank {self._context.rank}'s own numbers"
+        if self.is_only_one:
+            found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
+        else:
+            others = f"{self._named(presence, unopened)} {_have(unopened)}"
+            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
         self._context.warn(
             "unopened",
-            f"{'no other rank has' if self.is_only_one else f'{others} {_have(unopened)} not'} opened a session, so "
-            f"the run has {numbers if self.is_only_one else 'the numbers of the other ranks'}. To include all ranks, "
-            "open the run on each of them, without a rank guard. To keep one rank's numbers, pass reduce=None.",
+            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
+            "numbers, pass reduce=None.",
         )
 
 

@@ -38,6 +38,7 @@ from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
 
     from dist_wandb.runs.null_run import Run
@@ -78,7 +79,7 @@ class SessionHolder:
         self.number: int
         self.base_id: str
         self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
-        self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_script_ids.run_of, self.number))
+        self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_told, self.number))
         self._find_earlier_start()
 
     def for_copy(self, run: Run | None) -> SessionHolder:
@@ -244,6 +245,11 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
         f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
         "log_hyperparams(), which waits for the run."
     )
+
+
+def _told(number: int) -> Mapping[str, Any]:
+    """Return what the main process has told of a logger's run; pickled by name, without the ids of this process."""
+    return _script_ids.run_of(number)
 
 
 def _mesh_in_use() -> Mesh | None:

@@ -561,4 +561,5 @@ def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(
     offered = ScriptIds(tmp_path)
     monkeypatch.setattr(session_holder, "_script_ids", offered)
     drive_with(DistWandbLogger, {}, lambda logger: logger.experiment, tmp_path)
-    assert offered._offered == ["made-by-wandb"]
+    (offer,) = offered._offered
+    assert offer[0] == "made-by-wandb"
