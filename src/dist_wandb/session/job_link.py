@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -13,25 +12,21 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, publish_opened
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
+from dist_wandb.session.init_calls import ENDING, InitCalls
 from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_identity import publish_base_id, wait_base_id
-from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
-from dist_wandb.store.polling import poll
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
-from dist_wandb.user_lines import named_line
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
-    from dist_wandb.user_lines import Line
 
 _T = TypeVar("_T")
-_ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
-_ENDING = "ending"  # key: set once the coordinator has begun to end the session
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 
 
@@ -53,6 +48,7 @@ class JobLink:
     Attributes:
         unit: The ranks whose numbers belong together.
         reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
+        calls: The calls of `init` while the session is open.
         move: Continues the session with another primary, given its rank; see `session.moving`.
     """
 
@@ -74,10 +70,8 @@ class JobLink:
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
-        self._calls: Counter[str] = Counter()  # of `init` while the session is open, by line
-        self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
+        self.calls: InitCalls = InitCalls()
         self.move: Callable[[int], Exchange] = _cannot_move
-        self._opening_until: float | None = None  # when the primary's run is open at the latest, by the monotonic clock
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -117,15 +111,20 @@ class JobLink:
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None  # a reason, but no URL, if opening it failed
 
-    def is_opening(self) -> bool:
-        """Whether the unit's primary is still opening its run: it arrives in the exchange after that."""
-        key = run_key(self.plan)
-        found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
-        if opening_key(self.plan) not in found or "error" in found.get(key, ()):
-            return False
-        until = time.monotonic() + (_ARRIVAL if key in found else float(found[opening_key(self.plan)]))
-        self._opening_until = min(until, self._opening_until or until)
-        return time.monotonic() < self._opening_until
+    def until_open(self) -> Callable[[], bool]:
+        """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that."""
+        key, latest = run_key(self.plan), math.inf
+
+        def is_opening() -> bool:
+            nonlocal latest
+            found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+            if opening_key(self.plan) not in found or "error" in found.get(key, ()):
+                return False
+            within = _ARRIVAL if key in found else float(found[opening_key(self.plan)])
+            latest = min(latest, time.monotonic() + within)
+            return time.monotonic() < latest
+
+        return is_opening
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
@@ -151,52 +150,10 @@ class JobLink:
         """Return the ends of the unit's ranks; with a run per rank, they are not shared."""
         return UnitEnd(None if self.plan.run_mode == "new" else self.store, self.unit)
 
-    def agree_on_return(self, line: Line | None, mine: bool, *, is_first: bool) -> bool | None:
-        """Decide as the coordinator does whether `init`, called while this session is open, returns it.
-
-        The coordinator publishes how it has decided, for each line of the script, and that it ends a session. A rank
-        that is ahead waits for that: at the line that opened the session, as in a loop whose runs are finished on rank
-        0 only, as long as `init` waits; at another line, which perhaps only this rank reaches, for a few seconds.
-
-        Args:
-            line: The line that calls `init`.
-            mine: This rank's own decision. It counts on the coordinator, and if that does not decide.
-            is_first: Whether the line is the one that opened the session.
-
-        Returns:
-            The decision; `None` if the coordinator ends the session, so that this rank has to end it, too.
-        """
-        place = named_line(line)
-        self._calls[place] += 1
-        times, key, coordinates = self._calls[place], f"again/{place}", self.topology.is_coordinator
-        within = self.options.limits.join_timeout
-        within = within if is_first else min(_ELSEWHERE, within) if place not in self._unanswered else 0.0
-
-        def decision(store: JobStore) -> tuple[bool | None] | None:
-            if store.has([_ENDING]) or leftovers.is_over(store):
-                return (None,)
-            theirs = store.try_get(key)
-            return (bool(theirs[1]),) if theirs is not None and theirs[0] >= times else None
-
-        def decided(store: JobStore) -> tuple[bool | None] | None:
-            if coordinates:
-                store.publish(key, [times, mine])
-            elif job_description.is_published(store):
-                return poll(lambda: decision(store), within, LONGEST_PAUSE, self.topology.world_size)
-            return (mine,)
-
-        with suppress(RendezvousError):
-            store = self.find_store()
-            found = (mine,) if store is None else briefly(lambda: decided(store), None, within + STORE_PATIENCE)
-            if found is not None:
-                return found[0]
-        self._unanswered.add(place)
-        return mine
-
     def report_end(self, *, is_over: bool) -> None:
         """Publish, as the coordinator, that it ends the session, for `init`, or that it has, for late ranks."""
         if self.topology.is_coordinator:
-            self._ask(leftovers.publish_over if is_over else lambda store: store.publish(_ENDING, 1), None)
+            self._ask(leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
 
     def is_over(self) -> bool:
         """Whether the coordinator has already ended this session, so that this rank opens it too late."""

@@ -88,8 +88,7 @@ class Session(AsRun):
         self.opened_inside: Session | None = registry.entered()
         self.opened_at: Line | None = None
         self.is_current: bool = own.is_current
-        self._pid = os.getpid()
-        self._link, self._own, self._config_sync = link, own, config_sync
+        self._pid, self._link, self._own, self._config_sync = os.getpid(), link, own, config_sync
         rows = Rows(
             own.writer,
             self.options.reductions,
@@ -330,10 +329,10 @@ class Session(AsRun):
         registry.process_end.catch_sigterm()
 
     def is_returned(self, line: Line | None, *, disabled: bool) -> bool:
-        """Whether `init`, called at `line`, returns this session, which may be finished here: see `JobLink`."""
+        """Whether `init`, called at `line`, returns this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         is_here = os.getpid() == self._pid  # not in a fork
-        decision = is_here and self._link.agree_on_return(line, mine, is_first=line == self.opened_at)
+        decision = is_here and self._link.calls.agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
@@ -393,8 +392,7 @@ class Session(AsRun):
 
     def _repr_html_(self) -> str:
         """The session for notebooks: the run's page, as wandb shows it; if there is none, the `repr`."""
-        url = self.url
-        shown = escape(repr(self))
+        url, shown = self.url, escape(repr(self))
         return f'{shown}<br/>View run at: <a href="{escape(url)}" target="_blank">{escape(url)}</a>' if url else shown
 
     def __repr__(self) -> str:

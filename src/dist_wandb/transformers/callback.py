@@ -143,7 +143,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the session of this rank, and let the stock callback set up the run of the primary."""
         self.on_init_end(args, state, None)  # the callback may have been added to an existing Trainer
-        if args.process_index == 0 and "wandb" in [*args.report_to] and self._is_beside_stock():
+        if args.process_index == 0 and "wandb" in [*args.report_to] and _is_beside_stock(self):
             self._notices.warn(
                 "both",
                 "the Trainer also reports to wandb (report_to): the stock callback writes the same names a second "
@@ -153,11 +153,6 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
         super().setup(args, _seen_by_stock(state, self._session.plan.primary), model, **kwargs)
-
-    def _is_beside_stock(self) -> bool:
-        """Return whether a Trainer's list of callbacks holds this one and the stock one: it is not passed to us."""
-        lists = [one for one in gc.get_referrers(self) if isinstance(one, list)]
-        return any(type(callback) is WandbCallback for one in lists for callback in one)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin a training, or another trial of a hyperparameter search in a run of its own."""
@@ -250,6 +245,12 @@ def _seen_by_stock(state: Any, is_primary: bool) -> Any:
     seen = copy.copy(state)
     seen.is_world_process_zero = is_primary
     return seen
+
+
+def _is_beside_stock(callback: DistWandbCallback) -> bool:
+    """Return whether a Trainer's list of callbacks holds this one and the stock one: it is not passed to callbacks."""
+    lists = [one for one in gc.get_referrers(callback) if isinstance(one, list)]
+    return any(type(other) is WandbCallback for one in lists for other in one)
 
 
 class _WithWandb(list[str]):

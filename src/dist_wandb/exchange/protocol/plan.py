@@ -37,13 +37,11 @@ class Plan:
         offers: As given.
         touched: The cells of the table to which ranks contribute.
         differing: Names of x axes whose values differ between the ranks of a row, once the plan was applied.
-        order: The calls that went into the table, and their places among each other, once the plan was applied.
     """
 
     def __init__(self, table: Table, offers: Sequence[tuple[Ranks, Offer]], rank: int, calls: Sequence[Call]) -> None:
         self.offers = offers
         self.differing: dict[str, None] = {}
-        self.order: dict[Owner, int] = {}
         self._table = table
         self._rank = rank
         self._calls = calls
@@ -77,7 +75,7 @@ class Plan:
 
     @property
     def own_chosen(self) -> Iterator[tuple[int, Taken]]:
-        """The calls of this rank that go into the table, with their places as in `order`."""
+        """The calls of this rank that go into the table, with their places, as from `apply`."""
         return ((place, one) for place, one in enumerate(self._chosen) if one.party is self._party)
 
     # The lists
@@ -124,16 +122,21 @@ class Plan:
             sums += number[:SUMS]
             maxima += number[SUMS:]
 
-    def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> list[Row]:
-        """Apply the reduced lists to the table; return the rows that are complete at once."""
+    def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
+        """Apply the reduced lists to the table.
+
+        Returns:
+            The rows that are complete at once; and the calls that went into the table, with their places among each
+            other.
+        """
         rest = iter(sums), iter(maxima)
         rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
-        self._enter(*rest)
+        places = self._enter(*rest)
         taken = self._table.taken
         for party in self._parties:
             if party.taken:
                 taken.update((rank, taken.get(rank, 0) + party.taken) for rank in party.ranks)
-        return rows
+        return rows, places
 
     def _rows_of(self, segment: Segment, sums: Iterator[float], maxima: Iterator[float]) -> Iterator[Row]:
         table, cells, ranks = self._table, segment.cells, segment.ranks
@@ -174,8 +177,8 @@ class Plan:
                 self.differing[names[index]] = None
         return _axes([names[index] for index in segment.axes], slots)
 
-    def _enter(self, sums: Iterator[float], maxima: Iterator[float]) -> None:
-        table = self._table
+    def _enter(self, sums: Iterator[float], maxima: Iterator[float]) -> dict[Owner, int]:
+        table, places = self._table, dict[Owner, int]()
         for place, one in enumerate(self._chosen):
             axes, lowest = _axes(one.axes, sums), one.party.lowest
             known, owner = (
@@ -183,11 +186,12 @@ class Plan:
                 (lowest, table.taken.get(lowest, 0) + one.number),
             )
             self._compare(known.keys, axes)
-            self.order[owner] = place
+            places[owner] = place
             table.enter(owner, known, one.party.ranks)
         for key in self.touched:
             cell = table.cells[key]
             cell.number = cell.number.plus(Number(*islice(sums, SUMS), *islice(maxima, MAXIMA)))
+        return places
 
     def _compare(self, keys: Sequence[Key], axes: Mapping[str, float]) -> None:
         """Note the axes whose values differ from those of the owners of cells."""

@@ -280,7 +280,7 @@ class Rounds:
         table.round += 1
         table.told.clear()
         _learn(table, plan.offers)
-        rows = plan.apply(sums, maxima)
+        rows, places = plan.apply(sums, maxima)
         own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
         late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
         patience, is_crowded = _patience(plan, self._terms), len(table.open) > self._terms.most_open
@@ -291,8 +291,8 @@ class Rounds:
         finished = list(Conclusion(table, plan.touched, patience).rows())
         lost = tuple(key for what, key, ranks in table.told if what == "too late" and self._rank in ranks)
         self._kept.lose(lost)
-        rows[:0] = self._kept.complete(row for owner, row in finished if owner not in plan.order)  # taken earlier
-        later = own_rows + [(plan.order[owner], row) for owner, row in finished if owner in plan.order]
+        rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
+        later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
         rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
         offers, done = [offer for _, offer in plan.offers], patience.everything
         regroup = any(offer.regroup for offer in offers)
