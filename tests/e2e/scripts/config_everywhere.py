@@ -32,14 +32,16 @@ def main(directory: Path) -> None:
     accelerator.log({"loss": 0.5}, step=1)
     for mode in ("auto", "shared"):
         config = {"lr": 0.1 * (rank + 1), "model": object(), "net": {"h": [1]}}
-        with dist_wandb.init("tests", run_mode=mode, id="exp", dir=str(directory / mode), config=config) as run:
+        arguments: dict[str, Any] = {"id": "exp", "dir": str(directory / mode), "config": config}
+        with dist_wandb.init("tests", run_mode=mode, **arguments, reinit="create_new") as run:
             if rank == 0:
                 run.run.config.update({"steps": 7})
             dist.barrier()
             saw(mode, run.config)
             run.log({"loss": 0.5}, step=1)
             dist.barrier()
-    with dist_wandb.init("tests", run_mode="new", id="exp", dir=str(directory / "new"), config={"lr": 0.1}) as run:
+    arguments = {"id": "exp", "dir": str(directory / "new"), "config": {"lr": 0.1}}
+    with dist_wandb.init("tests", run_mode="new", **arguments, reinit="create_new") as run:
         dist.barrier()
         run.flush()
         sys.stdout.write(f"\nSAW new {run.id} {run.config['lr']}\n")

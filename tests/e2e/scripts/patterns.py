@@ -86,9 +86,9 @@ def as_the_environment_says() -> None:
 @wandb_init(project=PROJECT, run_mode="auto", id="decorator")
 def as_the_decorator_says() -> None:
     log_rows()
-    with dist_wandb.init(id="explicit", run_mode="shared"):
+    with dist_wandb.init(id="explicit", run_mode="shared", reinit="create_new"):
         log_rows()
-    with dist_wandb.init(id="inherited"):
+    with dist_wandb.init(id="inherited", reinit="create_new"):
         log_rows()
 
 
