@@ -51,7 +51,7 @@ def test_a_rank_reads_its_given_config_with_one_warning_without_a_primary(
         after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("waited twice"))
         assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
     open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
-    assert reads(second, {"lr": 0.1, "own": 1})
+    assert reads(second, {"lr": 0.2, "p": Path("x"), "own": 1}), "rank 1 writes the run, and its config counts"
 
 
 def test_a_rank_reads_its_given_config_until_there_is_a_store(
