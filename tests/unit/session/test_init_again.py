@@ -67,7 +67,7 @@ def test_by_default_the_open_run_is_returned_and_arguments_are_ignored(module: A
     with module.init() as block:
         assert block is first
     assert module.run is None  # the inner block has ended it
-    with pytest.raises((module.UsageError, ConfigurationError), match="(is|was) finished"):
+    with pytest.raises((module.UsageError, ConfigurationError), match=r"(is|was) finished"):
         first.log({"loss": 1.0})
 
 
@@ -102,7 +102,7 @@ def test_earlier_runs_are_finished_and_refuse_rows(module: Any, reinit: Any) -> 
     run = module.init(id="next", reinit=reinit)
     assert (run.id, module.run.id) == ("next", "next")
     for finished in earlier:
-        with pytest.raises((module.UsageError, ConfigurationError), match="(is|was) finished"):
+        with pytest.raises((module.UsageError, ConfigurationError), match=r"(is|was) finished"):
             finished.log({"loss": 1.0})
     module.finish()
     assert module.run is None
