@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torchmetrics
+from faults import Faults
 from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
@@ -84,45 +84,13 @@ def test_a_tree_writes_the_same_rows_as_one_group(
     assert set(map(type, in_tree["count"].values())) == {int}
 
 
-class Faults:
-    """Makes single collectives of groups fail at random, on one member before or after it took part.
-
-    Between two faults are 100 to 400 collectives: there are some, however many rows a round takes on a busy machine.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._left = self._gap()
-        self._lock = threading.Lock()
-        self.number = 0
-
-    def _gap(self) -> int:
-        return self._random.randint(100, 400)
-
-    def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(group: GlooGroup, *arguments: Any, **named: Any) -> Any:
-            with self._lock:
-                self._left -= 1
-                is_due, is_before = not self._left, self._random.random() < 0.5
-                if is_due:
-                    self.number, self._left = self.number + 1, self._gap()
-            if is_due and is_before:
-                raise BrokenError("before")
-            result = method(group, *arguments, **named)
-            if is_due:
-                raise BrokenError("after")
-            return result
-
-        return call
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_failures_of_members_and_leaders_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, seed: int
 ) -> None:
     """A result on its way down reaches some members and not others; it is then in the checkpoints of the former."""
     size = 2 * fan_out + 1
-    faults = Faults(seed)
+    faults = Faults(seed, (100, 400))
     for name in ("send_to_first", "receive_from_first", "collect"):
         monkeypatch.setattr(GlooGroup, name, faults.wrap(getattr(GlooGroup, name)))
     unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))

@@ -12,9 +12,7 @@ from stored import ended_runs
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 REFUSED = "<object object>"
-OPENS = (
-    '        with dist_wandb.init("tests", run_mode=mode, id="exp", dir=str(directory / mode), config=config) as run:'
-)
+OPENS = '        with dist_wandb.init("tests", run_mode=mode, **arguments, reinit="create_new") as run:'
 
 
 def run(*commands: list[str | Path], cwd: Path) -> Finished:
@@ -41,7 +39,7 @@ def test_every_rank_reads_the_config_of_a_sweep_and_later_changes_by_rank_0(tmp_
     assert 2 <= shown[1] <= 4
     assert finished.output.count("W&B accepts one run as a trial") == 1  # by rank 0, which has the sweep's values
     assert finished.output.count("UserWarning") == sum(shown) + 1
-    assert finished.lines("SAW new ") == ["SAW new exp 0.5", "SAW new exp-rank-1 0.5"]
+    assert finished.lines("SAW new ") == ["SAW new exp-new 0.5", "SAW new exp-new-rank-1 0.5"]
     assert [stored.config["lr"] for stored in ended_runs(tmp_path / "new", 2)] == [0.5] * 2
 
 

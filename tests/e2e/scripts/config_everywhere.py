@@ -32,7 +32,7 @@ def main(directory: Path) -> None:
     accelerator.log({"loss": 0.5}, step=1)
     for mode in ("auto", "shared"):
         config = {"lr": 0.1 * (rank + 1), "model": object(), "net": {"h": [1]}}
-        arguments: dict[str, Any] = {"id": "exp", "dir": str(directory / mode), "config": config}
+        arguments: dict[str, Any] = {"id": f"exp-{mode}", "dir": str(directory / mode), "config": config}
         with dist_wandb.init("tests", run_mode=mode, **arguments, reinit="create_new") as run:
             if rank == 0:
                 run.run.config.update({"steps": 7})
@@ -40,7 +40,7 @@ def main(directory: Path) -> None:
             saw(mode, run.config)
             run.log({"loss": 0.5}, step=1)
             dist.barrier()
-    arguments = {"id": "exp", "dir": str(directory / "new"), "config": {"lr": 0.1}}
+    arguments = {"id": "exp-new", "dir": str(directory / "new"), "config": {"lr": 0.1}}
     with dist_wandb.init("tests", run_mode="new", **arguments, reinit="create_new") as run:
         dist.barrier()
         run.flush()
