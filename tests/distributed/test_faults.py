@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torchmetrics
-from faults import Faults
+from broken_collectives import Faults
 from units import QUICK, Ranks
 
 from dist_wandb import gathered

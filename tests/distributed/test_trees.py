@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torchmetrics
-from faults import Faults
+from broken_collectives import Faults
 from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
