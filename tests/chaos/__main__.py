@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[1] / "support"))
 
-from drawing import draw
+from drawing import draw, seeds_of
 from driving import play
 from judging import judge
 from row_rules import Violation
@@ -29,7 +29,7 @@ _LIMIT = 150.0  # seconds for a job, on a busy machine
 def main() -> int:
     """Run the jobs; return 1 if there is any violation."""
     options = _options()
-    seeds = [options.seed] if options.seed is not None else _seeds(options.seeds)
+    seeds = [options.seed] if options.seed is not None else seeds_of(options.seeds)
     begin = time.monotonic()
     results = []
     with ThreadPoolExecutor(options.jobs) as players:
@@ -53,14 +53,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="a directory for the files of the jobs")
     parser.add_argument("--describe", action="store_true", help="only print the jobs")
     return parser.parse_args()
-
-
-def _seeds(text: str) -> list[int]:
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        seeds.extend(range(int(first), int(last or first) + 1))
-    return seeds
 
 
 def _result(seed: int, options: argparse.Namespace) -> dict[str, Any]:

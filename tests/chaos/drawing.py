@@ -371,3 +371,12 @@ def _sessions(rng: random.Random) -> tuple[int, bool]:
 def _reduce(rng: random.Random) -> Any:
     patterns = {"loss": "sum", "*": "mean"}
     return rng.choice(("auto", "auto", "mean", "sum", "max", "min", "first", None, patterns))
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds of an option such as ``"0-9,17"``."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    return seeds

@@ -104,16 +104,7 @@ class GraphQL:
     def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
         run, is_new = self._records.upsert(upsert_of(variables, client))
         project = {"id": run.project, "name": run.project, "entity": {"id": run.entity, "name": run.entity}}
-        bucket = {
-            "id": run.key,
-            "name": run.run_id,
-            "displayName": run.display_name or run.run_id,
-            "description": None,
-            "config": json.dumps(run.stored_config),
-            "sweepName": run.sweep,
-            "project": project,
-            "historyLineCount": run.line_count(HISTORY) if self._counts_lines else 0,
-        }
+        bucket = _stored(run, project, run.line_count(HISTORY) if self._counts_lines else 0)
         return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
 
     def _run_resume_status(self, variables: _Variables, _client: str) -> _Data:
@@ -126,16 +117,8 @@ class GraphQL:
         entity, project = variables.get("entity") or ENTITY, variables.get("project") or PROJECT
         run = self._records.runs[f"{entity}/{project}/{variables['runName']}"]
         run.rewind(variables["metricValue"])
-        data = {
-            "id": run.key,
-            "name": run.run_id,
-            "displayName": run.display_name or run.run_id,
-            "description": None,
-            "config": json.dumps(run.stored_config),
-            "sweepName": run.sweep,
-            "project": {"id": project, "name": project, "entity": {"id": entity, "name": entity}},
-            "historyLineCount": run.line_count(HISTORY),
-        }
+        owner = {"id": project, "name": project, "entity": {"id": entity, "name": entity}}
+        data = _stored(run, owner, run.line_count(HISTORY))
         return {"rewindRun": {"rewoundRun": data}}
 
     def _create_run_files(self, variables: _Variables, _client: str) -> _Data:
@@ -201,6 +184,20 @@ class GraphQL:
 
     def _upload_url(self, kind: str, owner: str, name: str) -> str:
         return f"{self._url()}/storage/{kind}/{quote(owner, safe='')}/{quote(name, safe='')}"
+
+
+def _stored(run: RecordedRun, project: _Data, lines: int) -> _Data:
+    """Return a run as W&B's answers describe it."""
+    return {
+        "id": run.key,
+        "name": run.run_id,
+        "displayName": run.display_name or run.run_id,
+        "description": None,
+        "config": json.dumps(run.stored_config),
+        "sweepName": run.sweep,
+        "project": project,
+        "historyLineCount": lines,
+    }
 
 
 def _resume_bucket(run: RecordedRun) -> _Data:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[3] / "src"))  # of this checkout, whichever is installed
 
+from drawing import seeds_of
 from oracle.cases import CASES
 from oracle.frameworks import FRAMEWORKS, FrameworkResult
 from oracle.frameworks import judge as judge_framework
@@ -39,7 +40,9 @@ def main() -> int:
     variants = [Variant(int(ranks)) for ranks in options.ranks.split(",") if ranks]
     if options.guards:
         variants += [Variant(2, "log"), Variant(2, "init")]
-    scripts = [draw(seed) for seed in _seeds(options.seeds or str(options.seed))] if not options.cases else list(CASES)
+    scripts = (
+        [draw(seed) for seed in seeds_of(options.seeds or str(options.seed))] if not options.cases else list(CASES)
+    )
     begin = time.monotonic()
     results: list[Result] = []
     broken = 0
@@ -86,14 +89,6 @@ def _frameworks(name: str) -> int:
             results += judge_framework(framework)
     sys.stdout.write("\n\n".join(map(str, results)) + "\n")
     return 1 if any(result.differences for result in results) else 0
-
-
-def _seeds(text: str) -> list[int]:
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        seeds.extend(range(int(first), int(last or first) + 1))
-    return seeds
 
 
 def _shown(results: Sequence[Result], options: argparse.Namespace) -> Sequence[Result]:
