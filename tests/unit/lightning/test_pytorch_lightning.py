@@ -92,6 +92,7 @@ assert isinstance(logger, WandbLogger)
 
 
 @pytest.mark.slow
+@pytest.mark.newest  # reads the rows
 def test_fabric_without_lightning(tmp_path: Path) -> None:
     code = """
 from dist_wandb import DistWandbLogger

@@ -75,6 +75,7 @@ def test_pyplot_is_drawn_when_it_is_logged_and_on_no_other_thread(
     assert sorted(titles) == ["step 1", "step 1", "step 2", "step 2"]
 
 
+@pytest.mark.newest  # reads the rows
 def test_a_plot_that_cannot_be_drawn_is_left_out_with_its_cause(
     session: Session, pyplot: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,6 +101,7 @@ def test_objects_are_written_as_they_were(session: Session, tmp_path: Path, late
     assert row.metrics["list"].value["count"] == 2
 
 
+@pytest.mark.newest  # reads the rows
 def test_the_row_of_an_object_has_its_names_once(session: Session) -> None:
     """A pattern of the user does not define the parts of what W&B stores."""
     session.define_metric("im*", step_metric="epoch")
