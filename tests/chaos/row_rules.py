@@ -168,6 +168,10 @@ class RowRules:
             values = [call.axes[AXIS] for call in joined if AXIS in call.axes]
             if all(_is_close(found, value) for value in values) and (values or found is None):
                 return
+            if not values and any(
+                _agree(call, main) and _is_close(found, call.axes[AXIS]) for call in self._of_axis_alone
+            ):
+                return  # the row of a call of the axis alone, at the same step
         shown = next((main for main in mains if AXIS in main.axes), mains[0])
         yield self._violation("wrong axis", written, f"has {AXIS} {found}, not {shown.axes.get(AXIS)} of {shown}")
 
@@ -195,9 +199,10 @@ class RowRules:
         if AXIS not in written.row:
             yield self._violation("empty row", written, "has no values")
             return
-        alone = [call for call in self.calls if not call.cells]
         at = written.row.get(self._x)
-        if not any(at in call.places and _is_close(written.row[AXIS], call.axes.get(AXIS)) for call in alone):
+        if not any(
+            at in call.places and _is_close(written.row[AXIS], call.axes.get(AXIS)) for call in self._of_axis_alone
+        ):
             yield self._violation("axis-only row", written, "is not of a call of the axis alone")
 
     # --- rows together ------------------------------------------------------------------------------------------------
@@ -362,6 +367,10 @@ class RowRules:
             further = (more for lower in direct[call] for more in found[lower])
             found[call] = list(dict.fromkeys((*direct[call], *further)))
         return found
+
+    @cached_property
+    def _of_axis_alone(self) -> list[Call]:
+        return [call for call in self.calls if not call.cells and AXIS in call.axes]
 
     @property
     def _x(self) -> str:

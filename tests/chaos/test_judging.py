@@ -386,6 +386,29 @@ def test_a_marked_row_may_be_corrected_as_a_whole_once() -> None:
     assert (verdict.violations, verdict.excused) == ([], {"corrected rows": 1})
 
 
+def test_a_call_of_the_axis_alone_may_share_its_row_with_calls_at_its_step() -> None:
+    evidence = whole_job(steps=True)
+    rows = evidence.files[0].rows
+    for entry in evidence.entries:
+        if entry["event"] == "log" and "acc" in entry["cells"]:
+            entry["axes"] = {}
+    about = {"event": "log", "session": 0, "weight": None, "cells": {}}
+    for written in (one for one in rows if "acc" in one):
+        for rank in range(2):
+            call = {
+                "rank": rank,
+                "pid": 100 + rank,
+                "at": 999.0,
+                "number": 99,
+                "call": 99,
+                "step": written["global_step"],
+            }
+            evidence.entries.append({**about, **call, "axes": {AXIS: written[AXIS]}})
+    assert found(evidence) == set()
+    next(one for one in rows if "acc" in one)[AXIS] += 1
+    assert found(evidence) == {"wrong axis"}
+
+
 def test_a_call_of_the_axis_alone_has_a_row() -> None:
     evidence = whole_job()
     number = len(calls_of_whole_job(0))
