@@ -383,9 +383,10 @@ class RowRules:
 def _agree(one: Call, other: Call) -> bool:
     """Return whether calls have the same step, and axes that agree: W&B makes one row of them.
 
-    A call without a value of the axis agrees with any.
+    A call without a step ends the row that a call with one left open. A call without a value of the axis agrees with
+    any.
     """
-    is_same = one.step is not None and one.step == other.step
+    is_same = (one.step is not None or other.step is not None) and not one.places.isdisjoint(other.places)
     return is_same and all(_is_close(one.axes[axis], other.axes[axis]) for axis in one.axes.keys() & other.axes.keys())
 
 

@@ -524,6 +524,23 @@ def test_rows_of_before_it_was_known_that_a_lost_rank_logs_their_names_are_flagg
     ]
 
 
+@pytest.mark.parametrize("number", [1, 20])
+def test_rows_of_new_names_that_waited_when_a_rank_was_lost_are_flagged(number: int) -> None:
+    """It is unknown whether the lost rank logged them as well: nobody has heard of what waited there."""
+    unit = Unit(2)
+    unit.log_on_all({"loss": 1.0}, 0)
+    unit.settle()
+    for step in range(number):
+        unit.log_on_all({f"acc {name}": 1.0 for name in range(500)}, step)  # several rounds
+    unit.die(1)
+    unit.settle()
+    for _ in range(2):
+        unit.exchange()
+    unit.log(0, {"acc 0": 1.0, "later": 1.0}, number)
+    unit.settle()
+    assert [(row.step, row.missing) for row in unit.rows[1:]] == [*((step, 1) for step in range(number)), (number, 0)]
+
+
 def test_names_of_one_rank_are_not_flagged_when_another_one_is_lost() -> None:
     unit = Unit(2)
     for step in range(5):
