@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from numbers import Number
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,18 +35,18 @@ def images(values: Iterable[Any]) -> list[Any]:
     return [image(value) for value in values]
 
 
-def image(value: Any, files: Path | None = None, **arguments: Any) -> Any:
+def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any) -> Any:
     """Return a W&B image.
 
     Args:
         value: A value for `wandb.Image`, or the bytes of a PNG, which are not encoded again.
-        files: Directory for a file with these bytes; it must exist until the image is logged.
+        files: Returns the directory for a file with these bytes; it must exist until the image is logged.
         **arguments: Further arguments of `wandb.Image`.
     """
     import wandb
 
     if isinstance(value, bytes) and files is not None:
-        path = files / f"{uuid.uuid4().hex}.png"
+        path = files() / f"{uuid.uuid4().hex}.png"
         path.write_bytes(value)
         value = str(path)
     return wandb.Image(value, **arguments)
@@ -198,17 +199,23 @@ def made_of_merged(row: Mapping[str, Any], warn: Callable[[str, Exception], None
         row: Values by name.
         warn: Called for values that cannot be converted, which are then left out.
     """
-    with TemporaryDirectory(prefix="dist_wandb-", ignore_cleanup_errors=True) as directory:
+    with ExitStack() as stack:
+
+        @cache
+        def files() -> Path:
+            directory = TemporaryDirectory(prefix="dist_wandb-", ignore_cleanup_errors=True)
+            return Path(stack.enter_context(directory))
+
         made: dict[str, Any] = {}
         for name, value in row.items():
             try:
-                made[name] = _made_of(value, Path(directory))
+                made[name] = _made_of(value, files)
             except Exception as error:  # noqa: BLE001, PERF203  # data sent by a peer must not cost the rest of the row
                 warn(name, error)
         yield made
 
 
-def _made_of(value: Any, files: Path) -> Any:
+def _made_of(value: Any, files: Callable[[], Path]) -> Any:
     if isinstance(value, Picture):
         return image(value.value, files, **value.pixels, **value.beside)
     if isinstance(value, MergedImages):

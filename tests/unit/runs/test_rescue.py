@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import wandb
 
+from dist_wandb.payloads.media.cells import Picture
+from dist_wandb.payloads.media.images import MergedImages
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
@@ -102,3 +105,14 @@ def test_changing_names_do_not_cause_endless_warnings(run: Picky, caplog: pytest
     assert len(run.rows) == 50
     assert caplog.text.count("W&B cannot write") == 11
     assert caplog.text.count("Further names are not reported.") == 1
+
+
+def test_without_a_directory_for_pictures_the_rest_of_the_row_is_written(
+    run: Picky, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    picture = Picture(b"not a PNG", {}, {})
+    a_writer = writer(run)
+    a_writer.write({"loss": 0.5, "pictures": MergedImages([picture])}, 7)
+    assert run.rows == [{"loss": 0.5, "global_step": 7}]
+    assert a_writer.lost.total() == 1
