@@ -207,6 +207,14 @@ def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:
     assert unit.finish(key, 3) == {"sum": 4.0, DEGRADED: 1, "global_step": 0}
 
 
+def test_a_metric_has_no_value_if_all_its_ranks_are_lost_before_their_states_arrive() -> None:
+    unit = Unit(3)
+    unit.exchange(unit.keep(0), range(3))
+    key = unit.keep(1, ranks=[1, 2])
+    unit.exchange(key, [0])
+    assert unit.finish(key, 2) == {}
+
+
 def test_late_states_correct_a_value() -> None:
     unit = Unit(2)
     first = unit.keep(0, ranks=[0])

@@ -168,7 +168,8 @@ class FusedMetrics(Attachment):
         if self._computes:
             columns = (_columns(received, len(keys)) for received in (blobs, in_full))
             for key, one, *parts in zip(keys, reduced, *columns, strict=True):
-                self._values[key] = self._computed(key, one, *parts), one.contributors
+                if one.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
+                    self._values[key] = self._computed(key, one, *parts), one.contributors
 
     def _in_full(self, key: Key) -> bytes:
         snapshot = self.contributions.get(key)
