@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -116,6 +116,15 @@ def differing_axes(calls: Iterable[Call]) -> set[str]:
         for axis in {axis for given in ranks.values() for axis in given.call.axes}
         if len({given.call.axes.get(axis) for given in ranks.values()}) > 1
     }
+
+
+def uneven_names(calls: Iterable[Call]) -> set[str]:
+    """Return the names that ranks logged unequally often without a step: a message says so at the end."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for call in calls:
+        for name in (*call.cells, *call.axes) if call.step is None else ():
+            counts[name][call.rank] += 1
+    return {name for name, of_name in counts.items() if len(set(of_name.values())) > 1}
 
 
 def _place(calls: Sequence[Call], main_pid: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calls import Cells, Contribution, calls_of, cells_of, differing_axes
+from calls import Cells, Contribution, calls_of, cells_of, differing_axes, uneven_names
 from chaos_facts import Facts, Writer
 from columns import Column, deviation
 from drawing import HARD, NOTE
@@ -113,14 +113,16 @@ def _of_growth(evidence: Evidence) -> Iterator[Violation]:
 def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     spec = evidence.spec
     events = 1 + len(spec.faults) + (spec.server not in ("offline", "healthy"))
-    differing = {axis for calls in calls_of(evidence.entries).values() for axis in differing_axes(calls)}
+    sessions = calls_of(evidence.entries).values()
+    differing = {axis for calls in sessions for axis in differing_axes(calls)}
+    uneven = {name for calls in sessions for name in uneven_names(calls)}
     warning_counts: Counter[tuple[int, str]] = Counter()
     for entry in evidence.entries:
         if entry["event"] == "warning":
             warning_counts[entry["rank"], kind_of(entry["text"])] += 1
             if entry["trace"]:
                 yield Violation("traceback", f"rank {entry['rank']}: {entry['text'][:300]}")
-            elif not facts.has_reasons and not _is_expected(entry["text"], differing):
+            elif not facts.has_reasons and not _is_expected(entry["text"], differing, uneven):
                 yield Violation("warning without a reason", f"rank {entry['rank']}: {entry['text'][:300]}")
     for (rank, kind), number in warning_counts.items():
         if number > SAME_EVENT * events * spec.session_count:
@@ -134,9 +136,15 @@ def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
         yield Violation("torch's stack", "with no line that explains it")
 
 
-def _is_expected(text: str, differing: Iterable[str]) -> bool:
-    """Return whether a message may appear without a fault: also one of an axis whose values differ between ranks."""
-    return _QUIET.search(text) is not None or ("differ" in text and any(axis in text for axis in differing))
+def _is_expected(text: str, differing: Iterable[str], uneven: Iterable[str]) -> bool:
+    """Return whether a message may appear without a fault.
+
+    Also that of an axis whose values differ between ranks, and that of names that they logged unequally often.
+    """
+    causes = {"differ": differing, "was logged without a step": {repr(name) for name in uneven}}
+    return _QUIET.search(text) is not None or any(
+        word in text and any(name in text for name in names) for word, names in causes.items()
+    )
 
 
 def kind_of(text: str) -> str:

@@ -409,6 +409,21 @@ def test_a_call_of_the_axis_alone_may_share_its_row_with_calls_at_its_step() -> 
     assert found(evidence) == {"wrong axis"}
 
 
+def test_a_call_without_a_step_ends_the_row_of_the_call_before_it() -> None:
+    evidence = whole_job(steps=True)
+    for entry in evidence.entries:
+        if entry["event"] == "log" and "acc" in entry["cells"]:
+            entry["step"] = None
+    assert found(evidence) == set()
+    rows = evidence.files[0].rows
+    separate = [dict(each) for each in rows]
+    join_two_calls(rows)
+    assert found(evidence) == set()
+    rows[:] = separate
+    join_calls_of_two_steps(rows)
+    assert "mixed row" in found(evidence)
+
+
 def test_a_call_of_the_axis_alone_has_a_row() -> None:
     evidence = whole_job()
     number = len(calls_of_whole_job(0))
@@ -508,6 +523,21 @@ def test_losses_reported_by_a_living_rank_are_excused() -> None:
     )
     verdict = judge(evidence)
     assert (verdict.violations, verdict.excused["said to be lost"]) == ([], 1)
+
+
+def test_unequal_counts_are_told_only_of_names_that_have_them() -> None:
+    evidence = whole_job()
+    last = next(entry for entry in reversed(evidence.entries) if entry["event"] == "log" and entry["rank"] == 1)
+    assert list(last.pop("cells")) == ["acc"]
+    evidence.entries.append(last | {"cells": {}})
+    evidence.entries.remove(last)
+    evidence.files[0].rows[-1]["acc"] = value_of(0, ROWS - 1)
+    assert found(evidence) == set()
+    text = "was logged without a step 5 times by rank 1, 6 times by rank 0. Pass step= to log."
+    evidence.entries.append(warning_entry(0, f"dist_wandb: 'acc' {text}"))
+    assert found(evidence) == set()
+    evidence.entries.append(warning_entry(0, f"dist_wandb: 'loss' {text}"))
+    assert found(evidence) == {"warning without a reason"}
 
 
 def test_the_same_message_for_each_name_is_a_flood() -> None:

@@ -16,9 +16,14 @@ NEVER = -1
 
 
 class Progress:
-    """How far ranks have come: with one name, or with any."""
+    """How far ranks have come: with one name, or with any.
 
-    def __init__(self) -> None:
+    Args:
+        without: Those that were lost before anybody had contributed: it is unknown whether they would have.
+    """
+
+    def __init__(self, without: Iterable[int] = ()) -> None:
+        self.without: Ranks = frozenset(without)
         self._newest: tuple[int, Ranks, int] = (NEVER, NOBODY, NEVER)  # serial, ranks and round
         self._others: dict[int, tuple[int, int]] = {}  # serial and round of other contributions, by rank
 
@@ -47,8 +52,8 @@ class Contributors:
     Attributes:
         members: Those that take part.
         closed: Those that have said that they contribute nothing more.
-        lost: Those that should take part, but do not, and up to which round calls of before they were lost are taken.
-        unknown: By name: those that were lost before it was first written, so that it is unknown if they log it.
+        lost: Those that should take part, but do not, and up to which round calls are taken that waited when they were
+            lost.
         silent: Those that were given up and have given nothing since, and since which round.
         quiet: Those that have never given anything, and were given up once: perhaps they never log.
         interleaved: Those whose order proves nothing.
@@ -60,7 +65,6 @@ class Contributors:
         self.members: Ranks = frozenset(range(size))
         self.closed: Ranks = NOBODY
         self.lost: dict[int, int] = {}
-        self.unknown: dict[str, Ranks] = {}
         self.silent: dict[int, int] = {}
         self.quiet: Ranks = NOBODY
         self.interleaved: Ranks = NOBODY
@@ -110,7 +114,7 @@ class Contributors:
             for rank, since in away
             if (usual is not None and rank in usual)
             or (self._latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
-            or (rank in self.lost and born <= since and (usual is None or rank in self.unknown.get(name, NOBODY)))
+            or (rank in self.lost and born <= since and (usual is None or rank in self._progress[name].without))
             or (usual is None and rank in self.lost and self._has_given(rank, name))
         )
 
@@ -130,7 +134,7 @@ class Contributors:
         for name in names:
             progress = self._progress.get(name)
             if progress is None:
-                progress = self._progress[name] = Progress()
+                progress = self._progress[name] = Progress(self.lost)
             progress.note(ranks, serial, number)
         self._latest.note(ranks, serial, number)
         if self.silent and not self.silent.keys().isdisjoint(ranks):
@@ -145,8 +149,6 @@ class Contributors:
         for name in names:
             usual = self.usual.get(name)
             if usual is None or not (ranks is usual or ranks <= usual):
-                if usual is None and self.lost:
-                    self.unknown[name] = frozenset(self.lost)
                 self.usual[name] = ranks if usual is None else usual | ranks
                 self.version += 1
 
@@ -173,14 +175,9 @@ class Contributors:
         """Continue with other ranks after a round; see `Rounds.resize`."""
         self.members, self.closed = members, self.closed & members
         self.lost = {rank: self.lost.get(rank, number + 1) for rank in sorted(lost)}
-        self.unknown = self.unknown if lost else {}
         self.silent = {rank: since for rank, since in self.silent.items() if rank in members}
         self.quiet &= members
         self.version += 1
-
-    def extend_losses(self, number: int) -> None:
-        """Record that a round had calls of before ranks were lost; those of other ranks may follow in the next one."""
-        self.lost = {rank: since + (since == number) for rank, since in self.lost.items()}
 
     def close(self, ranks: Ranks) -> None:
         """Record that ranks contribute nothing more."""

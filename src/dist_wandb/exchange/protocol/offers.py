@@ -75,7 +75,6 @@ class Offer:
         give_up_all: The round up to which it gives up all cells.
         regroup: Whether it requests a new generation.
         interleaved: Whether its calls come from several threads or processes, so that their order proves nothing.
-        backlog: Whether it has calls of before the last change of ranks.
         published: How often it has published something through the job's store.
         new_names: Names that it logs and that have no number yet.
         new_axes: Names that it knows to be x axes of the user, and that the others do not.
@@ -90,7 +89,6 @@ class Offer:
     give_up_all: float = NOTHING
     regroup: bool = False
     interleaved: bool = False
-    backlog: bool = False
     published: int = 0
     new_names: Sequence[str] = ()
     new_axes: Sequence[str] = ()
@@ -99,8 +97,7 @@ class Offer:
     def encoded(self, numbers: dict[str, int]) -> bytes:
         """Return it as bytes, given the numbers of the names."""
         patience = [-1 if born == NOTHING else int(born) for born in (self.give_up_new, self.give_up_all)]
-        states = map(int, (self.regroup, self.interleaved, self.backlog))
-        flags = [int(self.intent), self.old, self.more, *patience, *states]
+        flags = [int(self.intent), self.old, self.more, *patience, int(self.regroup), int(self.interleaved)]
         blocks = [
             [_spans([numbers[name] for name in block.names]), _same(block.occurrences), *block[2:]]
             for block in self.blocks
@@ -120,17 +117,16 @@ class Offer:
         known = {} if known is None else known
         state, _, calls = data.partition(b"\n")
         try:
-            (intent, old, more, new, every, *states), *rest = json.loads(state)
+            (intent, old, more, new, every, regroup, interleaved), *rest = json.loads(state)
             defaults: list[Any] = [0, [], [], {}]
             published, new_names, new_axes, counts = rest + defaults[len(rest) :]
             if calls not in known:
                 known[calls] = _blocks(names, json.loads(calls))
-            regroup, interleaved, backlog = map(bool, states)
             of_new, of_all = (NOTHING if born < 0 else float(born) for born in (new, every))
             _check_type(int, old, more, published, *counts.values())
             _check_type(str, *new_names, *new_axes)
             return cls(
-                known[calls], old, more, Intent(intent), of_new, of_all, regroup, interleaved, backlog, published,
+                known[calls], old, more, Intent(intent), of_new, of_all, bool(regroup), bool(interleaved), published,
                 new_names, new_axes, counts,
             )  # fmt: skip
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:

@@ -178,7 +178,6 @@ class Rounds:
         self._rank = rank
         self._terms = _Terms(most_open, hold, needs_primary)
         self._gives_up = (NOTHING, NOTHING)  # up to these rounds: cells of new names, all cells
-        self._backlog = 0  # how many calls wait since the last change of ranks
         self._plan: Plan | None = None
         self._kept = _Kept()
 
@@ -240,7 +239,6 @@ class Rounds:
             *(self._gives_up if table.open else (NOTHING, NOTHING)),
             regroup,
             side.interleaved and self._rank not in table.ranks.interleaved,
-            self._backlog > 0,
             side.published,
             [name for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else (),
             [name for name in side.axes if name not in table.axes],
@@ -283,15 +281,14 @@ class Rounds:
         table.told.clear()
         _learn(table, plan.offers)
         rows, places = plan.apply(sums, maxima)
-        self._backlog = max(0, self._backlog - plan.taken)
         own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
         late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
         patience, is_crowded = _patience(plan, self._terms), len(table.open) > self._terms.most_open
         gives_up = zip(self._gives_up, (patience.of_new, patience.of_all), strict=True)
         new, every = (own if own > announced else NOTHING for own, announced in gives_up)
         self._gives_up = new, every
-        if any(offer.backlog for _, offer in plan.offers):
-            table.ranks.extend_losses(table.round)
+        if not plan.takes_all:  # calls of before a rank was lost may follow
+            table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
         table.leave(plan.leaving)
         finished = list(Conclusion(table, plan.touched, patience).rows())
         lost = tuple(key for what, key, ranks in table.told if what == "too late" and self._rank in ranks)
@@ -332,7 +329,6 @@ class Rounds:
         """
         table, before = self.table, self.table.ranks.members
         table.resize(frozenset(members), frozenset(lost))
-        self._backlog = len(self.outbox.waiting)
         if not table.taken.keys() >= table.ranks.members - before:
             table.forget_usual()
         self._plan = None
