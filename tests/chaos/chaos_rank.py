@@ -337,8 +337,8 @@ class Rank:
     def _suffer(self, fault: Fault) -> None:
         if fault.kind in ("late", "never"):
             return
-        if fault.kind in FATAL:
-            see_others_begin(self.spec, self.rank, self.directory)
+        if fault.kind == "tmp_gone" or (fault.kind in FATAL and self.rank == 0):
+            see_others_begin(self.spec, self.directory)
         self.ledger.write("fault", kind=fault.kind)
         if fault.kind in HARD:
             os.kill(os.getpid(), signal.SIGKILL) if fault.kind == "kill" else os._exit(int(fault.value))
@@ -359,10 +359,13 @@ class Rank:
                 os.kill(core, signal.SIGKILL) if fault.kind == "core_kill" else stop(core, fault.value)
 
 
-def see_others_begin(spec: Spec, rank: int, directory: Path) -> None:
-    """Wait until the others have opened their session if this rank hosts the job's store, which they need for it."""
-    others = [other for other in range(1, spec.world_size) if not spec.faults_of(other, "late", "never")]
-    if rank == 0 and not spec.guarded:
+def see_others_begin(spec: Spec, directory: Path) -> None:
+    """Wait until all have opened their session, for which they need the job's store, and wandb the temporary directory.
+
+    Rank 0 hosts the store. wandb waits for itself forever if it starts without that directory.
+    """
+    others = [other for other in range(spec.world_size) if not spec.faults_of(other, "late", "never")]
+    if not spec.guarded:
         with contextlib.suppress(AssertionError):  # one of them has already failed
             wait_until(lambda: all((directory / f"opened-{other}").exists() for other in others), within=20)
 
