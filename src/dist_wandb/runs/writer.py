@@ -186,7 +186,7 @@ class RunWriter:
             self._log({**row, **others}, **arguments)
             return
         with made_of_merged(row, self._warn) as made:
-            if made:
+            if made.keys() - {self.step_metric}:
                 self._log({**made, **others}, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
@@ -197,7 +197,7 @@ class RunWriter:
         try:
             self._run.log(row, **kwargs)
         except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
-            self._rescue.write(self._run.log, row, error, **kwargs)
+            self._rescue.write(self._run.log, row, error, self.step_metric, **kwargs)
 
 
 class _Rescue:
@@ -208,11 +208,13 @@ class _Rescue:
         self._lost = lost
         self._warned: set[str] = set()
 
-    def write(self, log: Callable[..., None], row: dict[str, Any], error: Exception, **kwargs: Any) -> None:
+    def write(
+        self, log: Callable[..., None], row: dict[str, Any], error: Exception, axis: str | None, **kwargs: Any
+    ) -> None:
         """Write a row value by value after `log(row, **kwargs)` has raised `error`; raise it if no value is the cause.
 
         wandb raises before it accepts any part of a row. Each value that could be the cause is logged individually, as
-        a part of the uncommitted row; the other values come last and commit the row.
+        a part of the uncommitted row; the other values come last and commit the row, unless only the x axis is left.
         """
         doubtful = [name for name, value in row.items() if type(value) not in _WRITABLE]
         if not doubtful:
@@ -221,7 +223,8 @@ class _Rescue:
         causes = {name: cause for name in doubtful if (cause := _cause(log, name, row[name])) is not None}
         for name in causes:
             rest.update(self._as_text(name, row[name]))
-        log(rest, **kwargs)
+        if len(causes) < len(doubtful) or rest.keys() - {axis}:
+            log(rest, **kwargs)
         self._lost[_REFUSED] += len(causes.keys() - rest.keys())
         for name, why in causes.items():
             self._warn(name, row[name], why, is_text=name in rest)

@@ -96,7 +96,11 @@ class Stock:
         key = script.name, int(variant.ranks > 1)
         stock = self._runs[self._name(*key)]
         terms = Terms(
-            self._forms[key].x_of, is_failing=script.is_failing, has_peers=variant.ranks > 1, axes=script.axes
+            self._forms[key].x_of,
+            is_failing=script.is_failing,
+            has_peers=variant.ranks > 1,
+            axes=script.axes,
+            joined=script.late_axes if variant.ranks > 1 else frozenset(),
         )
         return Result(script, variant, compare(stock, ours, terms), side_by_side(stock, ours, terms))
 

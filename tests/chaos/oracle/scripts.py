@@ -58,6 +58,13 @@ class Script:
         definitions = (operation["options"] for operation in self.operations if operation["do"] == "define")
         return frozenset(options["step_metric"] for options in definitions if "step_metric" in options)
 
+    @property
+    def late_axes(self) -> frozenset[str]:
+        """Those that it has logged before it defines them."""
+        last = max((at for at, operation in enumerate(self.operations) if operation["do"] == "define"), default=0)
+        before = (operation["values"] for operation in self.operations[:last] if operation["do"] == "log")
+        return self.axes.intersection(name for values in before for name in values)
+
 
 @dataclass(frozen=True)
 class ForStock:

@@ -267,6 +267,22 @@ def test_the_axis_belongs_to_the_call() -> None:
     assert [outcome.differing for outcome in outcomes] == [(), ("samples",)]
 
 
+def test_rows_do_not_wait_for_a_name_that_has_become_an_axis() -> None:
+    """Rank 1 gives its part of a row that waits after `epoch` was defined as an axis: it is no cell of that call."""
+    unit = Unit(2)
+    unit.log_on_all({"loss": 1.0, "epoch": 0.0})
+    unit.settle()
+    unit.log(0, {"loss": 1.0, "epoch": 1.0})
+    unit.now += 1.0
+    unit.exchange()
+    assert len(unit.machines[0].table.open) == 1
+    for machine in unit.machines:
+        machine.side_data.axes = ("epoch",)
+    unit.log(1, {"loss": 3.0, "epoch": 1.0})
+    unit.settle()
+    assert shown(unit)[1:] == [(-2, {"loss": 2.0, "epoch": 1.0}, 0, False)]
+
+
 def test_uneven_counts_are_told_at_the_end() -> None:
     unit = Unit(3)
     for rank in range(3):

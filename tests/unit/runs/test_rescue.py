@@ -116,3 +116,11 @@ def test_without_a_directory_for_pictures_the_rest_of_the_row_is_written(
     a_writer.write({"loss": 0.5, "pictures": MergedImages([picture])}, 7)
     assert run.rows == [{"loss": 0.5, "global_step": 7}]
     assert a_writer.lost.total() == 1
+
+
+def test_a_row_of_nothing_that_can_be_written_is_left_out(run: Picky) -> None:
+    a_writer = writer(run)
+    a_writer.write({"page": wandb.Html("<p>")}, 6)
+    a_writer.write({"loss": 0.5}, 7)
+    assert run.rows == [{"loss": 0.5, "global_step": 7}]
+    assert a_writer.lost.total() == 1

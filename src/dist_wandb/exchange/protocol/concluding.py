@@ -94,7 +94,9 @@ class Conclusion:
         return [row for row in self._placing.open if row in rows]
 
     def _awaited(self, key: Key, cell: Cell) -> tuple[Ranks, bool]:
-        beside = NOBODY
+        axes, beside = self._table.axes, NOBODY
+        if key.name in axes and cell.row is not None and not self._placing.rows[cell.row].keys() <= axes.keys():
+            return NOBODY, False  # it has become an x axis since, which is no cell of the later calls
         if key.name not in self._ranks.usual and cell.row is not None:
             # not the ranks that have logged other values of its row, and then another call
             others = [self._placing.cells[other] for other in self._placing.rows[cell.row].values()]
