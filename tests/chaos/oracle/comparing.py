@@ -27,8 +27,8 @@ INTENDED = {
     "whose steps increase (`scripts.for_stock`).",
     "a name, or another value of the user's axis, for the second time at a step, with several ranks": "W&B overwrites "
     "the first value; here the call begins a row of its own (design: rows stay whole).",
-    "a name that becomes an x axis after it was logged, with several ranks": "Earlier calls count as calls with an axis "
-    "if they had not been exchanged when it was defined: whether they are one row with others depends on time.",
+    "a name that becomes an x axis after it was logged, with several ranks": "Earlier calls that "
+    "had not been exchanged when it was defined count as calls with an axis, so that they may be one row with others.",
     "commit=True, then the same step again": "W&B drops the second call. Here it is a row of its own.",
     "a row without a step, after one with a step": "Here it lies at the last step that was given (docs/numbers.md), in "
     "W&B at the next one. The position comes from `scripts.for_stock`; what stands in the row comes from W&B.",
