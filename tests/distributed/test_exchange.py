@@ -531,6 +531,20 @@ def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     assert unit.last("loss") == {0: 1.5}
 
 
+def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(3, 0, 1, limits=replace(QUICK, join_timeout=1.0, peer_timeout=1.0))
+    topology = Topology(2, 2, 0, 3, 3, 1)
+    publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 2, 3, 2, range(3)))
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.close()
+    assert unit.flagged() == {0: 1}
+    assert "Rank 2 opened a session, but did not take part" in caplog.text
+    assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
+
+
 def arrived(exchange: CollectiveExchange) -> int:
     """Return the number of ranks that have arrived, as seen by one of them."""
     membership = exchange._worker.participation.membership

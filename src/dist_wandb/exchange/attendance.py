@@ -17,7 +17,7 @@ class Attendance:
     Attributes:
         is_only_one: Whether no other rank had opened a session when this was checked last: after `join_timeout`, and at
             the end.
-        lost: Indices in the unit of ranks that participated, and are gone without having finished.
+        lost: Indices in the unit of ranks that opened a session, and are gone without having finished.
     """
 
     def __init__(self, context: Context) -> None:
@@ -41,7 +41,7 @@ class Attendance:
             self._welcome(presence, set(generation.joined) - set(before.lost))
         absent = presence.absent(generation)
         missing = absent if before is None else absent & set(before.members)
-        still_lost = (self.lost | (set() if before is None else missing)) - set(generation.members)
+        still_lost = (self.lost | missing) - set(generation.members)
         self.lost = frozenset(still_lost - presence.departures.left - presence.departures.undelivered)
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):

@@ -163,7 +163,7 @@ class CollectiveExchange:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that participated, and are gone without having finished."""
+        """Indices in the unit of ranks that opened a session, and are gone without having finished."""
         return self._worker.participation.attendance.lost
 
     @property

@@ -69,7 +69,7 @@ class Exchange(Protocol):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that participated, and are gone without having finished."""
+        """Indices in the unit of ranks that opened a session, and are gone without having finished."""
 
     @property
     def unwritten(self) -> int:
