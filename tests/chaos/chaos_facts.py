@@ -16,8 +16,8 @@ _SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all rank
 _TERMINATED = 143
 
 
-# Warnings of a rank whose values are not combined with those of the others: it was late, or returned too late.
-_ALONE = ("nothing that it logs is combined", "logged meanwhile is not combined")
+# Warnings of a rank whose values are not combined with those of the others: it was late, returned too late, or ended.
+_ALONE = ("nothing that it logs is combined", "logged meanwhile is not combined", "are written with its own numbers")
 
 
 @dataclass(frozen=True)
