@@ -193,6 +193,8 @@ def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> lis
     while any(process.poll() is None for process in job.processes) and time.monotonic() < deadline:
         if server and spec.server == "dies" and any(run.rows for run in server.runs.values()):
             server.stop()
+        if spec.launcher == "torchrun" and any(process.poll() for process in job.processes):
+            _end_idle_agents(job)
         time.sleep(0.05)
     codes = [process.poll() for process in job.processes]
     if None in codes:
@@ -203,6 +205,22 @@ def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> lis
         time.sleep(_STACKS_WAIT)
         job.kill()
     return codes
+
+
+def _end_idle_agents(job: Job) -> None:
+    """End agents of torchrun without workers after another one has failed: they wait for it, for up to 300 s."""
+    idle = [one for one in job.processes if one.poll() is None and not _children(one.pid)]
+    time.sleep(_SETTLING if idle else 0.0)
+    for process in idle:
+        if process.poll() is None and not _children(process.pid):
+            process.kill()
+
+
+def _children(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
 
 
 def _outliving(job: Job) -> list[str]:
