@@ -17,7 +17,12 @@ _TERMINATED = 143
 
 
 # Warnings of a rank whose values are not combined with those of the others: it was late, returned too late, or ended.
-_ALONE = ("nothing that it logs is combined", "logged meanwhile is not combined", "are written with its own numbers")
+_ALONE = (
+    "nothing that it logs is combined",
+    "logged meanwhile is not combined",
+    "are written with its own numbers",
+    "continues alone",
+)
 
 
 @dataclass(frozen=True)
