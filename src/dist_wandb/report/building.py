@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,7 +11,7 @@ from dist_wandb._version import __version__
 from dist_wandb.errors import ReadError
 from dist_wandb.reading.found import files_below
 from dist_wandb.report import media, thinning
-from dist_wandb.report.files import read_for_report
+from dist_wandb.report.files import FileForReport, read_for_report
 from dist_wandb.report.model import Report
 from dist_wandb.report.sections import sections
 from dist_wandb.wandb_files.interruptible import read_each
@@ -33,9 +34,11 @@ def build(directory: Path, metrics: Sequence[str] = ("*",)) -> Report:
     """
     paths, unseen = files_below([directory])
     budget = thinning.Budget(_STRETCHES)
-    found, unreadable = read_each(
-        paths, lambda path, stopped: read_for_report(path, budget, metrics=metrics, stopped=stopped), _PARALLEL_READERS
-    )
+
+    def read(path: Path, stopped: threading.Event) -> FileForReport:
+        return read_for_report(path, paths[path], budget, metrics=metrics, stopped=stopped)
+
+    found, unreadable = read_each(list(paths), read, _PARALLEL_READERS)
     problems = [str(error) for error in (*unreadable.values(), *(error for _, error in unseen))]
     if not found:
         reasons = " ".join(problems[:5])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -248,16 +248,13 @@ def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, byt
 
 
 def readers_of(path: Path) -> list[str]:
-    """Return the ids of the processes that read a file."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = process.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if os.fsencode(path) in words:
-            found.append(process.parent.name)
-    return found
+    """Return the ids of the processes of W&B's reader that have a file open."""
+    found = set()
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if handle.samefile(path) and b"inspect" in handle.parents[1].joinpath("cmdline").read_bytes().split(b"\0"):
+                found.add(handle.parts[2])
+    return sorted(found)
 
 
 @pytest.mark.slow
