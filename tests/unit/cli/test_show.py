@@ -45,6 +45,19 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
+def test_secrets_of_the_config_are_shown_only_if_requested(tmp_path: Path, capsys: Capture) -> None:
+    hidden = {"hf_token": "s3cret", "db": {"password": "s3cret"}, "list": [{"api_key": "s3cret"}]}
+    for run_id in ("a", "b"):
+        given = {**hidden, "hf_token": f"s3cret-{run_id}", "lr": 0.1}
+        write_run(tmp_path, run_id, records=[header(), run(run_id, config=given), row(0, {"loss": 1.0}), end()])
+    for options in (["--json"], ["--compare"], ["--details"]):
+        assert "s3cret" not in shown(capsys, tmp_path, *options)
+    config = json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["config"]
+    assert config == {"hf_token": "…", "db": {"password": "…"}, "list": [{"api_key": "…"}], "lr": 0.1}
+    assert json.loads(shown(capsys, tmp_path, "--json", "--secrets"))["runs"][0]["config"]["db"] == hidden["db"]
+    assert "s3cret-a" in shown(capsys, tmp_path, "--compare", "--secrets")
+
+
 # --- shared runs ------------------------------------------------------------------------------------------------------
 
 
