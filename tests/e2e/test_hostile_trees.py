@@ -333,6 +333,34 @@ def test_a_restart_record_of_a_stranger_is_rejected(someone: Victim, resume: Res
         assert (rows_of_the_newest(trees_at / name)[0] == base_id) == (name == "sound"), f"{name}: {output}"
 
 
+WANDBS_NOTES: dict[str, Callable[[Path, Path], object]] = {
+    "id": lambda path, _: path.write_text('{"run_id": "of-a-stranger"}'),
+    "link": lambda path, secret: path.symlink_to(secret),
+    "hard-link": lambda path, secret: path.hardlink_to(secret),
+    "dangling-link": lambda path, secret: path.symlink_to(secret.with_name("new")),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "zeros": lambda path, _: path.symlink_to("/dev/zero"),
+    "list": lambda path, _: path.write_text("[1]"),
+    "null": lambda path, _: path.write_text("null"),
+}
+"""By name, functions that leave something in place of W&B's own record of ``resume="auto"``."""
+
+
+def test_wandbs_own_restart_record_is_not_followed(resume: Resume, trees_at: Path, tmp_path: Path) -> None:
+    """It is in the run's directory, in which others may write; W&B checks neither its kind nor its owner."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    for name, leave in WANDBS_NOTES.items():
+        (trees_at / name / "wandb").mkdir(parents=True)
+        leave(trees_at / name / "wandb" / "wandb-resume.json", secret)
+    resume([{"dir": str(trees_at / name), "arguments": {"resume": "auto"}} for name in WANDBS_NOTES])
+    assert secret.read_text() == "secret"
+    assert not secret.with_name("new").exists()
+    for name in WANDBS_NOTES:
+        run_id, steps = rows_of_the_newest(trees_at / name)
+        assert (run_id == "of-a-stranger", steps) == (False, [0, 1]), name
+
+
 def place_of_note(place: Path, name: str) -> Path:
     """Return the path at which a start in a directory searches for its restart record."""
     directory = place / "wandb" / "dist-wandb-resume"

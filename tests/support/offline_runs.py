@@ -55,8 +55,8 @@ def refuse_to_scan(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make one directory unreadable, independent of its permissions, because tests may run as root."""
     scandir = os.scandir
 
-    def refusing(path: Path) -> Any:
-        if path == closed:
+    def refusing(path: int) -> Any:
+        if Path(f"/proc/self/fd/{path}").samefile(closed):
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 

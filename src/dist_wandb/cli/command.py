@@ -26,6 +26,13 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_secrets_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--secrets``."""
+    parser.add_argument(
+        "--secrets", action="store_true", help="show values of the config that are secrets by name, such as a token"
+    )
+
+
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--trust-server``."""
     parser.add_argument(

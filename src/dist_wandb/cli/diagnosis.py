@@ -14,6 +14,7 @@ from typing import Any
 from dist_wandb.cli.server import Server, ask
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.runs import current_server, directories, requested, sweeps
+from dist_wandb.settings.config_secrets import without_passwords, without_values
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.settings.plan import (
     RankScope,
@@ -57,6 +58,19 @@ class Diagnosis:
     versions: dict[str, str | None]
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    def masked(self) -> Diagnosis:
+        """The diagnosis without what may be a password: wrong values of variables, which may be meant for others."""
+
+        def masked(launcher: DetectedLauncher) -> DetectedLauncher:
+            values = {
+                name: without_values(f"{name}={value}").partition("=")[2] for name, value in launcher.variables.items()
+            }
+            return replace(launcher, variables=values, reason=without_values(launcher.reason))
+
+        errors = tuple(map(without_values, self.errors))
+        setup = replace(self.setup, problem=self.setup.problem and without_values(self.setup.problem))
+        return replace(self, launchers=tuple(map(masked, self.launchers)), setup=setup, errors=errors)
 
     def as_json(self) -> dict[str, Any]:
         """The diagnosis as JSON values, without the API key."""
@@ -121,8 +135,8 @@ def examine(
             server = ask(setup.server.shown, setup.key, timeout)
         else:
             errors.append(f"The server was not asked. {setup.server.refusal}")
-    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ())
-    return replace(diagnosis, warnings=tuple(_warnings(diagnosis)))
+    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ()).masked()
+    return replace(diagnosis, warnings=tuple(map(without_passwords, _warnings(diagnosis))))
 
 
 def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
@@ -213,7 +227,7 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
     directory = directories.wandb_directory({}).absolute()
     if not _is_writable(directory):
         yield (
-            f"The run directory {str(directory)!r} is not writable, so wandb uses a temporary directory. Set "
+            f"The run directory {str(directory)!r} is not writable, so runs are written to a new temporary one. Set "
             "WANDB_DIR, or pass dir=."
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +13,7 @@ from dist_wandb.cli.command import Command, add_json_argument, add_trust_argumen
 from dist_wandb.cli.diagnosis import GENERATED, Diagnosis, examine
 from dist_wandb.cli.formatting import console, print_json
 from dist_wandb.errors import visible
+from dist_wandb.settings.config_secrets import without_passwords
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.topology.detected import DetectedLauncher
 
@@ -40,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
         trusted_server=arguments.trust_server,
     )
     if arguments.json:
-        print_json(found.as_json())
+        print_json(_masked(found.as_json()))
     else:
         out = console()
         out.print(_findings(found), soft_wrap=True)
@@ -61,11 +63,19 @@ def _findings(found: Diagnosis) -> Table:
         ("wandb", _wandb_in_words(found)),
         ("versions", [", ".join(f"{name} {known}" for name, known in found.versions.items() if known)]),
     ):
-        table.add_row(name, Text(visible(lines[0])))
+        table.add_row(name, Text(visible(without_passwords(lines[0]))))
         for line in lines[1:]:
-            table.add_row("", Text(visible(line), style="dim"))
+            table.add_row("", Text(visible(without_passwords(line)), style="dim"))
     table.add_row()
     return table
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _masked(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_masked(item) for item in value]
+    return without_passwords(value) if isinstance(value, str) else value
 
 
 def _who(found: Diagnosis) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from dist_wandb.cli.command import Command
+from dist_wandb.cli.command import Command, add_secrets_argument
 from dist_wandb.cli.formatting import number_of
 from dist_wandb.errors import ReadError, visible
 from dist_wandb.report.building import build
@@ -29,6 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         help="only metrics whose name matches, such as 'val/*'; may be given several times",
     )
+    add_secrets_argument(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
     plotly_script()  # fails before the runs are read, which may take long
     try:
         check_target(output)
-        report = build(arguments.directory, arguments.metric or ("*",))
+        report = build(arguments.directory, arguments.metric or ("*",), secrets=arguments.secrets)
         size = write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None

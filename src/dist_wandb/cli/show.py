@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from dist_wandb.cli.command import Command
+from dist_wandb.cli.command import Command, add_secrets_argument
 from dist_wandb.cli.formatting import console, number_of, print_json, shortened
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
 from dist_wandb.cli.show_follow import follow, just_begun
@@ -23,6 +23,7 @@ from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.found import runs_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import Condition, chosen, ordered
+from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.environment import usual_directories
 
@@ -64,6 +65,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     view.add_argument("--compare", action="store_true", help="a line for each run, with the settings that differ")
     view.add_argument("--rows", nargs="+", metavar="NAME", help="the rows of the metrics with these names or patterns")
     view.add_argument("--follow", action="store_true", help="follow the last run, or the named runs, until they end")
+    add_secrets_argument(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, with NaN and infinities as strings")
     output.add_argument("--csv", action="store_true", help="print the rows of --rows as CSV")
@@ -88,6 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = follow(directories, ids, patterns, console()) if ids else runs
         followed = {path for run in runs for path in run.files}
         all_runs, errors = all_runs or runs, [error for error in errors if error[0] not in followed]
+    if not arguments.secrets:
+        runs = [replace(run, config=redacted(run.config)) for run in runs]
     if arguments.rows:
         print_rows(runs, arguments.rows, "csv" if arguments.csv else "json" if arguments.json else "table")
     elif arguments.json:

@@ -23,6 +23,7 @@ from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun, size_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
+from dist_wandb.wandb_files.small_files import Directory
 
 _INTERVAL = 1.0  # seconds between two updates
 _SEARCH = 5.0  # seconds between two searches for files of ranks that start later
@@ -44,8 +45,9 @@ class FollowedFile:
         is_read: Whether the reader has ended.
     """
 
-    def __init__(self, path: Path, metrics: Iterable[str], stopped: threading.Event) -> None:
+    def __init__(self, path: Path, directory: Directory, metrics: Iterable[str], stopped: threading.Event) -> None:
         self.path = path
+        self._directory = directory
         self.contents: Contents = Contents(metrics)
         self.error: Exception | None = None
         self.is_read: bool = False
@@ -71,14 +73,15 @@ class FollowedFile:
         if not self.contents.run:
             return None
         try:
-            sidecar, problems = read_sidecar(self.path.parent), []
+            sidecar, problems = read_sidecar(self.path.parent, self._directory), []
         except ReadError as error:
             sidecar, problems = None, [str(error)]
-        return self.contents.as_run(self.path, sidecar, [*self._problems, *problems, *self.contents.problems])
+        problems = [*self._problems, *problems, *self.contents.problems]
+        return self.contents.as_run(self.path, sidecar, problems, self._directory)
 
     def _read(self) -> None:
         try:
-            self._problems = inspect(self.path, self._put, self._stopped, follow=True)
+            self._problems = inspect(self.path, self._put, self._stopped, follow=True, within=self._directory)
         except Exception as error:  # noqa: BLE001  # reported on the main thread
             self.error = error
         finally:
@@ -105,11 +108,11 @@ class Followed:
     def search(self) -> None:
         """Follow new files, and try files again from which nothing could be read."""
         found, _ = files_below(self._directories)
-        for path in found:
+        for path, directory in found.items():
             known = self.files.get(path)
             is_dead = known is not None and known.is_read and not known.contents.run
             if path.name in self._names and (known is None or is_dead) and len(self.files) < _MOST_FILES:
-                self.files[path] = FollowedFile(path, self._metrics, self._stopped)
+                self.files[path] = FollowedFile(path, directory, self._metrics, self._stopped)
 
     def drain(self) -> bool:
         """Process the records that were read of all files; return whether there were any."""

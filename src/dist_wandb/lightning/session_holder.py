@@ -180,7 +180,7 @@ class SessionHolder:
             create_new=topology.world_size > 1 or is_another,
             announces=False,
             catches_sigterm=False,  # the Trainer does, to save a checkpoint
-            restarts=topology.world_size > 1,  # a world of one resumes in W&B's own way
+            restarts=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as the stock logger
             as_given=True,
         )
         if provisional is not None:

@@ -6,25 +6,26 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.finding import find_files
 from dist_wandb.wandb_files.reading import StoredRun, read_runs
+from dist_wandb.wandb_files.small_files import Directory
 
 
-def files_below(directories: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, ReadError]]]:
+def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], list[tuple[Path, ReadError]]]:
     """Find the run files below directories, each once.
 
     Returns:
-        The files, and the directories that could not be searched completely, with the reasons.
+        The files with their directories, and the directories that could not be searched completely, with the reasons.
 
     Raises:
         ReadError: A directory does not exist, or no file was found.
     """
-    files: dict[Path, Path] = {}  # by resolved path
+    files: dict[tuple[int, int, str], tuple[Path, Directory]] = {}  # by directory and name
     unseen: list[tuple[Path, ReadError]] = []
     for directory in directories:
         errors: list[ReadError] = []
-        found = find_runs(directory, report=errors.append)
-        files.update({path.parent.resolve() / path.name: path for path in found})
+        for path, within in find_files(directory, errors.append).items():
+            files[within.device, within.inode, path.name] = path, within
         unseen += [(directory, error) for error in errors]
     if not files and not unseen:
         where = " or ".join(repr(str(directory)) for directory in directories)
@@ -32,7 +33,7 @@ def files_below(directories: Sequence[Path]) -> tuple[list[Path], list[tuple[Pat
             f"No W&B run was found below {where}: no run-* or offline-run-* directory there contains a run-*.wandb "
             "file. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
         )
-    return list(files.values()), unseen
+    return dict(files.values()), unseen
 
 
 def runs_below(

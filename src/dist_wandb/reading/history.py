@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
-from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.inspection import inspect
-from dist_wandb.wandb_files.reading import MOST_METRICS, with_floats
+from dist_wandb.wandb_files.reading import MOST_METRICS, StoredRun, with_floats
 
 MOST_CELLS = 50_000_000
 """Largest number of rows times columns."""
@@ -78,11 +77,11 @@ class Columns:
         return False
 
 
-def columns_of(paths: Iterable[Path], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
+def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
     """Read the history of files, one after the other.
 
     Args:
-        paths: The files.
+        files: The files.
         axis: As for `Columns`.
         names: As for `Columns`.
 
@@ -98,16 +97,16 @@ def columns_of(paths: Iterable[Path], axis: str, names: Sequence[str] | None) ->
             if isinstance(item, dict):
                 columns.add(item)
 
-    for path in paths:
-        inspect(path, on_record, in_order=False)
+    for file in files:
+        inspect(file.path, on_record, in_order=False, within=file.directory)
     return columns.filled()
 
 
-def summary_of(paths: Iterable[Path]) -> dict[str, Any]:
+def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:
     """Read the summary of a run from its files, without W&B's own names. At most 20,000 names are kept.
 
     Args:
-        paths: The files; values of a later file replace those of an earlier one.
+        files: The files; values of a later file replace those of an earlier one.
 
     Raises:
         ReadError: A file cannot be read.
@@ -122,8 +121,8 @@ def summary_of(paths: Iterable[Path]) -> dict[str, Any]:
         elif kind == "history":  # a killed process may not have written a summary
             _update(summary, {"update": record["history"].get("item")})
 
-    for path in paths:
-        inspect(path, on_record, skipped=())
+    for file in files:
+        inspect(file.path, on_record, skipped=(), within=file.directory)
     return summary
 
 

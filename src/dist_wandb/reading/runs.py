@@ -150,7 +150,7 @@ class LocalRun:
         Raises:
             ReadError: See `history`.
         """
-        return summary_of(part.path for writer in reversed(self.writers) for part in writer.parts)
+        return summary_of(part for writer in reversed(self.writers) for part in writer.parts)
 
     def history(
         self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None
@@ -171,8 +171,8 @@ class LocalRun:
             UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
         """
         wanted = [names] if isinstance(names, str) else None if names is None else list(names)
-        paths = [part.path for found in self._writers(writer) for part in found.parts]
-        return columns_of(paths, self.step_axis, wanted)
+        files = [part for found in self._writers(writer) for part in found.parts]
+        return columns_of(files, self.step_axis, wanted)
 
     def to_pandas(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
         """Return the result of `history` as a `pandas.DataFrame`.

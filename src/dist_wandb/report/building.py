@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -10,9 +12,10 @@ from dist_wandb._version import __version__
 from dist_wandb.errors import ReadError
 from dist_wandb.reading.found import files_below
 from dist_wandb.report import media, thinning
-from dist_wandb.report.files import read_for_report
+from dist_wandb.report.files import FileForReport, read_for_report
 from dist_wandb.report.model import Report
 from dist_wandb.report.sections import sections
+from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.wandb_files.interruptible import read_each
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
@@ -20,12 +23,13 @@ _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
 _PARALLEL_READERS = 4
 
 
-def build(directory: Path, metrics: Sequence[str] = ("*",)) -> Report:
+def build(directory: Path, metrics: Sequence[str] = ("*",), *, secrets: bool = False) -> Report:
     """Read the runs below a directory.
 
     Args:
         directory: Directory to search, at any depth; or one ``.wandb`` file.
         metrics: Patterns of the metrics to include.
+        secrets: Whether to show values of the config that are secrets by their names. The page may be handed on.
 
     Raises:
         ReadError: The directory does not exist, or none of the runs below it can be read.
@@ -33,9 +37,13 @@ def build(directory: Path, metrics: Sequence[str] = ("*",)) -> Report:
     """
     paths, unseen = files_below([directory])
     budget = thinning.Budget(_STRETCHES)
-    found, unreadable = read_each(
-        paths, lambda path, stopped: read_for_report(path, budget, metrics=metrics, stopped=stopped), _PARALLEL_READERS
-    )
+
+    def read(path: Path, stopped: threading.Event) -> FileForReport:
+        file = read_for_report(path, paths[path], budget, metrics=metrics, stopped=stopped)
+        config = file.stored.config
+        return replace(file, stored=replace(file.stored, config=config if secrets else redacted(config)))
+
+    found, unreadable = read_each(list(paths), read, _PARALLEL_READERS)
     problems = [str(error) for error in (*unreadable.values(), *(error for _, error in unseen))]
     if not found:
         reasons = " ".join(problems[:5])

@@ -17,6 +17,7 @@ from dist_wandb.report.rows import Rows
 from dist_wandb.report.thinning import Budget, Curve
 from dist_wandb.wandb_files.inspection import UNUSED, inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun
+from dist_wandb.wandb_files.small_files import Directory
 
 MOST_SYSTEM = 500
 """Largest number of system metrics that the page shows of one file."""
@@ -66,12 +67,13 @@ class Reader:
         elif kind in ("run", "config", "exit"):
             self.contents.add(record)
 
-    def result(self, path: Path, problems: list[str]) -> FileForReport:
+    def result(self, path: Path, problems: list[str], directory: Directory | None = None) -> FileForReport:
         """Return the collected data.
 
         Args:
             path: The file.
             problems: Damaged parts of the file, each as a sentence fragment.
+            directory: Its directory.
 
         Raises:
             ReadError: The records contain no data of a run.
@@ -81,7 +83,7 @@ class Reader:
         if not self.contents.run and not self.contents.rows:
             reason = f": {'; '.join(problems)}" if problems else " yet"
             raise ReadError(f"{path}: no data of a run can be read from it{reason}.")
-        stored = self.contents.with_sidecar(path, problems)
+        stored = self.contents.with_sidecar(path, problems, directory)
         return FileForReport(stored, self.rows, self.system, self.console)
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
@@ -113,12 +115,18 @@ class Reader:
 
 
 def read_for_report(
-    path: Path, budget: Budget, *, metrics: Iterable[str] = ("*",), stopped: threading.Event | None = None
+    path: Path,
+    directory: Directory,
+    budget: Budget,
+    *,
+    metrics: Iterable[str] = ("*",),
+    stopped: threading.Event | None = None,
 ) -> FileForReport:
     """Read one file.
 
     Args:
         path: The file.
+        directory: Its directory, as it was found.
         budget: The budget that the curves of all files share.
         metrics: Patterns of the metrics to keep.
         stopped: Set to stop reading.
@@ -128,8 +136,9 @@ def read_for_report(
         UnsupportedVersionError: The installed wandb cannot print such files.
     """
     reader = Reader(budget, metrics)
-    problems = inspect(path, reader.add, stopped, skipped=UNUSED - {"stats", "output_raw"}, in_order=False)
-    return reader.result(path, problems)
+    skipped = UNUSED - {"stats", "output_raw"}
+    problems = inspect(path, reader.add, stopped, skipped=skipped, in_order=False, within=directory)
+    return reader.result(path, problems, directory)
 
 
 def _seconds(timestamp: object) -> float | None:

@@ -13,7 +13,7 @@ from dist_wandb.errors import ReadError
 from dist_wandb.report import pictures
 from dist_wandb.report.console import plain
 from dist_wandb.report.model import Image, Table
-from dist_wandb.wandb_files.small_files import parse_json, read_small
+from dist_wandb.wandb_files.small_files import Directory, parse_json, read_small
 
 _MOST_NAMES = 50  # of media, of one file
 _STEPS = 4  # last rows kept of one name
@@ -60,8 +60,9 @@ class LoggedMedia:
 class MediaReader:
     """Reads media from the directory of one run file, within the budget of the page."""
 
-    def __init__(self, directory: Path, budget: Budget) -> None:
+    def __init__(self, directory: Path, budget: Budget, within: Directory | None = None) -> None:
         self._files = directory / "files"
+        self._within = within or Directory.at(directory)
         self._budget = budget
         self._misses: dict[str, int] = {}
 
@@ -118,16 +119,15 @@ class MediaReader:
             self._miss("media values without a valid path")
             return None
         inside = PurePosixPath(path)
+        if inside.is_absolute() or ".." in inside.parts:
+            self._miss("media files outside the run's directory")
+            return None
         try:
-            whole = (self._files / inside).resolve()
-            if inside.is_absolute() or not whole.is_relative_to(self._files.parent.resolve() / "files"):
-                self._miss("media files outside the run's directory")
-                return None
-            return read_small(whole, limit=limit)
+            return read_small(self._files / inside, limit=limit, within=self._within)
         except FileNotFoundError:
             self._miss("media files that are missing")
-        except (OSError, ReadError, RuntimeError, UnicodeEncodeError):  # a loop of links; a lone surrogate
-            self._miss("media files that are too large or cannot be read")
+        except (OSError, ReadError, UnicodeEncodeError):  # a link; a lone surrogate
+            self._miss("media files that are links, too large, or cannot be read")
         return None
 
     def _miss(self, reason: str) -> None:

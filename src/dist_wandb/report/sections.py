@@ -144,7 +144,7 @@ def _media(
     tables: list[Table] = []
     notes: list[str] = []
     for name, file in zip(names, files, strict=True):
-        reader = MediaReader(file.stored.path.parent, room)
+        reader = MediaReader(file.stored.path.parent, room, file.stored.directory)
         found, more = reader.read(file.rows.media)
         images += found
         tables += more

@@ -1,9 +1,10 @@
 """The call of `wandb.init` for a `RunPlan`.
 
-In a world of one, Lightning's integration passes exactly the user's arguments to `wandb.init`. In all other cases a
-copy of the user's settings is passed as well, with limits that the user has not set: `finish_timeout`, and one second
-until rows are on disk. In a world of several ranks the call also has id, group, name suffix, a separate directory for
-the rank (``DIR/wandb/rank-R``) if every rank writes and, online, W&B's shared mode.
+In a world of one, Lightning's integration passes exactly the user's arguments to `wandb.init`, except
+``resume="auto"``, which no world passes on. In all other cases a copy of the user's settings is passed as well, with
+limits that the user has not set: `finish_timeout`, and one second until rows are on disk. In a world of several ranks
+the call also has id, group, name suffix, a separate directory for the rank (``DIR/wandb/rank-R``) if every rank writes
+and, online, W&B's shared mode.
 
 W&B's modes exclude each other. The user's mode is therefore determined first; offline and disabled are kept. Offline,
 each rank writes an offline run of its own, and a sidecar next to it (`wandb_files.sidecar`) records label, primary and
@@ -20,6 +21,7 @@ import inspect
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -94,7 +96,7 @@ def open_run(
         "default",
     ):  # LightningCLI passes None for what is not in its file
         arguments["reinit"] = "create_new"
-    _make_directory(arguments)
+    _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
     check_workspace()
     if plan.announces:
         warn_of_workspace(arguments)
@@ -121,7 +123,7 @@ def _init(arguments: Mapping[str, Any]) -> Run:
 
     try:
         with hidden_values():
-            return wandb.init(**_without_stale(arguments))
+            return wandb.init(**_passed_on(arguments))
     except (TypeError, ValueError):  # unknown arguments or settings
         raise
     except wandb.errors.UsageError as error:
@@ -132,10 +134,16 @@ def _init(arguments: Mapping[str, Any]) -> Run:
         raise UnavailableError(one_line(error)) from error
 
 
-def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out ``anonymous=None`` for versions of wandb that warn of it because it differs from the default."""
+def _passed_on(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments without those that wandb must not get.
+
+    ``resume="auto"`` would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id
+    already. Some versions warn of ``anonymous=None`` because it differs from the default.
+    """
     import wandb
 
+    if requested.resume(arguments) == "auto":
+        arguments = {**arguments, "resume": "allow"}
     parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
     if arguments.get("anonymous") is not None or parameter is None or parameter.default is None:
         return arguments
@@ -156,8 +164,6 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     mode = requested.mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
         arguments["dir"] = str(wandb_directory(given) / f"rank-{topology.global_rank}")
-    if requested.resume(given) == "auto":  # the id is known; W&B would use the last id of the directory
-        arguments["resume"] = "allow"
     if plan.has_writers and mode != "disabled":
         arguments["settings"] = _writer_settings(given.get("settings"), plan, is_online=mode == "online")
         if mode == "online":
@@ -198,8 +204,32 @@ def _writer_settings(
     return settings
 
 
-def _make_directory(arguments: Mapping[str, Any]) -> None:
-    """Create the user's directory. wandb would create it only after a warning about a missing git repository."""
-    if arguments.get("dir") and "disabled" not in (arguments.get("mode"), os.environ.get("WANDB_MODE")):
-        with suppress(OSError):  # wandb reports a directory that it cannot write to
-            Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
+def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: bool) -> None:
+    """Create the directory, or choose a new private one if it cannot be used.
+
+    wandb would create it only after a warning about a missing git repository. Instead of a directory that it cannot
+    write to it would use the shared temporary directory, where it follows and removes files that anybody can leave.
+
+    Args:
+        arguments: Keyword arguments of `wandb.init`; `dir` is changed if necessary.
+        topology: This rank.
+        is_own: Whether `dir` is the rank's own, with a fixed name. A link in its place is not followed.
+    """
+    if requested.mode_if_given(arguments) == "disabled":
+        return
+    directory = wandb_directory(arguments)
+    root = directory.parent
+    with suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+    parts = [root, directory] if directory.exists() else [root]
+    if all(os.access(part, os.R_OK | os.W_OK | os.X_OK) for part in parts) and not (is_own and root.is_symlink()):
+        return
+    with suppress(OSError):  # wandb reports it
+        arguments["dir"] = tempfile.mkdtemp(prefix="wandb-")
+        _log.warning(
+            "dist_wandb: rank %d cannot write to %s, so its run is written to %s, a new directory that only this user "
+            "can enter. Pass dir= with a writable directory.",
+            topology.global_rank,
+            directory,
+            arguments["dir"],
+        )

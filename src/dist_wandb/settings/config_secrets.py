@@ -34,6 +34,11 @@ _IN_ONE = re.compile(r"password|passwd|passphrase|api_?key|private_?key", re.IGN
 # A name before a value in text, as in the repr of an object: Config(lr=0.1, password='x'), {'password': 'x'}
 _NAMED = re.compile(r"(?<![\w.])([A-Za-z_][\w.-]{0,63})(?:\s{0,2}=|['\"]\s{0,2}[=:])")
 _WITH_PASSWORD = re.compile(r"\s{0,9}[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/?#\s@]{0,256}:[^/?#\s@]{1,256}@")
+_ADDRESS = re.compile(r"(?<=://)[^/?#\s@]{0,256}:[^/?#\s@]{1,256}(?=@)")
+_KEY = re.compile(r"\b(?:[0-9a-f]{40}|wandb_v\d_\w{20,})\b")  # of W&B
+# A value of a variable, as messages show it: in quotes, or after the variable's name.
+_GIVEN = re.compile(r"""(?<!\w)'[^']*'|(?<!\w)"[^"]*"|(?<=[A-Z0-9_]=)[^\s,;'"()]+""")
+_PLAIN = re.compile(r"\W*|\W?[a-z_. -]{0,24}\W?|\W?[-+.:,()x*0-9 ]*\W?|\W/[^@:]*")  # words, numbers, paths
 _NEVER, _IF_TEXT, _ALWAYS = range(3)
 
 
@@ -88,14 +93,13 @@ def _looks_secret(text: str) -> bool:
     return ("=" in text or ":" in text) and any(_kind(name) == _ALWAYS for name in _NAMED.findall(text))
 
 
-class _Shown:
-    """An object with a given text as its repr."""
+class _Shown(str):
+    """A text that is its own repr; in JSON it is a text."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return self._text
+        return str(self)
 
 
 _HIDDEN = _Shown(HIDDEN)
@@ -131,3 +135,16 @@ def _names_secret(value: object) -> bool:
         return _looks_secret(repr(value))
     except Exception:  # noqa: BLE001  # the caller that shows the value handles errors of its repr
         return False
+
+
+def without_passwords(text: str) -> str:
+    """Return text of a message without passwords in addresses and W&B's keys."""
+    return _KEY.sub(HIDDEN, _ADDRESS.sub(HIDDEN, text))
+
+
+def without_values(text: str) -> str:
+    """Return a message about wrong variables without their values, unless they are numbers or plain words.
+
+    A wrong value may be a password that was meant for another variable.
+    """
+    return without_passwords(_GIVEN.sub(lambda found: found[0] if _PLAIN.fullmatch(found[0]) else HIDDEN, text))

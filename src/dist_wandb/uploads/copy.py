@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.wandb_files.small_files import FOLDER, Directory
 
 _IS_LARGE = 1 << 20  # bytes; files of this size are linked where possible
 _DEEPEST = 32  # nested folders; W&B makes two or three
 _SPARE = 64 << 20  # bytes left free on the disk
 _PIECE = 1 << 20
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Files that W&B's uploader may rewrite in place: with a hard link that would change the run's own file.
 _WRITTEN_BY_WANDB = frozenset(
     {
@@ -56,22 +56,33 @@ class Entry:
         return self.kind == stat.S_IFREG
 
 
-def entries_below(files: Path) -> Iterator[Entry]:
+def entries_below(files: Path, within: Directory | None = None) -> Iterator[Entry]:
     """List the entries below a folder, at any depth. No link is followed, not even in place of the folder itself.
+
+    Args:
+        files: The folder.
+        within: The directory that contains it, as for `open_ordinary`.
 
     Raises:
         ReadError: Folders are nested too deep.
         OSError: A folder cannot be read.
     """
-    with suppress(FileNotFoundError):
-        kind = stat.S_IFMT(files.lstat().st_mode)
+    with suppress(FileNotFoundError), (within or Directory.at(files.parent)).opened() as parent:
+        kind = stat.S_IFMT(os.stat(files.name, dir_fd=parent, follow_symlinks=False).st_mode)
         if kind == stat.S_IFDIR:
-            yield from _below(files, os.open(files, _FOLDER), 1)
+            yield from _below(files, os.open(files.name, FOLDER, dir_fd=parent), 1)
         else:
             yield Entry(files, kind)
 
 
-def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[str] = frozenset()) -> None:
+def copy_files(
+    files: Path,
+    target: Path,
+    *,
+    follow: bool,
+    leave_out: frozenset[str] = frozenset(),
+    within: Directory | None = None,
+) -> None:
     """Copy the regular files below a run's ``files``; pipes, sockets and devices are left out.
 
     Args:
@@ -79,6 +90,7 @@ def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[
         target: The new folder for the copies. Others must not be able to write there.
         follow: Whether links to regular files are followed, because the user trusts the directory.
         leave_out: Paths below `files` that are not copied.
+        within: As for `entries_below`.
 
     Raises:
         UploadError: There is a link, or not enough space.
@@ -86,7 +98,7 @@ def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[
         OSError: Something cannot be read or written.
     """
     target.mkdir(mode=0o700)
-    for entry in entries_below(files):
+    for entry in entries_below(files, within):
         name = entry.path.relative_to(files)
         if str(name) in leave_out:
             continue
@@ -136,17 +148,17 @@ def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None 
             shutil.copyfileobj(opened, copy, _PIECE)
 
 
-def copy_below(top: Path, below: Path, target: Path) -> None:
-    """Copy the file at the path `below` a folder, as `copy_file` does. No link below the folder is followed."""
-    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for name in below.parts[:-1]:
-            inner = os.open(name, _FOLDER, dir_fd=folder)
-            os.close(folder)
-            folder = inner
+def copy_below(top: Path, below: Path, target: Path, within: Directory | None = None) -> None:
+    """Copy the file at the path `below` a folder, as `copy_file` does. No link below the folder is followed.
+
+    Args:
+        top: The folder.
+        below: The path.
+        target: The copy.
+        within: The folder as it was found, if others may replace it.
+    """
+    with (within or Directory.at(top)).opened(str(below.parent)) as folder:
         copy_file(top / below, target, may_link=True, folder=folder)
-    finally:
-        os.close(folder)
 
 
 def _linked(source: str | Path, folder: int | None, target: Path, found: os.stat_result) -> bool:
@@ -170,7 +182,7 @@ def _below(folder: Path, handle: int, depth: int) -> Iterator[Entry]:
             kinds = sorted((entry.name, _kind(entry)) for entry in found)
         for name, kind in kinds:
             if kind == stat.S_IFDIR:
-                yield from _below(folder / name, os.open(name, _FOLDER, dir_fd=handle), depth + 1)
+                yield from _below(folder / name, os.open(name, FOLDER, dir_fd=handle), depth + 1)
             else:
                 yield Entry(folder / name, kind, handle)
     finally:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from dist_wandb.errors import UploadError, in_words
+from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.runs.upload_environment import upload_environment
 from dist_wandb.uploads.copy import copy_below, copy_files
 from dist_wandb.uploads.log import Sent, read_attempt
@@ -44,7 +44,7 @@ from dist_wandb.uploads.plan import known_of
 from dist_wandb.uploads.records import revised
 from dist_wandb.uploads.state import COPY, FileState, Lock
 from dist_wandb.wandb_files.record_file import Lines, copy_without
-from dist_wandb.wandb_files.small_files import write_small
+from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 
 _POLL = 0.2  # seconds
 _TIME_TO_END = 10.0  # seconds for `wandb sync` and the process it starts to end after a signal
@@ -89,7 +89,7 @@ def upload(file: UploadFile, on_progress: Callable[[int], None] = lambda _rows: 
         KeyboardInterrupt: After W&B's processes were ended; a later upload continues.
     """
     with _failing_alone(file):
-        state = FileState(file.path)
+        state = FileState(file.path, file.run.directory)
         with state.locked() as lock:
             _check_unchanged(file)
             return _upload(file, state, lock, on_progress)
@@ -121,7 +121,7 @@ def remember(file: UploadFile) -> None:
         UploadError: The state directory cannot be written to.
     """
     with _failing_alone(file):
-        state = FileState(file.path)
+        state = FileState(file.path, file.run.directory)
         with state.locked():
             if state.sent() is None:
                 everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
@@ -141,7 +141,7 @@ def _upload(file: UploadFile, state: FileState, lock: Lock, on_progress: Callabl
         shutil.rmtree(copy, ignore_errors=True)
     outcome = _outcome(file, read_attempt(attempt), output)
     if outcome.problem is None:
-        _mark(file.path)
+        _mark(file)
     return outcome
 
 
@@ -154,22 +154,36 @@ def _copy(file: UploadFile, state: FileState, target: Path) -> None:
 
     def make_copy(top: Path, below: Path) -> Path:
         copy = local / str(next(numbers))
-        copy_below(top, below, copy)
+        is_runs = top != rules.staging.absolute() and top != rules.staging.resolve()
+        copy_below(top, below, copy, file.run.directory if is_runs else None)
         return copy
 
-    copy_without(file.path, target, file.sent.lines, lambda record, parts: revised(record, parts, rules, make_copy))
+    copy_without(
+        file.path,
+        target,
+        file.sent.lines,
+        lambda record, parts: revised(record, parts, rules, make_copy),
+        file.run.directory,
+    )
     sync_state = state.sync_state()
     if sync_state is not None:
         write_small(target.with_name(f"{target.name}.syncstate"), sync_state)
     continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
     rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
-    copy_files(files_of(file.path), target.parent / "files", follow=file.terms.trust, leave_out=rewritten)
+    copy_files(
+        files_of(file.path),
+        target.parent / "files",
+        follow=file.terms.trust,
+        leave_out=rewritten,
+        within=file.run.directory,
+    )
 
 
-def _mark(path: Path) -> None:
+def _mark(file: UploadFile) -> None:
     """Make W&B's mark, for ``wandb clean``. dist_wandb does not need it, so the directory may be read-only."""
-    with suppress(OSError):
-        os.close(os.open(mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+    with suppress(OSError, ReadError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.run.directory))
 
 
 def _run_wandb_sync(

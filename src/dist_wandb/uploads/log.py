@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.debug_log import count_in, entries, open_log, text_in
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
+from dist_wandb.wandb_files.small_files import Directory
 
 _DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
@@ -68,14 +69,18 @@ def read_attempt(directory: Path) -> Sent:
     return read_log(logs[-1]) if logs else Sent(attempts=1)
 
 
-def read_log(path: Path) -> Sent:
+def read_log(path: Path, within: Directory | None = None) -> Sent:
     """Read one log of W&B's uploader, which may still be writing it. A missing log counts as no upload.
+
+    Args:
+        path: The log.
+        within: The run's directory, if it is below one.
 
     Raises:
         ReadError: The log cannot be read, so it is unknown what the server has.
     """
     try:
-        with open_log(path) as log:
+        with open_log(path, within) as log:
             return read_entries(log)
     except (FileNotFoundError, NotADirectoryError):
         return Sent()

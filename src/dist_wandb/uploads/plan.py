@@ -76,7 +76,7 @@ def known_of(run: StoredRun, terms: Terms) -> Known:
     if terms.again:
         return Known()
     try:
-        own = FileState(run.path).sent()
+        own = FileState(run.path, run.directory).sent()
         return _known_by_directory(run, terms) if own is None else Known(own)
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
         return Known(problem=in_words(error, run.path))
@@ -85,7 +85,7 @@ def known_of(run: StoredRun, terms: Terms) -> Known:
 def _known_by_directory(run: StoredRun, terms: Terms) -> Known:
     mark = mark_of(run.path)
     is_marked = os.path.lexists(mark)
-    logged = read_log(log_of(run.path.parent)) if is_online(run) else Sent()
+    logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     if terms.trust:
         return Known(logged, is_marked)
     known = Known(logged, by_log=bool(logged.attempts))
@@ -122,7 +122,8 @@ def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float
     if under_way:  # its progress changes meanwhile
         return UploadRun(run_id, project, files, tuple(under_way), (), entity=entity)
     own = [reason for file in left for reason in problems_of_file(file, now)]
-    beside = [(file, [e for e in entries_below(files_of(file.path)) if not e.is_file]) for file in left]
+    listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
+    beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
     return UploadRun(
         run_id,
         project,
@@ -137,7 +138,7 @@ def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float
 def _uploader(file: UploadFile) -> str | None:
     """The process that is uploading the file now."""
     with suppress(ReadError, OSError):
-        return FileState(file.path).uploader()
+        return FileState(file.path, file.run.directory).uploader()
     return None
 
 

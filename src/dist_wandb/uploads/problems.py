@@ -109,7 +109,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Reasons to refuse the upload unless trusted: files and owners outside of the run."""
-    yield from violations(file.path, rules_of(file))
+    yield from violations(file.path, rules_of(file), file.run.directory)
     links = [] if file.terms.trust else [entry for entry in entries if entry.is_link]
     yield from map(link_in_words, links[:_NAMED_ENTRIES])
     if len(links) > _NAMED_ENTRIES:

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.wandb_files.record_file import Field, MalformedError, field_of, fields, parts_of, records_of
-from dist_wandb.wandb_files.small_files import open_ordinary
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
 _ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: of any record
 _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 6, 8, 9, 17, 100
@@ -72,11 +72,11 @@ class Rules:
         return tuple((path, known) for top, known in both for path in dict.fromkeys((top.absolute(), top.resolve())))
 
 
-def violations(path: Path, rules: Rules) -> Iterator[str]:
+def violations(path: Path, rules: Rules, within: Directory | None = None) -> Iterator[str]:
     """Yield the first few reasons to refuse the upload of a ``.wandb`` file, as sentences."""
     reasons: set[str] = set()
     try:
-        for record, parts in records_of(path):
+        for record, parts in records_of(path, within):
             try:
                 revised(record, parts, rules, lambda _top, _below: None)
             except UploadError as error:

@@ -31,7 +31,7 @@ from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.runs.directories import state_directory
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.wandb_files.record_file import Lines, run_record_of
-from dist_wandb.wandb_files.small_files import open_ordinary, parse_json, read_small, write_small
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, read_small, write_small
 
 COPY = "copy"
 """The private copy from which a file is uploaded; it is in the attempt's directory during the upload."""
@@ -61,19 +61,24 @@ class _Attempt:
 class FileState:
     """The state of this user's uploads of one ``.wandb`` file.
 
+    Args:
+        path: The file.
+        within: Its directory, as for `open_ordinary`.
+
     Raises:
         ReadError: It is not an ordinary file.
         UploadError: There is no state directory, because there is no home directory.
         OSError: It cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, within: Directory | None = None) -> None:
         try:
             top = state_directory()
         except RuntimeError as error:
             raise UploadError(f"{error} Set XDG_STATE_HOME to a directory of yours.") from None
         self.path = path
-        self.directory: Path = top / "uploads" / _key(path)
+        self._within = within
+        self.directory: Path = top / "uploads" / _key(path, within)
 
     def sent(self) -> Sent | None:
         """Return the lines of the file that W&B has confirmed in this user's uploads; `None` without uploads.
@@ -83,7 +88,7 @@ class FileState:
             ReadError: The state is not in dist_wandb's format.
         """
         attempts = [_read_attempt_record(path) for path in self._directories()]
-        digests = _digests(self.path, {attempt.size for attempt in attempts})
+        digests = _digests(self.path, {attempt.size for attempt in attempts}, self._within)
         matching = [attempt for attempt in attempts if digests.get(attempt.size) == attempt.digest]
         if matching:
             return matching[-1].total()
@@ -107,11 +112,13 @@ class FileState:
         last = max((_number_of(path) for path in self._directories()), default=0)
         for attempt in self._directories():  # copies of killed uploads
             shutil.rmtree(attempt / COPY, ignore_errors=True)
-        size = self.path.stat().st_size
+        handle = open_ordinary(self.path, within=self._within)
+        size = os.fstat(handle).st_size
+        os.close(handle)
         record = {
             "path": str(self.path.resolve()),
             "size": size,
-            "digest": _digests(self.path, {size}).get(size, ""),
+            "digest": _digests(self.path, {size}, self._within).get(size, ""),
             "before": asdict(before),
             "uploads": uploads,
         }
@@ -122,9 +129,10 @@ class FileState:
 
     def sync_state(self) -> bytes | None:
         """W&B's record of the run's first step: from this user's uploads, else from the run's directory."""
-        for path in (self.directory / "syncstate", self.path.with_name(f"{self.path.name}.syncstate")):
-            with suppress(FileNotFoundError):
-                return read_small(path)
+        with suppress(FileNotFoundError):
+            return read_small(self.directory / "syncstate")
+        with suppress(FileNotFoundError):
+            return read_small(self.path.with_name(f"{self.path.name}.syncstate"), within=self._within)
         return None
 
     def keep_sync_state(self, copy: Path) -> None:
@@ -265,21 +273,21 @@ def _check_private(path: Path) -> None:
         path.chmod(0o700)
 
 
-def _key(path: Path) -> str:
+def _key(path: Path, within: Directory | None) -> str:
     """The name of the folder of a file: a digest of its run record, or, without one, of its path."""
-    record = run_record_of(path)
+    record = run_record_of(path, within)
     key = b"record " + record if record is not None else b"path " + os.fsencode(path.resolve())
     return hashlib.sha256(key).hexdigest()[:32]
 
 
-def _digests(path: Path, sizes: Iterable[int]) -> dict[int, str]:
+def _digests(path: Path, sizes: Iterable[int], within: Directory | None) -> dict[int, str]:
     """Digests of the first N bytes of a file, by N; sizes beyond the end of the file are left out."""
     found: dict[int, str] = {}
     digest = hashlib.sha256()
     wanted = sorted(sizes)
     if not wanted:
         return found
-    with os.fdopen(open_ordinary(path), "rb") as file:
+    with os.fdopen(open_ordinary(path, within=within), "rb") as file:
         for size in wanted:
             while file.tell() < size:
                 piece = file.read(min(_PIECE, size - file.tell()))

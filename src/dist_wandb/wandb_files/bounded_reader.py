@@ -130,6 +130,7 @@ def lines_of(
     errors: IO[bytes],
     limits: Limits,
     stopped: threading.Event,
+    inherited: Sequence[int] = (),
 ) -> Iterator[OutputLines]:
     """Start a process and read its output. The process is killed at the end of the block if it is still running.
 
@@ -140,6 +141,7 @@ def lines_of(
         errors: The file for its standard error.
         limits: Its limits.
         stopped: Set to stop reading.
+        inherited: Descriptors that it inherits.
 
     Raises:
         ReadError: The process exceeded a limit, or was stopped.
@@ -152,6 +154,7 @@ def lines_of(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=errors,
+        pass_fds=inherited,
         start_new_session=True,  # a separate process group, which is killed as a whole
     ) as process:
         try:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
-from dist_wandb.wandb_files.small_files import open_ordinary, parse_json
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json
 
 _NOT_SENT = {
     "filestream: fatal error": "rows and console lines",
@@ -68,9 +68,9 @@ def count_in(entry: Mapping[str, Any], name: str) -> int:
     return value if type(value) is int and 0 <= value <= LARGEST_EXACT_INTEGER else 0
 
 
-def open_log(path: Path) -> BinaryIO:
-    """Open a log; the exceptions are those of `open_ordinary`."""
-    return os.fdopen(open_ordinary(path), "rb")
+def open_log(path: Path, within: Directory | None = None) -> BinaryIO:
+    """Open a log; `within` and the exceptions are those of `open_ordinary`."""
+    return os.fdopen(open_ordinary(path, within=within), "rb")
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:

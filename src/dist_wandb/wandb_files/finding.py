@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files.small_files import FOLDER, Directory
 
 _RUN_FILE = re.compile(r"run-.+\.wandb")
 _MOST_ENTRIES, _DEEPEST = 10_000_000, 64
@@ -33,44 +33,76 @@ def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError]
     Raises:
         ReadError: `directory` does not exist, cannot be entered, or is another kind of file.
     """
-    top = Path(directory)
+    return list(find_files(Path(directory), report or _warn))
+
+
+def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
+    """Find files as `find_runs` does; return them with their directories, from which all of the run is to be read."""
     if top.suffix == ".wandb" and top.is_file():
-        return [top.resolve() if top.is_symlink() else top]  # a link given by the user stands for its target
+        path = top.resolve() if top.is_symlink() else top  # a link given by the user stands for its target
+        return {path: Directory.at(path.parent)}
     try:
-        os.listdir(top)  # noqa: PTH208  # the search only reports such errors
+        handle = os.open(top, FOLDER & ~os.O_NOFOLLOW)
     except OSError as error:
         raise ReadError(
             f"Cannot look for runs in {str(top)!r}: {error.strerror}. Give an existing directory."
         ) from None
-    found = filter(is_in_run_directory, _run_files_below(top, report or _warn))
-    return sorted(found, key=lambda path: natural_order(str(path)))
+    search = _Search(top, report)
+    search.look_in(top, handle, 0)
+    return {path: search.found[path] for path in sorted(search.found, key=lambda path: natural_order(str(path)))}
 
 
-def _run_files_below(top: Path, report: Callable[[ReadError], None]) -> Iterator[Path]:
-    """Yield the paths with the name of a run file, at any depth."""
-    folders = deque([(top, 0)])
-    remaining = _MOST_ENTRIES
-    while folders:
-        folder, depth = folders.popleft()
+class _Search:
+    """A search at any depth. Folders are opened by the descriptors of their parents, so that no link is followed."""
+
+    def __init__(self, top: Path, report: Callable[[ReadError], None]) -> None:
+        self.found: dict[Path, Directory] = {}
+        self._top = top
+        self._report = report
+        self._remaining = _MOST_ENTRIES
+
+    def look_in(self, folder: Path, handle: int, depth: int) -> None:
+        """Search an open folder, and close it."""
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    remaining -= 1
-                    if remaining < 0:
-                        report(
-                            ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory.")
-                        )
-                        return
-                    if _RUN_FILE.fullmatch(entry.name):
-                        yield folder / entry.name
-                    if not entry.is_dir(follow_symlinks=False):
-                        continue
-                    if depth < _DEEPEST:
-                        folders.append((folder / entry.name, depth + 1))
-                    else:
-                        report(ReadError(f"{folder / entry.name}: is more than {_DEEPEST} levels below {top}."))
+            for name in self._folders_in(folder, handle):
+                if self._remaining >= 0:
+                    self._look_below(folder / name, handle, depth + 1)
         except OSError as error:
-            report(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
+            self._report(_unsearched(folder, error))
+        finally:
+            os.close(handle)
+
+    def _folders_in(self, folder: Path, handle: int) -> list[str]:
+        directory = Directory.of(folder, os.fstat(handle))
+        folders = []
+        with os.scandir(handle) as entries:
+            for entry in entries:
+                self._remaining -= 1
+                if self._remaining < 0:
+                    self._report(
+                        ReadError(f"{self._top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory.")
+                    )
+                    break
+                if _RUN_FILE.fullmatch(entry.name) and is_in_run_directory(folder / entry.name):
+                    self.found[folder / entry.name] = directory
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+        return folders
+
+    def _look_below(self, folder: Path, parent: int, depth: int) -> None:
+        if depth > _DEEPEST:
+            self._report(ReadError(f"{folder}: is more than {_DEEPEST} levels below {self._top}."))
+            return
+        try:
+            handle = os.open(folder.name, FOLDER, dir_fd=parent)
+        except OSError as error:
+            self._report(_unsearched(folder, error))
+        else:
+            self.look_in(folder, handle, depth)
+
+
+def _unsearched(folder: Path, error: OSError) -> ReadError:
+    return ReadError(f"{folder}: cannot be searched: {error.strerror or error}.")
 
 
 def _warn(error: ReadError) -> None:

@@ -32,7 +32,7 @@ from dist_wandb.wandb_files.record_file import (
     records,
     varint,
 )
-from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary
+from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary
 
 LARGE = 2**20
 """Size of a file in bytes from which splitting it is faster."""
@@ -60,7 +60,13 @@ _STEP = 0x12  # the tag of a row's last field
 _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
 
 
-def split(source: Path, others: Path, skipped: Collection[str], stopped: threading.Event) -> int | None:
+def split(
+    source: Path,
+    others: Path,
+    skipped: Collection[str],
+    stopped: threading.Event,
+    within: Directory | None = None,
+) -> int | None:
     """Copy the records of a file without history rows and without kinds that are not needed.
 
     Args:
@@ -68,6 +74,7 @@ def split(source: Path, others: Path, skipped: Collection[str], stopped: threadi
         others: The copy; its parent directory is created.
         skipped: Kinds that are not needed, of `KINDS`.
         stopped: Set to stop reading.
+        within: As for `open_ordinary`.
 
     Returns:
         The number of history rows, which `Rows` reads. `None` if W&B's reader should read the whole file, because it is
@@ -79,7 +86,7 @@ def split(source: Path, others: Path, skipped: Collection[str], stopped: threadi
     try:
         with others.open("xb") as copy:
             writer = Writer(copy)
-            for record in _undamaged(source, stopped):
+            for record in _undamaged(source, stopped, within):
                 number, _ = _only_field(record)
                 if number in left_out:
                     rows += number == KINDS["history"]
@@ -100,10 +107,12 @@ class Rows:
         path: The file.
         count: Number of rows to read. The file may have grown since `split`.
         stopped: Set to stop reading.
+        within: As for `open_ordinary`.
     """
 
-    def __init__(self, path: Path, count: int, stopped: threading.Event) -> None:
+    def __init__(self, path: Path, count: int, stopped: threading.Event, within: Directory | None = None) -> None:
         self._path = path
+        self._within = within
         self._count = count
         self._stopped = stopped
         self._names = _Names()
@@ -138,7 +147,7 @@ class Rows:
     def _records(self) -> Iterator[tuple[bytes, int]]:
         """Yield the records of rows, and the start of their contents."""
         try:
-            for record in _undamaged(self._path, self._stopped):
+            for record in _undamaged(self._path, self._stopped, self._within):
                 number, begin = _only_field(record)
                 if number == KINDS["history"]:
                     yield record, begin
@@ -272,7 +281,7 @@ def _only_field(record: bytes) -> tuple[int, int]:
     return (tag >> 3, position) if tag & 7 == BYTES and position + length == size else (0, 0)
 
 
-def _undamaged(path: Path, stopped: threading.Event) -> Iterator[bytes]:
+def _undamaged(path: Path, stopped: threading.Event, within: Directory | None) -> Iterator[bytes]:
     """Yield the records of an undamaged file.
 
     Raises:
@@ -280,7 +289,7 @@ def _undamaged(path: Path, stopped: threading.Event) -> Iterator[bytes]:
         ReadError: Reading was stopped, a record is larger than any that W&B writes, or it is not an ordinary file.
         OSError: The file cannot be read.
     """
-    with os.fdopen(open_ordinary(path), "rb") as opened:
+    with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
         for count, record in enumerate(records(opened, most=_LARGEST_RECORD, strict=True)):
             if not count % _BETWEEN_CHECKS and stopped.is_set():
                 raise ReadError("was not read to its end because reading was interrupted.")

@@ -14,8 +14,8 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
 from dist_wandb.wandb_files.bounded_reader import Limits, lines_of
 from dist_wandb.wandb_files.environment import reader_environment
 from dist_wandb.wandb_files.history import LARGE, Rows, split
-from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary, private_directory
+from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary, private_directory
 
 OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
 BINARY_KNOWN = frozenset({"0.31"})  # versions of wandb, without the last number, whose binary is started directly
@@ -47,6 +47,7 @@ def inspect(
     skipped: Collection[str] = UNUSED,
     in_order: bool = True,
     follow: bool = False,
+    within: Directory | None = None,
 ) -> list[str]:
     """Pass the records of a file to a function.
 
@@ -58,6 +59,7 @@ def inspect(
         in_order: Whether records are passed on in the order of the file. Otherwise history rows may follow all other
             records, with NaN and infinities as floats, and a large file is read five times as fast.
         follow: Whether to continue with new records until the run ends, or nothing is written for 6 hours.
+        within: As for `open_ordinary`.
 
     Returns:
         The damaged parts that were skipped, each as a sentence fragment.
@@ -68,18 +70,23 @@ def inspect(
     """
     stopped = stopped or threading.Event()
     try:
-        size = _size_of(path)
-        limits = Limits(math.inf, silence=math.inf) if follow else Limits.for_file(size)
-        records = Records(path, skipped)
         # Python and wandb search the working directory for modules and settings, so it is an empty private one.
-        with private_directory() as private:
+        with _opened(path, within) as handle, private_directory() as private:
+            size = os.fstat(handle).st_size
+            limits = Limits(math.inf, silence=math.inf) if follow else Limits.for_file(size)
+            records = Records(path, skipped)
             others = private / "files" / "run" / "others.wandb"
-            count = None if in_order or follow or size < LARGE else split(path, others, skipped, stopped)
-            read = path if count is None else others
-            returncode, stderr = _records_of(read, private, records, on_record, limits, stopped, follow=follow)
+            count = None if in_order or follow or size < LARGE else split(path, others, skipped, stopped, within)
+            read = others
+            if count is None:  # the opened file: W&B's reader would follow a link that has taken its place
+                by_handle = Path(f"/proc/self/fd/{handle}")
+                read = by_handle if by_handle.exists() else path.absolute()
+            returncode, stderr = _records_of(
+                read, private, records, on_record, limits, stopped, follow=follow, inherited=handle
+            )
             if returncode:
                 raise _reader_failed(path, returncode, stderr.replace(str(read), str(path)))
-            rows = Rows(path, count or 0, stopped)
+            rows = Rows(path, count or 0, stopped, within)
             for row in rows:
                 on_record({"type": "history", "history": {"item": row}})
     except OSError as error:
@@ -98,14 +105,15 @@ def inspect(
     ]
 
 
-def _size_of(path: Path) -> int:
-    """Return the size of an ordinary file in bytes."""
+@contextmanager
+def _opened(path: Path, within: Directory | None) -> Iterator[int]:
+    """Open an ordinary file; yield its descriptor."""
     try:
-        handle = open_ordinary(path)
+        handle = open_ordinary(path, within=within)
     except FileNotFoundError:
         raise ReadError(f"{path}: is not a file. Give a .wandb file, as find_runs() finds them.") from None
     try:
-        return os.fstat(handle).st_size
+        yield handle
     finally:
         os.close(handle)
 
@@ -119,16 +127,18 @@ def _records_of(
     stopped: threading.Event,
     *,
     follow: bool,
+    inherited: int,
 ) -> tuple[int, str]:
     """Run the reader until it ends; return its exit code and standard error."""
     with (private / "stderr").open("w+b") as errors:
         with lines_of(
-            reader_command(path.absolute(), follow=follow),
+            reader_command(path, follow=follow),
             directory=private,
             environment=reader_environment(private),
             errors=errors,
             limits=limits,
             stopped=stopped,
+            inherited=[inherited],
         ) as lines:
             records.parse(lines, on_record)
             returncode = lines.wait()

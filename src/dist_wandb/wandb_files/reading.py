@@ -23,6 +23,7 @@ from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.interruptible import read_each
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
+from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.statistics import NAMES_OF_RANKS, MetricHistory, RunningMetric
 
 MOST_METRICS = 20_000
@@ -63,6 +64,7 @@ class StoredRun:
     )
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
+    directory: Directory | None = None  # the directory in which the file was found; everything of the run is read there
 
     @property
     def state(self) -> State:
@@ -83,7 +85,11 @@ class StoredRun:
 
 
 def read_run(
-    path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",), stopped: threading.Event | None = None
+    path: str | os.PathLike[str],
+    *,
+    metrics: Iterable[str] = ("*",),
+    stopped: threading.Event | None = None,
+    directory: Directory | None = None,
 ) -> StoredRun:
     """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory.
 
@@ -93,6 +99,7 @@ def read_run(
         path: A ``.wandb`` file, as `find_runs` returns it.
         metrics: Patterns such as ``val/*``; metrics whose names do not match any of them are left out.
         stopped: Set to stop reading.
+        directory: Its directory, as `find_files` found it; `None` for the one that is there now.
 
     Returns:
         The contents of the file. Damaged parts are skipped and named in `StoredRun.problems`.
@@ -103,19 +110,32 @@ def read_run(
     """
     path = Path(path)
     contents = Contents(metrics)
-    problems = inspect(path, contents.add, stopped, in_order=False)
+    directory = directory or directory_of(path)
+    problems = inspect(path, contents.add, stopped, in_order=False, within=directory)
     if not contents.run and not contents.rows:
         raise ReadError(_nothing_in(path, problems + contents.problems))
-    return contents.with_sidecar(path, problems)
+    return contents.with_sidecar(path, problems, directory)
+
+
+def directory_of(path: Path) -> Directory:
+    """Return the directory of a file.
+
+    Raises:
+        ReadError: There is none.
+    """
+    try:
+        return Directory.at(path.parent)
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
 def read_runs(
-    paths: Iterable[Path], *, metrics: Iterable[str] = ("*",)
+    paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
     """Read several ``.wandb`` files, a few at a time.
 
     Args:
-        paths: The files, as `find_runs` returns them.
+        paths: The files, as `find_runs` returns them, or with their directories, as `find_files` does.
         metrics: As for `read_run`.
 
     Returns:
@@ -125,8 +145,13 @@ def read_runs(
         UnsupportedVersionError: See `read_run`.
     """
     patterns = tuple(metrics)
+    known = paths if isinstance(paths, Mapping) else {}
     readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
-    return read_each(list(paths), lambda path, stopped: read_run(path, metrics=patterns, stopped=stopped), readers)
+
+    def read(path: Path, stopped: threading.Event) -> StoredRun:
+        return read_run(path, metrics=patterns, stopped=stopped, directory=known.get(path))
+
+    return read_each(list(paths), read, readers)
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
@@ -239,10 +264,13 @@ class Contents:
         elif kind == "metric" and record["metric"].get("glob_name") == "*":
             self.step_axis = _text(record["metric"], "step_metric")
 
-    def as_run(self, path: Path, sidecar: Sidecar | None, problems: list[str]) -> StoredRun:
+    def as_run(
+        self, path: Path, sidecar: Sidecar | None, problems: list[str], directory: Directory | None = None
+    ) -> StoredRun:
         """Return the run that the records describe."""
         return StoredRun(
             path=path,
+            directory=directory,
             run_id=_text(self.run, "run_id") or path.stem.removeprefix("run-"),
             name=_text(self.run, "display_name"),
             project=_text(self.run, "project"),
@@ -261,17 +289,17 @@ class Contents:
             step_axis=self.step_axis,
         )
 
-    def with_sidecar(self, path: Path, problems: Iterable[str]) -> StoredRun:
+    def with_sidecar(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
         """Return the run with the sidecar in the file's directory. Problems of contents and sidecar are added."""
         found = [*problems, *self.problems]
         if not self.run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
-            sidecar = read_sidecar(path.parent)
+            sidecar = read_sidecar(path.parent, directory)
         except ReadError as error:
             sidecar = None
             found.append(str(error))
-        return self.as_run(path, sidecar, found)
+        return self.as_run(path, sidecar, found, directory)
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.small_files import open_ordinary
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
 _FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
@@ -75,7 +75,9 @@ Revise = Callable[[bytes, list[Field]], bytes]
 """Returns the record to copy, given a record and its fields. An exception ends the copy."""
 
 
-def copy_without(source: Path, target: Path, first: Lines, revise: Revise | None = None) -> None:
+def copy_without(
+    source: Path, target: Path, first: Lines, revise: Revise | None = None, within: Directory | None = None
+) -> None:
     """Copy a record file without the first lines of its streams. All other records are kept in order.
 
     Damaged and incomplete records are left out: ``wandb sync`` would stop at the first of them with an error.
@@ -86,32 +88,33 @@ def copy_without(source: Path, target: Path, first: Lines, revise: Revise | None
         first: Number of lines of each stream to leave out. Lines of console output are counted by line breaks, so the
             cut may be a few lines off with progress bars, which write a line several times.
         revise: Revises each copied record; `None` to copy the records unchanged.
+        within: As for `open_ordinary`.
 
     Raises:
         ReadError: `source` is not a record file, or contains records that W&B never writes.
         OSError: `target` cannot be written.
     """
-    with os.fdopen(open_ordinary(source), "rb") as opened, target.open("wb") as copy:
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened, target.open("wb") as copy:
         try:
             write_without(opened, copy, first, revise)
         except ReadError as error:
             raise ReadError(f"{source}: {error}") from None
 
 
-def records_of(source: Path) -> Iterator[tuple[bytes, list[Field]]]:
+def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[bytes, list[Field]]]:
     """Yield the records of a file with their fields, as `copy_without` would copy them.
 
     Raises:
         ReadError: See `copy_without`.
         OSError: The file cannot be read.
     """
-    with os.fdopen(open_ordinary(source), "rb") as opened:
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
         for record in records(opened):
             with suppress(MalformedError):
                 yield record, fields(record)
 
 
-def run_record_of(source: Path) -> bytes | None:
+def run_record_of(source: Path, within: Directory | None = None) -> bytes | None:
     """Return the first run record of a file; `None` if the first records do not contain one.
 
     W&B writes it when the run is opened, once for each writer. It contains a time and a random text.
@@ -120,7 +123,7 @@ def run_record_of(source: Path) -> bytes | None:
         ReadError: `source` is not an ordinary file.
         OSError: The file cannot be read.
     """
-    with os.fdopen(open_ordinary(source), "rb") as opened, suppress(ReadError):
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened, suppress(ReadError):
         for record in islice(records(opened), _NEAR_THE_START):
             with suppress(MalformedError):
                 if any(number == _RUN for number, _, _ in fields(record)):

@@ -13,7 +13,7 @@ from typing import Any
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, unit_run_id
 from dist_wandb.topology.model import Topology
-from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
+from dist_wandb.wandb_files.small_files import Directory, parse_json, read_small, write_small
 
 SIDECAR_NAME = "dist-wandb.json"
 SIDECAR_FORMAT = 1
@@ -98,11 +98,12 @@ def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
     write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run's own files
 
 
-def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
+def read_sidecar(run_directory: str | os.PathLike[str], within: Directory | None = None) -> Sidecar | None:
     """Read the sidecar in a run's directory.
 
     Args:
         run_directory: The directory of the ``.wandb`` file.
+        within: As for `open_ordinary`.
 
     Returns:
         The sidecar, or `None` if there is none: an ordinary run.
@@ -112,7 +113,7 @@ def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
     """
     path = Path(run_directory) / SIDECAR_NAME
     try:
-        return Sidecar.from_json(parse_json(read_small(path)))
+        return Sidecar.from_json(parse_json(read_small(path, within=within)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

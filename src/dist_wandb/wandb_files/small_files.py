@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,67 @@ DEPTH = 64
 """Largest nesting depth of JSON."""
 
 
-def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: int | None = None) -> bytes:
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags of `os.open` for a directory that is no link."""
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory in which others may write, such as a run's, from the moment when it was found.
+
+    There may be more runs than descriptors, so it is opened for each use, but only if it is still the same one. What is
+    below it is opened by its descriptor, and no link is followed in any part: a path that was checked is never looked
+    up again. Otherwise somebody could put a link to a private directory of this user in its place meanwhile.
+
+    Args:
+        path: Its path.
+        device: Number of its device.
+        inode: Its number on the device.
+    """
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def at(cls, path: Path) -> Directory:
+        """Return the directory that is at a path now; links are followed."""
+        return cls.of(path, path.stat())
+
+    @classmethod
+    def of(cls, path: Path, found: os.stat_result) -> Directory:
+        """Return the directory with a status."""
+        return cls(path, found.st_dev, found.st_ino)
+
+    @contextmanager
+    def opened(self, below: str = "") -> Iterator[int]:
+        """Open the directory, or a directory below it.
+
+        Raises:
+            ReadError: Another directory is in its place.
+            OSError: It cannot be opened, or a part of `below` is a link.
+        """
+        handle = os.open(self.path, FOLDER & ~os.O_NOFOLLOW)
+        try:
+            if self != Directory.of(self.path, os.fstat(handle)):
+                raise ReadError(f"{self.path} was replaced by another directory meanwhile, so it is not read.")
+            for part in Path(below).parts:
+                inner = os.open(part, FOLDER, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def read_small(
+    path: Path,
+    *,
+    limit: int = LIMIT,
+    owned: bool = False,
+    owner: int | None = None,
+    within: Directory | None = None,
+) -> bytes:
     """Read a small ordinary file. This never blocks, and never follows a link at the path.
 
     Args:
@@ -35,6 +96,7 @@ def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: in
         limit: Largest size in bytes.
         owned: Whether the file must belong to this process's user.
         owner: Required owner, if the file system maps this process's user to another one: see `own_directory`.
+        within: As for `open_ordinary`.
 
     Returns:
         The whole content.
@@ -44,7 +106,7 @@ def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: in
         ReadError: It is not an ordinary file, is too large, or has another owner.
         OSError: The file cannot be read.
     """
-    handle = open_ordinary(path, owned=owned, owner=owner)
+    handle = open_ordinary(path, owned=owned, owner=owner, within=within)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -53,7 +115,13 @@ def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: in
 
 
 def open_ordinary(
-    path: Path, flags: int = os.O_RDONLY, *, mode: int = 0o600, owned: bool = False, owner: int | None = None
+    path: Path,
+    flags: int = os.O_RDONLY,
+    *,
+    mode: int = 0o600,
+    owned: bool = False,
+    owner: int | None = None,
+    within: Directory | None = None,
 ) -> int:
     """Open an ordinary file. This never blocks, and never follows a link at the path.
 
@@ -63,6 +131,7 @@ def open_ordinary(
         mode: Permissions of a new file.
         owned: As for `read_small`.
         owner: As for `read_small`.
+        within: The directory that the path is below: no link is followed below it, and it must be the same as before.
 
     Returns:
         The file descriptor. The caller must close it.
@@ -73,15 +142,27 @@ def open_ordinary(
         OSError: The file cannot be opened.
     """
     owner = os.getuid() if owned else owner
-    with suppress(FileNotFoundError):  # opening a device may have side effects; the check below is free of races
-        _check(path, path.lstat(), owner)
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with _name_and_folder(path, within) as (name, folder):
+        with suppress(FileNotFoundError):  # opening a device may have side effects; the check below is free of races
+            _check(path, os.stat(name, dir_fd=folder, follow_symlinks=False), owner)
+        handle = os.open(name, flags, mode, dir_fd=folder)
     try:
         _check(path, os.fstat(handle), owner)
     except BaseException:
         os.close(handle)
         raise
     return handle
+
+
+@contextmanager
+def _name_and_folder(path: Path, within: Directory | None) -> Iterator[tuple[Path | str, int | None]]:
+    if within is None:
+        yield path, None
+        return
+    below = path.relative_to(within.path)
+    with within.opened(str(below.parent)) as folder:
+        yield below.name, folder
 
 
 def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:

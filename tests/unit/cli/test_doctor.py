@@ -27,6 +27,7 @@ from dist_wandb.settings.plan import RunMode
 from dist_wandb.topology.detected import detected_launchers
 
 KEY = "0123456789" * 4
+MISPLACED = "Hunter2-passw0rd"
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "RANK": "1",
@@ -586,6 +587,28 @@ def test_more_writers_than_wandb_recommends_are_reported(set_variables: Any) -> 
     (warning,) = examine("shared").warnings
     assert warning.startswith('run_mode="shared" opens a run with 400 writers, but W&B has tested at most 300')
     assert examine("shared", "worker").warnings == ()
+
+
+WITH_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+WITH_MODES = ("WANDB_MODE", "DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE", "WANDB_SERVICE")
+WITH_NAMES = ("WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_RUN_GROUP")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("variable", [*WITH_NUMBERS, *WITH_MODES, *WITH_NAMES])
+def test_a_password_in_the_wrong_variable_is_not_printed(
+    set_variables: Any, capsys: pytest.CaptureFixture[str], variable: str, options: list[str]
+) -> None:
+    """In a variable for a name, only an address with a password, or a key of W&B, is recognised."""
+    values = [f"https://me:{MISPLACED}@host", KEY] + ([] if variable in WITH_NAMES else [MISPLACED])
+    for value in values:
+        set_variables(**{variable: value})
+        main(["doctor", "--timeout", "0", *options])
+        captured = capsys.readouterr()
+        printed = captured.out + captured.err
+        assert MISPLACED not in printed
+        assert variable in WITH_NUMBERS or KEY not in printed
+        assert variable in printed or variable not in WITH_NUMBERS
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

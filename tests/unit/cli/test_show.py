@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,19 @@ def sweep(tmp_path: Path) -> Path:
         rows = [row(0, {"loss": float(number)})]
         write_run(tmp_path / "sweep", f"r{6 - number}", records=[header(), begun, *rows, *ends])
     return tmp_path / "sweep"
+
+
+def test_secrets_of_the_config_are_shown_only_if_requested(tmp_path: Path, capsys: Capture) -> None:
+    hidden = {"hf_token": "s3cret", "db": {"password": "s3cret"}, "list": [{"api_key": "s3cret"}]}
+    for run_id in ("a", "b"):
+        given = {**hidden, "hf_token": f"s3cret-{run_id}", "lr": 0.1}
+        write_run(tmp_path, run_id, records=[header(), run(run_id, config=given), row(0, {"loss": 1.0}), end()])
+    for options in (["--json"], ["--compare"], ["--details"]):
+        assert "s3cret" not in shown(capsys, tmp_path, *options)
+    config = json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["config"]
+    assert config == {"hf_token": "…", "db": {"password": "…"}, "list": [{"api_key": "…"}], "lr": 0.1}
+    assert json.loads(shown(capsys, tmp_path, "--json", "--secrets"))["runs"][0]["config"]["db"] == hidden["db"]
+    assert "s3cret-a" in shown(capsys, tmp_path, "--compare", "--secrets")
 
 
 # --- shared runs ------------------------------------------------------------------------------------------------------
@@ -248,16 +261,13 @@ def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, byt
 
 
 def readers_of(path: Path) -> list[str]:
-    """Return the ids of the processes that read a file."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = process.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if os.fsencode(path) in words:
-            found.append(process.parent.name)
-    return found
+    """Return the ids of the processes of W&B's reader that have a file open."""
+    found = set()
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if handle.samefile(path) and b"inspect" in handle.parents[1].joinpath("cmdline").read_bytes().split(b"\0"):
+                found.add(handle.parts[2])
+    return sorted(found)
 
 
 @pytest.mark.slow

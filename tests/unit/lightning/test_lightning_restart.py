@@ -289,11 +289,18 @@ def test_other_loggers_do_not_use_the_recorded_id(arguments: dict[str, Any]) -> 
     assert DistWandbLogger(project="digits", run_mode="new", **arguments)._holder.base_id != "earlier"
 
 
-def test_a_world_of_one_leaves_resuming_to_wandb(fake_wandb: FakeWandb) -> None:
+def test_a_world_of_one_continues_the_recorded_run(fake_wandb: FakeWandb) -> None:
     leave_note("earlier", world_size=1)
     logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
+    assert logger.experiment.id == "earlier"
+    assert fake_wandb.arguments[0]["resume"] == "allow"  # W&B would follow its own record, whoever owns it
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_without_auto_a_world_of_one_has_no_record() -> None:
+    leave_note("earlier", world_size=1)
+    logger = DistWandbLogger(project="digits", run_mode="new")
     assert logger.experiment.id == "made-by-wandb-0"
-    assert fake_wandb.arguments[0]["resume"] == "auto"
     assert len(list(NOTES.iterdir())) == 1
 
 

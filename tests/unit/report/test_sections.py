@@ -205,3 +205,12 @@ def test_an_error_is_raised_if_nothing_can_be_read(tmp_path: Path, what: str) ->
         (write_run(tmp_path) / "run-exp.wandb").write_bytes(b"")
     with pytest.raises(ReadError, match=r"No W&B run was found below|None of the runs"):
         build(tmp_path)
+
+
+def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
+    given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
+    write_run(tmp_path, records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
+    hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
+    assert one_run(tmp_path).config == hidden
+    (shown,) = build(tmp_path, secrets=True).runs
+    assert {shown.config[name] for name in ("hf_token", "db.password")} == {"s3cret"}

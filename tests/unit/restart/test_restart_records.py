@@ -64,7 +64,7 @@ def test_a_record_that_cannot_be_written_warns_once(
     Path("place", obstacle).touch()
     sessions = start(dir="place", options={"run_mode": "auto"}, environ=SLURM)
     sessions[0].finish()
-    (warning,) = last_warnings(caplog)
+    (warning,) = [one for one in last_warnings(caplog) if "so its run is written to" not in one]
     assert f"could not write a restart record of the run {sessions[0].id} to {Path('place') / RECORDS}" in warning
 
 
@@ -84,7 +84,7 @@ def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
     kill([first])
     resuming._started.clear()  # as in a new process
     assert dist_wandb.init("digits", resume="auto").id == first.id
-    assert given(fake_wandb, "resume", last=1) == ["auto"]  # so that W&B updates its own record
+    assert given(fake_wandb, "resume", last=1) == ["allow"]  # W&B would follow its own record, whoever owns it
     assert given(fake_wandb, "id", last=1) == [first.id]
 
 

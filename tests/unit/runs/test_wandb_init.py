@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import re
+import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,52 @@ def test_new_gives_every_rank_its_own_id_group_name_and_directory(
         }
     ]
     assert directory.is_dir()
+
+
+@pytest.mark.parametrize("topology", [SINGLE, FIRST])
+@pytest.mark.parametrize(
+    ("arguments", "variable"),
+    [
+        ({"resume": "auto"}, None),
+        ({"resume": True}, None),
+        ({"settings": {"resume": "auto"}}, None),
+        ({"settings": wandb.Settings(resume="auto")}, None),
+        ({}, "auto"),
+    ],
+    ids=["argument", "true", "mapping", "settings", "variable"],
+)
+def test_auto_is_never_passed_on(
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+    topology: Topology,
+    arguments: dict[str, Any],
+    variable: str | None,
+) -> None:
+    if variable:
+        monkeypatch.setenv("WANDB_RESUME", variable)
+    open_run(plan_run(topology, "auto", "global", "exp"), topology, arguments)
+    assert fake_wandb.arguments[0]["resume"] == "allow"
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link"])
+def test_an_unusable_directory_is_replaced_by_a_private_one(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, tmp_path: Path, obstacle: str
+) -> None:
+    """W&B would take the shared temporary directory instead, and a stranger may have left the link."""
+    victims = tmp_path / "victims"
+    victims.mkdir()
+    if obstacle == "file":
+        (tmp_path / "logs").touch()
+    else:
+        (tmp_path / "logs" / "wandb").mkdir(parents=True)
+        (tmp_path / "logs" / "wandb" / "rank-1").symlink_to(victims)
+    opened(SECOND, "new", {"dir": str(tmp_path / "logs")})
+    chosen = Path(fake_wandb.arguments[0]["dir"])
+    assert chosen.parent == Path(tempfile.gettempdir())
+    assert stat.S_IMODE(chosen.stat().st_mode) == 0o700
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("dist_wandb: rank 1 cannot write to ")
+    assert str(chosen) in warning
 
 
 @pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
@@ -183,12 +231,6 @@ def test_the_users_directory_is_created(fake_wandb: FakeWandb, topology: Topolog
     opened(topology, "auto", {"dir": Path("a/b")})
     assert fake_wandb.arguments[0]["dir"] == Path("a/b")
     assert Path("a/b").is_dir()
-
-
-def test_a_directory_that_cannot_be_created_is_left_to_wandb(fake_wandb: FakeWandb) -> None:
-    Path("file").touch()
-    opened(SINGLE, "auto", {"dir": "file/logs"})
-    assert fake_wandb.arguments == [{"dir": "file/logs"}]
 
 
 def test_the_users_settings_object_is_copied_and_not_changed(fake_wandb: FakeWandb) -> None:

@@ -18,6 +18,7 @@ from dist_wandb.uploads.execution import Outcome, upload
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.model import Terms, UploadRun
 from dist_wandb.uploads.state import FileState, remove_left_copies
+from dist_wandb.wandb_files.small_files import Directory
 
 # --- uploading --------------------------------------------------------------------------------------------------------
 
@@ -295,3 +296,20 @@ def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
         with pytest.raises(UploadError, match=rf"another upload of this file is under way \(pid {os.getpid()}\)"):
             upload(planned(run).files[0])
     assert ", and may have 2 more: the connection broke" in planned(run).refusals[0]
+
+
+@pytest.mark.parametrize("what", ["run", "files"])
+@pytest.mark.usefixtures("wandb_sync")
+def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: Path, what: str) -> None:
+    """Somebody who may write there puts a link to a private run of this user in its place."""
+    stored_run = stored(tmp_path / "shared")
+    private = stored(tmp_path / "private")
+    for one in (stored_run, private):
+        (one.path.parent / "files").mkdir()
+        (one.path.parent / "files" / "output.log").touch()
+    run = planned(replace(stored_run, directory=Directory.at(stored_run.path.parent)))
+    shared = stored_run.path.parent / ("files" if what == "files" else "")
+    shared.rename(tmp_path / "moved")
+    shared.symlink_to(private.path.parent / ("files" if what == "files" else ""))
+    with pytest.raises(UploadError, match=r"was replaced by another directory|is a symbolic link"):
+        upload(run.files[0])

@@ -24,6 +24,7 @@ from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.model import UploadFile
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
+from dist_wandb.wandb_files.small_files import Directory
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
@@ -63,7 +64,8 @@ def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
     """Return a function that runs ``dist-wandb sync`` on runs as if they had been read from disk."""
-    monkeypatch.setattr(shared, "find_runs", lambda _directory, **_: [run.path for run in runs])
+    found = {run.path: Directory.at(run.path.parent) for run in runs}
+    monkeypatch.setattr(shared, "find_files", lambda _directory, _report: found)
     monkeypatch.setattr(shared, "read_runs", lambda _paths, **_: (runs, errors or {}))
     monkeypatch.setattr(sync, "destination", lambda **_: SERVER)
     return main(["sync", *options, "somewhere"])

@@ -48,7 +48,9 @@ def ended(exit_code: int = 0) -> dict[str, Any]:
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
     """Write a run file with records. The stand-in prints it when it is read, with the given stderr and exit code."""
-    install_reader(tmp_path, monkeypatch, 'cat "$6"\ncat "$6.stderr" >&2\nexit "$(cat "$6.code")"')
+    install_reader(
+        tmp_path, monkeypatch, 'cat "$6"\npath=$(readlink -f "$6")\ncat "$path.stderr" >&2\nexit "$(cat "$path.code")"'
+    )
 
     def write(*records: dict[str, Any] | str, run_id: str = "abc", stderr: str = "", code: int = 0) -> Path:
         path = tmp_path / f"offline-run-{run_id}" / f"run-{run_id}.wandb"
