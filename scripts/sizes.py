@@ -28,7 +28,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
     "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "report/model.py:Writer": ({"attributes": 13}, "a record: what the page's script reads"),
-    "session/own_run.py:OwnRun": ({"attributes": 12}, "what a session has of its run, in one place"),
+    "session/own_run.py:OwnRun": ({"attributes": 13}, "what a session has of its run, in one place"),
     "session/session.py:Session": ({"methods": 37, "attributes": 14}, "hands on: most of its methods are one line"),
     "settings/options.py:Options": ({"attributes": 11}, "a record: the arguments of all integrations"),
     "settings/plan.py:RunPlan": ({"attributes": 14}, "a record: its fields are what it is"),

@@ -190,7 +190,11 @@ def exchange_of(
             return link.move(primary_rank)  # which is set later
 
         may_move = move if link.plan.run_mode == "auto" and not link.unit.name else None
-        hooks = Hooks(link.find_store, between_rounds, link.is_over, link.until_open(), may_move, publications)
+
+        def published() -> int:
+            return publications() + own.elsewhere.sent
+
+        hooks = Hooks(link.find_store, between_rounds, link.is_over, link.until_open(), may_move, published)
         return CollectiveExchange(link.unit, hooks, rows, options.limits)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

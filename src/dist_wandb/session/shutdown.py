@@ -134,6 +134,7 @@ class Shutdown:
             published: How often any rank has published something.
         """
         self._config_sync.refresh.in_background(published)
+        self._own.elsewhere.deliver(published)
         if self._config_sync.has_run_ended and self._life.detach():
             self._exchange.detach()
             self._close(handed_over=False)
@@ -171,6 +172,7 @@ class Shutdown:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
             self._own.summary.act(math.inf)
+            self._own.elsewhere.deliver()
             self._config_sync.close()
             self._close(handed_over=True)
 
