@@ -32,7 +32,7 @@ from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
-from dist_wandb.session import inherited_rank, job_description, registry
+from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.moving import move
 from dist_wandb.session.notices import print_line
@@ -186,6 +186,7 @@ class Opener:
         options = self._options
         self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
+        sweep_agents.check_trial(self._store, self._topology)
         resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
         if self._store is not None:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
