@@ -222,7 +222,8 @@ class Opener:
     def compare(self) -> None:
         """Compare the given config with those of the other ranks."""
         store = self._store
-        self._config_sync = ConfigSync(self._options, self._topology, job_arguments.chosen_config(self._arguments))
+        config, run = job_arguments.chosen_config(self._arguments), requested.naming(self._arguments)
+        self._config_sync = ConfigSync(self._options, self._topology, config, run)
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()
 
@@ -260,7 +261,7 @@ class Opener:
             return requested_id
         name = resuming.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
-            return requested_id or (None if self._has_store else id_of_job(name, topology))
+            return None if self._has_store else requested_id or id_of_job(name, topology)  # else the coordinator's
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it
             return requested_id or id_of_job(name, topology) or proposed or make_id()
