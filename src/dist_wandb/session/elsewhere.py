@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.runs import interception
+from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.opening import run_key
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
@@ -28,6 +28,16 @@ _log = logging.getLogger("dist_wandb")
 
 _SAVING = ("save", "log_artifact", "log_model", "log_code")
 _FETCHING = ("use_artifact", "use_model")
+
+
+def _watched_first(watch: Callable[[Any], None]) -> Callable[..., Any]:
+    def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
+        if step is None and wandb_private.is_watched(data, commit):
+            watch(data)
+        else:
+            log_now(data, step, commit, **others)
+
+    return take
 
 
 class Elsewhere:
@@ -46,12 +56,13 @@ class Elsewhere:
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
         self._published = 0.0
 
-    def handlers(self, run: AnyRun) -> dict[str, Callable[..., Any]]:
-        """Return handlers of a run's methods, by name: for those that need the run on a rank without it."""
-        if self._link.topology.world_size == 1:
+    def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
+        """Return handlers of a run's methods by name, in a job of several ranks. `watch` takes what `watch` logs."""
+        if self._link.topology.world_size == 1:  # rows are written at once
             return {}
         if run:
-            return {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
+            of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
+            return {**of_primary, wandb_private.LOG: _watched_first(watch)}
         handlers: dict[str, Callable[..., Any]] = {"alert": self._alert}
         for name in (*_SAVING, *_FETCHING):
             handlers[name] = self._reported(name)

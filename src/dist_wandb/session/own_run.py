@@ -155,7 +155,7 @@ class OwnRun:
                 finish_run(*args, **kwargs)
 
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "log": log_first}
-            handlers.update(self.elsewhere.handlers(run))
+            handlers.update(self.elsewhere.handlers(run, intake.watch))
             module = sys.modules.get("wandb")
             if run:
                 handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})

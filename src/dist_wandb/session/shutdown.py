@@ -47,6 +47,7 @@ class Shutdown:
     """Ends one session.
 
     Args:
+        closing: Called before no rows are accepted any more.
         closed: Called once no rows are accepted any more, with whether the logged rows were passed on.
 
     Attributes:
@@ -64,6 +65,7 @@ class Shutdown:
         children: Children,
         restart_store: RestartStore | None,
         *,
+        closing: Callable[[], None],
         closed: Callable[[bool], None],
     ) -> None:
         self.failure: int | None = None
@@ -75,6 +77,7 @@ class Shutdown:
         self._exchange = exchange
         self._children = children
         self._restart_store = restart_store
+        self._closing = closing
         self._closed = closed
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
@@ -167,6 +170,7 @@ class Shutdown:
         self._children.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
+        self._closing()
         self._life.close()
         try:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
