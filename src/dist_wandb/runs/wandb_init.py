@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk; a killed process may lose newer rows. wandb's default is 15
+_REFUSED = re.compile(r"\b(?:HTTP|error|status) (?:400|401|403|404|409|410|422)\b", re.IGNORECASE)
+_SILENCE = re.compile(
+    r"tim(?:ed|e) ?out|timeout|giving up|dial tcp|connect(?:ion|:)|no such host|network is|unreachable"
+    r"|\bEOF\b|broken pipe|\b(?:HTTP|error|status) (?:429|5\d\d)\b",
+    re.IGNORECASE,
+)
 _NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb reports missing ones as wrong usage
 
 
@@ -130,6 +136,18 @@ def _init(arguments: Mapping[str, Any]) -> Run:
         raise UnavailableError(one_line(error)) from error
     except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a bug in wandb
         raise UnavailableError(one_line(error)) from error
+
+
+def is_answer(error: BaseException | None) -> bool:
+    """Return whether an error is what W&B's server answers about the arguments, so that a later upload fails, too.
+
+    Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
+    """
+    import wandb
+
+    if not isinstance(error, wandb.errors.CommError):
+        return False
+    return bool(_REFUSED.search(str(error))) or not _SILENCE.search(str(error))
 
 
 def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
