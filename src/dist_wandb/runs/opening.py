@@ -8,10 +8,9 @@ may not know the run yet.
 If W&B cannot be reached, the run is opened offline with one warning. What its server answers about the arguments (no
 such entity, no permission, a rewind that it refuses, a deleted id) is wandb's error, as an upload would fail, too. The
 primary publishes whether its run is online or offline, so that no secondary waits for a dead server.
-With ``strict=True`` it is an error instead, on all ranks of a
-shared run. This applies to failures of W&B only, not to wrong arguments. wandb's process keeps the id of a run that
-could not be opened in use. It is torn down if no other run is open; otherwise the other runs keep it, and the next run
-starts another process (`wandb_private.detach_service`).
+With ``strict=True`` it is an error instead, on all ranks of a shared run. This applies to failures of W&B only, not to
+wrong arguments. wandb's process keeps the id of a run that could not be opened in use. It is torn down if no other run
+is open; otherwise the other runs keep it, and the next run starts another process (`wandb_private.detach_service`).
 
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.

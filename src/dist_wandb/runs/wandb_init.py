@@ -168,6 +168,7 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
         arguments["group"] = plan.group
+    arguments.update(_branches(plan, given))
     if plan.attaches:
         arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
     has_own_directory = plan.own_directory or plan.attaches
@@ -181,6 +182,20 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
         if mode == "online":
             arguments["mode"] = None
     return arguments
+
+
+def _branches(plan: RunPlan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the branch points of a run: that of its primary, and of sibling runs, each its own.
+
+    Of several writers, the primary alone rewinds or forks the run; the others attach to it.
+    """
+    branches = {name: given[name] for name in ("resume_from", "fork_from") if isinstance(given.get(name), str)}
+    if plan.has_writers and not plan.primary:
+        return dict.fromkeys(branches)
+    if not plan.name_suffix:
+        return {}
+    parts = {name: value.partition("?") for name, value in branches.items()}
+    return {name: f"{run}-{plan.name_suffix}{mark}{point}" for name, (run, mark, point) in parts.items()}
 
 
 def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
@@ -209,6 +224,9 @@ def _writer_settings(
 ) -> wandb.Settings:
     """Return a copy of the user's settings for a writer of a shared run: its label and, online, W&B's shared mode."""
     settings = _copied_settings(given)
+    if not plan.primary:
+        for name in {"resume_from", "fork_from"} & settings.model_fields_set:
+            setattr(settings, name, None)  # see `_branches`
     settings.x_label = plan.label or plan.hardware  # offline too: system metrics are labelled when they are recorded
     if is_online:
         settings.mode = "shared"
