@@ -117,7 +117,7 @@ class Session(AsRun):
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)
         if handed_over is not None and self._intake.rows:
-            self._notices.unused_patterns(handed_over.held.reductions.unused)
+            self._notices.unused_names(handed_over.held.reductions)
 
     def start(self) -> None:
         """Start to take part. Called after the constructor because other threads use the session from here on."""
