@@ -125,6 +125,7 @@ class FakeRun:
         self.summary: dict[str, Any] = {}
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.defined: list[tuple[str, dict[str, Any]]] = []
+        self.alerts: list[tuple[Any, ...]] = []
         self.exit_codes: list[int | None] = []
         self._is_finished = False
 
@@ -143,6 +144,9 @@ class FakeRun:
 
     def define_metric(self, name: str, **kwargs: Any) -> None:
         self.defined.append((name, kwargs))
+
+    def alert(self, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
+        self.alerts.append((title, text, level, wait_duration))
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG002  # as wandb 0.19
         if not self._is_finished:  # as wandb's

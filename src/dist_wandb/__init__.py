@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from wandb import Settings as Settings
     from wandb import Table as Table
     from wandb import Video as Video
-    from wandb import agent as agent
     from wandb import box3d as box3d
     from wandb import controller as controller
     from wandb import define_metric as define_metric
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.api import get_run, init
     from dist_wandb.session.session import Session
+    from dist_wandb.session.sweep_agents import agent as agent
     from dist_wandb.settings.limits import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
@@ -128,6 +128,7 @@ _ROOMS = {
     "LocalRun": "reading.runs",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
+    "agent": "session.sweep_agents",
     "Session": "session.session",
     "Topology": "topology.model",
     "gathered": "payloads.media.gathers",
@@ -150,7 +151,7 @@ _OF_CURRENT = ("config", "run", "summary")  # a different object in each session
 # wandb's own names in every supported version, to be listed before wandb is imported. Its other names work, too.
 _OF_WANDB = (
     *("AlertLevel", "Api", "Artifact", "ArtifactTTL", "Audio", "CommError", "Error", "Graph", "Histogram", "Html"),
-    *("Image", "Molecule", "Object3D", "Plotly", "Settings", "Table", "UsageError", "Video", "agent", "box3d"),
+    *("Image", "Molecule", "Object3D", "Plotly", "Settings", "Table", "UsageError", "Video", "box3d"),
     *("controller", "login", "plot", "plot_table", "setup", "sweep", "teardown", "termerror", "termlog", "termwarn"),
     *("util",),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from processes import run_job, started, wait_until
+from processes import clean_environment, run_job, started, torchrun, wait_until
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -115,6 +115,25 @@ def logs(server: WandbServer, run_id: str) -> bool:
 def has_ended(server: WandbServer, number: int) -> bool:
     """Return whether the agent has detected the end of a trial's process."""
     return server.trials("sweep0")[number].has_ended
+
+
+def test_agents_in_every_rank_are_refused_before_they_take_a_trial(wandb_server: WandbServer, tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "sweep_in_every_rank.py", "function")
+    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
+    refused = finished.lines("REFUSED ")
+    assert [line.split(", and")[0] for line in refused] == [
+        f"REFUSED wandb.agent was called on rank {rank} of 2" for rank in range(2)
+    ]
+    assert all("run: wandb agent SWEEP" in line for line in refused)
+    assert ({trial.agent for trial in wandb_server.trials("sweep0")}, wandb_server.runs) == ({""}, {})
+
+
+def test_ranks_that_were_given_different_trials_are_refused(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "sweep_in_every_rank.py", "program")
+    finished = run_job(*job, cwd=tmp_path, environment=clean_environment(WANDB_SILENT="true")).check()
+    (refused,) = finished.lines("REFUSED ")
+    mine, other = ("trial-0", "trial-1") if "Rank 0 was given" in refused else ("trial-1", "trial-0")
+    assert f"was given the trial '{mine}' of the sweep, but rank {other[-1]} the trial '{other}'" in refused
 
 
 def test_the_example_is_a_sweep_of_jobs_with_one_run_each(wandb_server: WandbServer, tmp_path: Path) -> None:

@@ -301,6 +301,17 @@ def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wa
     assert "1 uploaded before" in sync(wandb_server, directory).check().output
 
 
+def test_a_rewind_that_was_recorded_offline_is_sent(tmp_path: Path, wandb_server: WandbServer) -> None:
+    branch = {"init": {"dir": str(tmp_path), "resume_from": "exp?_step=2"}, "rows": MORE_ROWS}
+    for order in ({}, branch):
+        run_job(plain_run(tmp_path, **order), cwd=tmp_path, environment=clean_environment(), timeout=TIMEOUT).check()
+    ended_runs(tmp_path, 2)
+    sync(wandb_server, tmp_path).check()
+    assert [request.operation for request, _ in wandb_server.answered].count("RewindRun") == 1
+    kept = [row["loss"] for row in ROWS[:3]]
+    assert losses(wandb_server.run("exp")) == [*kept, *(row["loss"] for row in MORE_ROWS)]
+
+
 def test_an_upload_that_was_killed_or_ended_continues(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
     environment = sync_environment(wandb_server, plain)

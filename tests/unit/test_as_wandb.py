@@ -39,6 +39,7 @@ HEAVY = ("torch", "wandb", "lightning", "accelerate")
 NEWER = {"EvalTable", "Run"}  # than the oldest supported wandb: available, but not listed
 NOT_OF_A_RUN = {"plot_table"}  # makes a chart
 OURS = {"init", "__version__"}
+CHECKED = {"agent"}  # refused on several ranks, else wandb's own
 OF_BOTH = {"errors", "cli"}  # modules
 TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
@@ -94,7 +95,7 @@ def test_names_that_act_on_the_session_exist_in_wandb() -> None:
 def test_every_public_name_of_wandb_is_listed_and_resolves() -> None:
     names = set(wandb.__all__)
     assert names - set(dir(dist_wandb)) <= NEWER, "list it in dist_wandb._OF_WANDB, or in NEWER here"
-    for name in names - OURS - {*ACTING, *OF_CURRENT}:
+    for name in names - OURS - CHECKED - {*ACTING, *OF_CURRENT}:
         assert getattr(dist_wandb, name) is getattr(wandb, name), name
 
 

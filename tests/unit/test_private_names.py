@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 import wandb
+from wandb.integration.torch import wandb_torch
 
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import pictures
 from dist_wandb.runs.config_guard import can_hold
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.wandb_private import FINISH, detach_service, is_finished, summary_of, uses_current_service
+from dist_wandb.runs.wandb_private import FINISH, LOG, detach_service, is_finished, summary_of, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
 from dist_wandb.wandb_files import inspection
 
@@ -50,6 +52,11 @@ def test_all_ways_of_finishing_a_run_call_one_method(tmp_path: Path) -> None:
         getattr(run, end)(*() if end == "finish" else (None, None, None))
         assert is_finished(run)
     assert called == ["_finish"] * 2
+
+
+def test_the_hooks_of_watch_log_through_one_method() -> None:
+    source = inspect.getsource(wandb_torch.TorchHistory.log_tensor_stats)
+    assert f"wandb.run.{LOG}(" in source, "adapt wandb_private.is_watched"
 
 
 def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:

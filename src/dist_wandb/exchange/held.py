@@ -48,22 +48,25 @@ class Reductions:
 
     Attributes:
         unused: The patterns that no name has matched yet.
+        known: The reductions of the names that were logged.
+        weighted: Names that this rank has given weights.
     """
 
     def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())
         self._reduce = reduce or {}
-        self._known: dict[str, Reduction] = {}
+        self.known: dict[str, Reduction] = {}
+        self.weighted: set[str] = set()
         self._of_all: dict[tuple[str, ...], tuple[Reduction, ...]] = {}
 
     def of(self, name: str) -> Reduction:
         """Return the reduction of a name: that of the first matching pattern, or the mean."""
-        if name not in self._known:
+        if name not in self.known:
             is_time = name.startswith(TIMES)  # general patterns do not apply to times
             reduce = {one: kind for one, kind in self._reduce.items() if not is_time or one.startswith(TIMES)}
-            pattern, self._known[name] = reduction_of(name, reduce)
+            pattern, self.known[name] = reduction_of(name, reduce)
             self.unused.pop(pattern, None)
-        return self._known[name]
+        return self.known[name]
 
     def of_all(self, names: tuple[str, ...]) -> tuple[Reduction, ...]:
         """Return the reductions of the names of a row."""

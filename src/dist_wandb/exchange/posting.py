@@ -206,4 +206,5 @@ class Posting:
             return 1.0 if weight is None else float(weight)
         if isinstance(weight, Later):
             return float(checked_weight("weight", weight.number(), self._rank))
+        self._held.reductions.weighted.update(weight)
         return {name: self._weights(value) for name, value in weight.items()}

@@ -1,5 +1,7 @@
 """Comparison of the configs that the ranks were given.
 
+The arguments that name the run (`name`, `id`, `project`, ...) are compared in the same way, but never raise.
+
 With ``config_sync="warn"`` each rank compares its config with the coordinator's, once that is published; the first to
 find a difference claims a key, and warns for all. With ``"check"`` the coordinator compares all configs and claims a
 result, which all ranks read before they open anything. A rank that times out waiting for it claims a result without
@@ -23,6 +25,7 @@ from dist_wandb.run_config.messages import (
     ALL_GIVEN,
     DIFFERS,
     GIVEN,
+    OTHER_RUNS,
     RESULT,
     SALT,
     ComparisonResult,
@@ -48,6 +51,7 @@ class Comparison:
 
     Args:
         config: The config that this rank was given, without the names that W&B is told to exclude.
+        run: The arguments that name the run which this rank was asked for.
 
     Attributes:
         given: Values by name.
@@ -55,7 +59,8 @@ class Comparison:
         publications: How often this rank has published the config that it was given.
     """
 
-    def __init__(self, options: Options, connection: Connection, config: object) -> None:
+    def __init__(self, options: Options, connection: Connection, config: object, run: Mapping[str, Any]) -> None:
+        self._run = run
         self.given: dict[str, Any] = given_values(config)
         self.opened_at: Line | None = users_line()
         self.publications: int = 0
@@ -131,9 +136,13 @@ class Comparison:
         if first is None:
             return
         self._has_compared = True
-        mine = differences(self._message(first["salt"])["values"], rank, first["values"], main)
         if self._options.config_sync == "warn" and self._options.run_mode == "new":  # each rank has its own run
             return
+        message = self._message(first["salt"])
+        mine = differences(message["values"], rank, first["values"], main)
+        asked = differences(message["run"], rank, first["run"], main)
+        if asked and (self._options.run_mode, self._options.rank_scope) != ("auto", "worker"):
+            self._warn_of_runs(asked)
         if mine and self._connection.is_first(DIFFERS):
             more = " Further ranks may differ, too." if self._connection.topology.world_size > 2 else ""  # noqa: PLR2004
             warn(
@@ -141,6 +150,17 @@ class Comparison:
                 "of its primary. config_sync='check' makes this an error, 'off' silences it.",
                 self.opened_at,
                 may_raise=False,  # which thread finds it depends on timing
+            )
+
+    def _warn_of_runs(self, asked: list[str]) -> None:
+        main, mode = self._connection.topology.coordinator, self._options.run_mode
+        if mode != "new" and self._connection.is_first(OTHER_RUNS):
+            warn(
+                f"The ranks were asked to open different runs: {listed(asked)}. With run_mode={mode!r} they log to one "
+                f"run, which has the values of rank {main}. For a run of each rank, pass run_mode='new'; for one run, "
+                "pass the same values on all ranks.",
+                self.opened_at,
+                may_raise=False,
             )
 
     def digests(self, salt: str | None = None) -> Digests:
@@ -160,7 +180,8 @@ class Comparison:
 
     def _message(self, salt: str | None = None) -> GivenConfig:
         salt = salt or self._salt
-        return GivenConfig(salt=salt, values=without_ranks(self._publishable, self._comparable(salt), salt))
+        values = without_ranks(self._publishable, self._comparable(salt), salt)
+        return GivenConfig(salt=salt, values=values, run=comparable(self._run, salt))
 
     @cached_property
     def _publishable(self) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from dist_wandb.errors import ConfigurationError
 
 GIVEN, RESULT, SALT = "config/given", "config/result", "config/salt"
 ALL_GIVEN = "config/given by all"  # a list of the configs that all ranks were given
-DIFFERS, REFUSED = "config/differs", "config/refused"  # claimed by the rank that warns for all
+DIFFERS, OTHER_RUNS, REFUSED = (
+    "config/differs",
+    "config/other runs",
+    "config/refused",
+)  # claimed by the rank that warns for all
 # Appended to the key of a `PublishedRun`: its `Digests`, and its `Version`.
 OF_DIGESTS, OF_VERSION = "/given", "/version"
 
@@ -19,10 +23,11 @@ _T = TypeVar("_T")
 
 
 class GivenConfig(TypedDict):
-    """The config that a rank was given, for other ranks to compare."""
+    """The config that a rank was given, and the run that it was asked for, for other ranks to compare."""
 
     salt: str
     values: dict[str, list[str]]
+    run: dict[str, list[str]]
 
 
 class Version(TypedDict):
@@ -75,8 +80,10 @@ def checked(message: Any, kind: type[_T], key: str) -> _T:
 
 def fits(message: Any, kind: Any) -> bool:
     """Return whether a message is of a kind."""
-    is_given = kind is GivenConfig
-    return _is_a(message, kind) and not (is_given and any(len(pair) != _PAIR for pair in message["values"].values()))
+    if not _is_a(message, kind):
+        return False
+    pairs = [*message["values"].values(), *message["run"].values()] if kind is GivenConfig else []
+    return all(len(pair) == _PAIR for pair in pairs)
 
 
 def _is_a(value: Any, kind: Any) -> bool:

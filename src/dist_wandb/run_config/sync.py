@@ -29,6 +29,7 @@ Secrets are never written to the store (`settings.config_secrets`, `settings.con
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run_config.comparison import Comparison
@@ -60,15 +61,18 @@ class ConfigSync:
 
     Args:
         config: The config that this rank was given, without the names that W&B is told to exclude.
+        run: The arguments that name the run which this rank was asked for.
 
     Attributes:
         refresh: Publishes new values of this rank, and applies those of other ranks.
     """
 
-    def __init__(self, options: Options, topology: Topology, config: object) -> None:
+    def __init__(
+        self, options: Options, topology: Topology, config: object, run: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._checks_all = options.config_sync == "check" and topology.world_size > 1
         self._connection = Connection(options.limits, topology)
-        self._comparison = Comparison(options, self._connection, config)
+        self._comparison = Comparison(options, self._connection, config, run)
         self._guard = ConfigGuard(
             topology.global_rank,
             self._comparison.opened_at,

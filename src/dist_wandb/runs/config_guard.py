@@ -96,7 +96,7 @@ class ConfigGuard:
             object.__delattr__(config, _GUARD)
 
     def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace values of the argument `config` of `wandb.init` that W&B cannot hold by their repr, with a warning.
+        """Make the argument `config` of `wandb.init` plain, and what W&B cannot hold text, with a warning.
 
         Args:
             init_arguments: Keyword arguments of `wandb.init`.
@@ -108,10 +108,10 @@ class ConfigGuard:
         values = given_values(config)
         chosen = job_arguments.chosen_config(init_arguments)
         refused = [name for name, value in chosen.items() if not (is_plain(value) or can_hold(value))]
-        is_wandbs_kind = not isinstance(config, Mapping) or (
-            isinstance(config, dict) and all(isinstance(name, str) for name in config)
-        )
-        if not refused and is_wandbs_kind:
+        is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
+        given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+        is_exact = all(isinstance(name, str) and values.get(name, value) is value for name, value in given.items())
+        if not refused and is_wandbs_kind and is_exact:
             return init_arguments
         self.warn_of_refused(refused)
         writable = {name: shown(value) if name in refused else value for name, value in values.items()}

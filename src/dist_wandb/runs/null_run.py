@@ -5,6 +5,7 @@ The primary publishes the run's metadata and config in one message, so both are 
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -104,7 +105,7 @@ class NullRun(StandIn):
 
             run = dist_wandb.init(run_mode="auto").run
             bool(run)  # rank 0: True; rank 1: False
-            run.alert("done")  # rank 0: sends an alert; rank 1: does nothing
+            run.log_code()  # rank 0: uploads code; rank 1: does nothing
             run.id, run.project  # the same on both ranks
     """
 
@@ -163,7 +164,7 @@ class NullRun(StandIn):
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
-        own = {name: value for name, value in self.__dict__.items() if name not in ("finish", "log", "_step")}
+        own = {name: value for name, value in self.__dict__.items() if not inspect.isfunction(value)}
         return {**own, "_known": dict(self.metadata()), "_read": None}
 
     def __getattr__(self, name: str) -> Any:

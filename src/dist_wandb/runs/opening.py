@@ -5,11 +5,12 @@ publishes under `opening_key` how long that may take, so that the other ranks wa
 run wait for both messages, open their runs, and add themselves to `attached_writers`. They retry, because the server
 may not know the run yet.
 
-If W&B cannot be reached, the run is opened offline with one warning. The primary publishes whether its run is online or
-offline, so that no secondary waits for a dead server. With ``strict=True`` it is an error instead, on all ranks of a
-shared run. This applies to failures of W&B only, not to wrong arguments. wandb's process keeps the id of a run that
-could not be opened in use. It is torn down if no other run is open; otherwise the other runs keep it, and the next run
-starts another process (`wandb_private.detach_service`).
+If W&B cannot be reached, the run is opened offline with one warning. What its server answers about the arguments (no
+such entity, no permission, a rewind that it refuses, a deleted id) is wandb's error, as an upload would fail, too. The
+primary publishes whether its run is online or offline, so that no secondary waits for a dead server.
+With ``strict=True`` it is an error instead, on all ranks of a shared run. This applies to failures of W&B only, not to
+wrong arguments. wandb's process keeps the id of a run that could not be opened in use. It is torn down if no other run
+is open; otherwise the other runs keep it, and the next run starts another process (`wandb_private.detach_service`).
 
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.
@@ -21,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from dist_wandb.errors import RendezvousError, UnavailableError
 from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
@@ -96,6 +97,7 @@ class Opening:
         rows (wandb issue 12269). If the primary's run is on disk, so are the others.
 
         Raises:
+            wandb.errors.CommError: W&B's server refused the run: its answer concerns the arguments.
             UnavailableError: W&B cannot be reached and `strict` makes it an error, on all ranks of the unit.
             RendezvousError: The primary did not begin to open the run within `join_timeout`.
         """
@@ -107,10 +109,25 @@ class Opening:
             if self.options.strict:
                 self._publish({"error": str(error)})
                 raise
+            if self.plan.primary and wandb_init.is_answer(error.__cause__):
+                self._refuse(error)
             return self._open_on_disk(error)
         except Exception as error:
             self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
             raise
+
+    def _refuse(self, error: UnavailableError) -> NoReturn:
+        """Raise wandb's own error for what the server has answered. A writer beside the primary had right arguments."""
+        self._publish({"error": str(error)})
+        self._drop_failed_run()
+        _log.error(
+            "dist_wandb: W&B's server refused the run of rank %d: %s. This concerns what init was given: entity, "
+            "project, id, resume_from, fork_from or the API key. Correct it, or pass mode='offline' to write the run "
+            "to disk only.",
+            self.topology.global_rank,
+            error,
+        )
+        raise error.__cause__ or error
 
     def attach(self) -> AnyRun:
         """Attach to the unit's run for the hardware metrics of this node, if planned. A failure only warns."""

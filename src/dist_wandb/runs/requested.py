@@ -99,6 +99,13 @@ def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
     return str(found) if found else None
 
 
+def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the requested values, by argument, that tell runs apart."""
+    given = {"id": run_id(init_arguments), **{name: value(init_arguments, name) for name in _SOURCES}}
+    given.update({name: init_arguments.get(name) for name in ("job_type", "tags")})
+    return {name: one for name, one in given.items() if one is not None}
+
+
 def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
     """Return the W&B mode of the arguments, the settings or `WANDB_MODE`; `None` for none, or an unknown one."""
     given = init_arguments.get("mode") or user_setting(init_arguments, "mode") or os.environ.get("WANDB_MODE")

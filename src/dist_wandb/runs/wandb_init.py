@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk; a killed process may lose newer rows. wandb's default is 15
+_REFUSED = re.compile(r"\b(?:HTTP|error|status) (?:400|401|403|404|409|410|422)\b", re.IGNORECASE)
+_SILENCE = re.compile(
+    r"tim(?:ed|e) ?out|timeout|giving up|dial tcp|connect(?:ion|:)|no such host|network is|unreachable"
+    r"|\bEOF\b|broken pipe|\b(?:HTTP|error|status) (?:429|5\d\d)\b",
+    re.IGNORECASE,
+)
 _NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb reports missing ones as wrong usage
 
 
@@ -134,6 +140,18 @@ def _init(arguments: Mapping[str, Any]) -> Run:
         raise UnavailableError(one_line(error)) from error
 
 
+def is_answer(error: BaseException | None) -> bool:
+    """Return whether an error is what W&B's server answers about the arguments, so that a later upload fails, too.
+
+    Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
+    """
+    import wandb
+
+    if not isinstance(error, wandb.errors.CommError):
+        return False
+    return bool(_REFUSED.search(str(error))) or not _SILENCE.search(str(error))
+
+
 def _passed_on(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments without those that wandb must not get.
 
@@ -158,6 +176,7 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
         arguments["group"] = plan.group
+    arguments.update(_branches(plan, given))
     if plan.attaches:
         arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
     has_own_directory = plan.own_directory or plan.attaches
@@ -169,6 +188,20 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
         if mode == "online":
             arguments["mode"] = None
     return arguments
+
+
+def _branches(plan: RunPlan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the branch points of a run: that of its primary, and of sibling runs, each its own.
+
+    Of several writers, the primary alone rewinds or forks the run; the others attach to it.
+    """
+    branches = {name: given[name] for name in ("resume_from", "fork_from") if isinstance(given.get(name), str)}
+    if plan.has_writers and not plan.primary:
+        return dict.fromkeys(branches)
+    if not plan.name_suffix:
+        return {}
+    parts = {name: value.partition("?") for name, value in branches.items()}
+    return {name: f"{run}-{plan.name_suffix}{mark}{point}" for name, (run, mark, point) in parts.items()}
 
 
 def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
@@ -197,6 +230,9 @@ def _writer_settings(
 ) -> wandb.Settings:
     """Return a copy of the user's settings for a writer of a shared run: its label and, online, W&B's shared mode."""
     settings = _copied_settings(given)
+    if not plan.primary:
+        for name in {"resume_from", "fork_from"} & settings.model_fields_set:
+            setattr(settings, name, None)  # see `_branches`
     settings.x_label = plan.label or plan.hardware  # offline too: system metrics are labelled when they are recorded
     if is_online:
         settings.mode = "shared"

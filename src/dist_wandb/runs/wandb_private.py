@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
+LOG = "_log"  # the method of a run that `log` calls, and the hooks of `watch`
 SUMMARY_WRITTEN = "_update_callback"  # what `summary_of` calls with a record of each write
 SUMMARY_READ = "_get_current_summary_callback"  # what it calls for each read; returns the values by name
+_WATCHED = ("gradients/", "parameters/")  # how the names of histograms begin
 _STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `run.step` calls
 _DEFINED = "_metric_callback"  # the method of a run that sends a definition
 _SETUP = "wandb.sdk.wandb_setup"
@@ -52,6 +54,17 @@ def summary_of(run: AnyRun) -> object | None:
     summary = getattr(run, "summary", None)
     calls = getattr(summary, "__dict__", {}).get(SUMMARY_WRITTEN)  # other ways would ask wandb's process for the value
     return summary if callable(calls) else None
+
+
+def is_watched(values: Any, commit: object) -> bool:
+    """Return whether a call of `LOG` comes from the hooks of `watch`: histograms of gradients or parameters."""
+    return (
+        commit is False
+        and bool(values)
+        and all(
+            str(name).startswith(_WATCHED) and type(value).__name__ == "Histogram" for name, value in values.items()
+        )
+    )
 
 
 class _Step:

@@ -54,6 +54,7 @@ class Intake:
         self.first_row = first_row
         self._last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
         self._first_thread = 0  # the first to log
+        self._watched: dict[str, Any] = {}  # what `watch` has measured for a row that is not passed on yet
         self.sections: Sections = Sections()
 
     @property
@@ -88,10 +89,38 @@ class Intake:
                 self._pass_on(metrics, step, weight, commit, leads=leads)
                 self._is_over()  # a signal handler may have finished the session before the row was passed on
 
+    def watch(self, values: Mapping[str, Any]) -> None:
+        """Accept what W&B's `watch` has measured. As in wandb, it belongs to the open row, else to the next call."""
+        with self._life.accepting:
+            if self._is_over():
+                return
+            if self._link.reduces:
+                self._watched.update(self._as_logged(values, flat=True))
+            elif self._link.unit.is_member:
+                self._put_own(values, None, None, commit=False)
+
+    def end_row(self, step: int | None = None) -> None:
+        """Pass on what `watch` has measured for the last row, in a row at `step`; `None` for the last step."""
+        with self._life.accepting:
+            watched, self._watched = self._watched, {}
+            if watched:
+                self._put_reduced(watched, step, None, None)
+
+    def _with_watched(self, metrics: Mapping[str, Any], step: int | None, commit: bool | None) -> Mapping[str, Any]:
+        """Return the metrics of a call with what was measured for its row; pass on what belongs to the row before."""
+        if step not in (None, self.step):
+            self.end_row(self.step)
+        if commit or (commit is None and step is None):  # it ends its row
+            watched, self._watched = self._watched, {}
+            return {**watched, **metrics}
+        return metrics
+
     def _pass_on(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
     ) -> None:
         given = self._step_of(metrics, step) if leads else None
+        if leads and self._watched:
+            metrics = self._with_watched(metrics, given, commit)
         if given is not None:
             self._last = given, 0
         if leads:
@@ -190,7 +219,11 @@ def exchange_of(
             return link.move(primary_rank)  # which is set later
 
         may_move = move if link.plan.run_mode == "auto" and not link.unit.name else None
-        hooks = Hooks(link.find_store, between_rounds, link.is_over, link.until_open(), may_move, publications)
+
+        def published() -> int:
+            return publications() + own.elsewhere.sent
+
+        hooks = Hooks(link.find_store, between_rounds, link.is_over, link.until_open(), may_move, published)
         return CollectiveExchange(link.unit, hooks, rows, options.limits)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import console, run_metadata
+from dist_wandb.settings.reduction import ALREADY_REDUCED, check_spread, matches_any
 from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import named_line, users_line, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+    from dist_wandb.exchange.held import Reductions
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.plan import RunPlan
@@ -96,15 +98,24 @@ class SessionNotices:
                 "of one rank only, in the run or under the label of that rank. To gather them, pass reduce='mean'.",
             )
 
-    def unused_patterns(self, patterns: Iterable[str]) -> None:
-        """Warn, on the primary, about patterns of `reduce` that matched no name."""
-        unused = [pattern for pattern in patterns if pattern != "*"]
-        if unused and self._link.reduces and self._link.plan.primary:
-            message = (
-                f"reduce has patterns that apply to no logged name: {', '.join(map(repr, unused))}. Check for a "
-                "misspelt name, or an earlier pattern that matches the same names."
-            )
-            warn(message, users_line(), may_raise=False)  # the run must still be ended
+    def unused_names(self, reductions: Reductions) -> None:
+        """Warn, on the primary, about names and patterns of arguments that matched no logged name."""
+        if not (self._link.reduces and self._link.plan.primary):
+            return
+        spread = check_spread(self._link.options.spread)
+        unused = {
+            "reduce": [one for one in reductions.unused if one not in ALREADY_REDUCED],
+            "spread": [one for one in spread if not any(matches_any(name, (one,)) for name in reductions.known)],
+            "weight": sorted(reductions.weighted - reductions.known.keys()),
+        }
+        for argument, patterns in unused.items():
+            names = [repr(pattern) for pattern in patterns if pattern != "*"]
+            if names:
+                message = (
+                    f"{argument} has patterns that apply to no logged name: {', '.join(names)}. Check for a misspelt "
+                    "name, or an earlier pattern that matches the same names."
+                )
+                warn(message, users_line(), may_raise=False)  # the run must still be ended
 
 
 def print_line(line: str) -> None:

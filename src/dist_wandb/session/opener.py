@@ -32,7 +32,7 @@ from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
-from dist_wandb.session import inherited_rank, job_description, registry
+from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.moving import move
 from dist_wandb.session.notices import print_line
@@ -186,6 +186,7 @@ class Opener:
         options = self._options
         self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
+        sweep_agents.check_trial(self._store, self._topology)
         resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
         if self._store is not None:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
@@ -221,7 +222,8 @@ class Opener:
     def compare(self) -> None:
         """Compare the given config with those of the other ranks."""
         store = self._store
-        self._config_sync = ConfigSync(self._options, self._topology, job_arguments.chosen_config(self._arguments))
+        config, run = job_arguments.chosen_config(self._arguments), requested.naming(self._arguments)
+        self._config_sync = ConfigSync(self._options, self._topology, config, run)
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()
 
@@ -259,7 +261,9 @@ class Opener:
             return requested_id
         name = resuming.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
-            return requested_id or (None if self._has_store else id_of_job(name, topology))
+            if self._has_store:  # the coordinator's id counts; an agent has given all ranks the same
+                return requested_id if sweeps.is_trial() else None
+            return requested_id or id_of_job(name, topology)
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it
             return requested_id or id_of_job(name, topology) or proposed or make_id()

@@ -24,6 +24,7 @@ from dist_wandb.runs.record import Record
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
+from dist_wandb.session.elsewhere import Elsewhere
 from dist_wandb.session.notices import print_line
 from dist_wandb.settings.reduction import check_per_rank
 
@@ -49,6 +50,7 @@ class OwnRun:
     Attributes:
         user_axes: Names that the user has made x axes of other metrics (`define_metric(step_metric=)`).
         summary: The user's writes into the summary.
+        elsewhere: Calls on ranks without the run.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class OwnRun:
         self._opening = opening
         self._config_sync = config_sync
         self._attached = attached
+        self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run)
         self._record = Record(run, link.topology.global_rank, self._reopen)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
         target = self._record if self._axes is None else self._axes
@@ -152,6 +155,7 @@ class OwnRun:
                 finish_run(*args, **kwargs)
 
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "log": log_first}
+            handlers.update(self.elsewhere.handlers(run, intake.watch))
             module = sys.modules.get("wandb")
             if run:
                 handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})

@@ -108,7 +108,8 @@ class Session(AsRun):
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
         self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
-        self._shutdown = Shutdown(*parts, closed=lambda handed_over: self._closed(rows if handed_over else None))
+        closed = lambda handed_over: self._closed(rows if handed_over else None)  # noqa: E731
+        self._shutdown = Shutdown(*parts, closing=self._intake.end_row, closed=closed)
 
     def _refresh(self, published: float) -> None:
         self._shutdown.refresh(published)  # made after the exchange, which calls this
@@ -116,7 +117,7 @@ class Session(AsRun):
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)
         if handed_over is not None and self._intake.rows:
-            self._notices.unused_patterns(handed_over.held.reductions.unused)
+            self._notices.unused_names(handed_over.held.reductions)
 
     def start(self) -> None:
         """Start to take part. Called after the constructor because other threads use the session from here on."""
@@ -298,11 +299,7 @@ class Session(AsRun):
         self._shutdown.finish(exit_code)
 
     def fail(self, exit_code: int | None) -> None:
-        """Set the exit code of the run, to be used if `finish` is not called with one.
-
-        Args:
-            exit_code: Exit code of the job to show in W&B; `None` or 0 if the job recovered from a failure.
-        """
+        """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""
         self._shutdown.failure = exit_code or None
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:

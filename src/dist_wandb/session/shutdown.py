@@ -47,6 +47,7 @@ class Shutdown:
     """Ends one session.
 
     Args:
+        closing: Called before no rows are accepted any more.
         closed: Called once no rows are accepted any more, with whether the logged rows were passed on.
 
     Attributes:
@@ -64,6 +65,7 @@ class Shutdown:
         children: Children,
         restart_store: RestartStore | None,
         *,
+        closing: Callable[[], None],
         closed: Callable[[bool], None],
     ) -> None:
         self.failure: int | None = None
@@ -75,6 +77,7 @@ class Shutdown:
         self._exchange = exchange
         self._children = children
         self._restart_store = restart_store
+        self._closing = closing
         self._closed = closed
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
@@ -134,6 +137,7 @@ class Shutdown:
             published: How often any rank has published something.
         """
         self._config_sync.refresh.in_background(published)
+        self._own.elsewhere.deliver(published)
         if self._config_sync.has_run_ended and self._life.detach():
             self._exchange.detach()
             self._close(handed_over=False)
@@ -166,11 +170,13 @@ class Shutdown:
         self._children.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
+        self._closing()
         self._life.close()
         try:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
             self._own.summary.act(math.inf)
+            self._own.elsewhere.deliver()
             self._config_sync.close()
             self._close(handed_over=True)
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
+from operator import is_
+from types import SimpleNamespace
 from typing import Any
 
 from dist_wandb.settings.config_secrets import DEEPEST, redacted
@@ -14,6 +19,7 @@ from dist_wandb.settings.config_secrets import DEEPEST, redacted
 PAIRS = "__dist_wandb_pairs__"
 """Name under which `encoded` puts the pairs of a mapping whose names are not all text."""
 
+_SCALARS = frozenset({bool, float, int, str})
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to print longer ones
 _LONGEST_SHOWN = 40  # characters of a value in a message
 _MOST_SHOWN = 10  # differences in a message
@@ -31,19 +37,66 @@ _NAMES_OF_RANKS = frozenset(
 
 
 def given_values(config: object) -> dict[str, Any]:
-    """Return the values of an argument `config` by name.
+    """Return the values of an argument `config` by name, as `plain` values.
 
     Args:
-        config: A mapping, a config of a run, a namespace of an argument parser, or anything else.
+        config: A mapping, a config of a run, an object of values such as a namespace, or anything else.
 
     Returns:
         Values by name; none for an argument that wandb itself reads, such as the name of a file.
     """
+    config = _as_mapping(config)
     if hasattr(config, "keys") and hasattr(config, "__getitem__"):
-        return {str(name): config[name] for name in config.keys()}  # noqa: SIM118  # wandb's config is not a mapping
+        names = config.keys()  # wandb's config is not a mapping
+        return {str(name): plain(config[name]) for name in names}
     if isinstance(config, (str, type)) or not hasattr(config, "__dict__"):
         return {}
-    return {name: value for name, value in vars(config).items() if not name.startswith("__")}
+    return {name: plain(value) for name, value in vars(config).items() if not name.startswith("__")}
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return a value of a config with objects of values as dicts, at any depth; the same object if there are none.
+
+    These are OmegaConf's, whose interpolations are resolved, namespaces, dataclasses and pydantic models. W&B would
+    write the text of some of them.
+    """
+    if value is None or type(value) in _SCALARS or depth > DEEPEST:
+        return value
+    value = _as_mapping(value)
+    kind = type(value)
+    if kind is dict:
+        made = {name: plain(item, depth + 1) for name, item in value.items()}
+        return value if all(made[name] is item for name, item in value.items()) else made
+    if kind in (list, tuple):
+        items = [plain(item, depth + 1) for item in value]
+        return value if all(map(is_, items, value)) else kind(items)
+    return value
+
+
+def _as_mapping(value: Any) -> Any:
+    """Return an object of values as a dict or list, or any other value itself."""
+    kind = type(value)
+    if kind.__module__.startswith("omegaconf"):
+        return _of_omegaconf(value)
+    if isinstance(value, (Namespace, SimpleNamespace)):
+        return dict(vars(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
+    if hasattr(kind, "model_fields") and callable(getattr(kind, "model_dump", None)):  # pydantic's
+        return value.model_dump()
+    return value
+
+
+def _of_omegaconf(value: Any) -> Any:
+    to_container = getattr(getattr(sys.modules.get("omegaconf"), "OmegaConf", None), "to_container", None)
+    if to_container is None:
+        return value
+    try:
+        return to_container(value, resolve=True)
+    except ValueError:  # not one of its containers
+        return value
+    except Exception:  # noqa: BLE001  # an interpolation that leads nowhere, or a value that is missing
+        return to_container(value, resolve=False)
 
 
 def encoded(value: Any, depth: int = 0) -> Any:

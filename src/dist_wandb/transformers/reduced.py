@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dist_wandb.settings.reduction import Reduce, Reduction
-
-ALREADY_REDUCED = (
-    *("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch", "train/global_step"),
-    *("train/num_input_tokens_seen", "train/train_*", "eval/*", "test/*"),
-)
+from dist_wandb.settings.reduction import ALREADY_REDUCED, Reduce, Reduction
 
 
 def without_second_sum(reduce: Reduce) -> Reduce:

@@ -44,7 +44,7 @@ class UploadFile:
         sent: The lines confirmed by the server.
         is_marked: Whether W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted.
         finishes: Whether its end is the end of the run. In a shared run this holds for the primary's last file only.
-        resumes: Whether it continues an earlier file of the same plain run.
+        resumes: Whether it continues an earlier file of the same plain run at its end, rather than at a branch point.
         problem: Why it is unknown what the server has; `None` if it is known.
         by_log: Whether `sent` comes from W&B's log beside the file, written when the run was online.
         doubts: Reasons to refuse the upload because earlier uploads are unknown, as sentences.

@@ -153,7 +153,7 @@ def _file(run: StoredRun, number: int, ordered: Sequence[StoredRun], terms: Term
     return UploadFile(
         run,
         finishes=role is None or (role.update_finish_state and number == len(ordered) - 1),
-        resumes=role is None and number > 0,
+        resumes=role is None and number > 0 and not run.branches,  # resuming would drop its branch point
         terms=terms,
         **vars(known_of(run, terms)),
     )

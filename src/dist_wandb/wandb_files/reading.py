@@ -65,6 +65,7 @@ class StoredRun:
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
     directory: Directory | None = None  # the directory in which the file was found; everything of the run is read there
+    branches: bool = False  # whether it begins by rewinding or forking a run
 
     @property
     def state(self) -> State:
@@ -241,6 +242,7 @@ class Contents:
         self.rows: int = 0
         self.metrics: dict[str, RunningMetric] = {}
         self.has_more_metrics: bool = False
+        self.branches: bool = False
         self._is_wanted = re.compile("|".join(map(translate, metrics))).match
 
     @property
@@ -256,6 +258,7 @@ class Contents:
             self._add_row(_object(record["history"], "item"))
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = record["run"]
+            self.branches |= bool(_object(self.run, "branch_point"))
             self.config.update(_object(_object(self.run, "config"), "update"))
         elif kind == "config":
             self.config.update(_object(record["config"], "update"))
@@ -287,6 +290,7 @@ class Contents:
             has_more_metrics=self.has_more_metrics,
             entity=self.run.get("entity"),
             step_axis=self.step_axis,
+            branches=self.branches,
         )
 
     def with_sidecar(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:

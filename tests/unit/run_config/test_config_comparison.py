@@ -353,3 +353,40 @@ def test_a_secret_changed_by_the_primary_is_not_read_as_the_old_one(job: Job) ->
 def test_secrets_are_not_compared(job: Job, config_sync: str) -> None:
     configs = {rank: {"lr": 0.1, "hf_token": f"t{rank}", "net": [{"api_key": rank}]} for rank in range(2)}
     assert given_differently(job, configs, config_sync=config_sync) == []
+
+
+# --- the run that ranks are asked for ---------------------------------------------------------------------------------
+
+
+def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> list[str]:
+    """Return the warnings of a job whose ranks have names and ids of their own."""
+
+    def arguments(rank: int) -> dict[str, Any]:
+        return {"project": "p", "name": f"rank-{rank}", "id": f"exp-{rank}", "tags": ["a", str(rank)]}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, arguments(rank), **options)):
+            session._config_sync.refresh(at_once=True)
+            mine = f"exp-{session.topology.global_rank}-rank-{session.topology.global_rank}"
+            assert session.id == (mine.replace("exp-1", "exp-0") if options.get("run_mode") == "new" else "exp-0")
+    return [str(warning.message) for warning in caught if "asked to open different runs" in str(warning.message)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_ranks_that_are_asked_for_different_runs_warn_once(on_ranks: OnRanks, open_rank: Open, mode: str) -> None:
+    (message,) = asked_for_other_runs(on_ranks, open_rank, run_mode=mode)
+    assert "'id' is 'exp-1' on rank 1, but 'exp-0' on rank 0; 'name' is 'rank-1' on rank 1, but 'rank-0'" in message
+    assert "'tags' is ['a', '1'] on rank 1, but ['a', '0'] on rank 0" in message
+    assert "'project'" not in message
+    assert "pass run_mode='new'" in message
+
+
+def test_ranks_with_runs_of_their_own_may_name_them(on_ranks: OnRanks, open_rank: Open) -> None:
+    assert asked_for_other_runs(on_ranks, open_rank, run_mode="new") == []
+
+
+def test_ranks_that_are_asked_for_the_same_run_do_not_warn(open_rank: Open, recwarn: pytest.WarningsRecorder) -> None:
+    for topology in TWO:
+        open_rank(topology, None, {"name": "exp", "id": "exp", "tags": ("a",)})._config_sync.refresh(at_once=True)
+    assert not [one for one in recwarn if "different runs" in str(one.message)]

@@ -90,6 +90,43 @@ def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
     assert wandb_.opened == ["online", "offline"]
 
 
+ANSWERS = [
+    "failed to rewind run: returned error 400: {}",
+    "Timed out while retrying: HTTP 409: {}\nConsider increasing the init_timeout setting",
+    "entity nobody not found during upsertBucket",
+    "permission denied",
+    "<no message>",
+]
+SILENCE = [
+    'Timed out while retrying: Post "http://w/graphql": dial tcp 127.0.0.1:1: connect: connection refused',
+    'Timed out while retrying: Post "http://w/graphql": EOF',
+    "Timed out initializing run: POST http://w/graphql giving up after 1 attempt(s): context deadline exceeded",
+    "Timed out while retrying: HTTP 500: {}",
+    "Timed out while retrying: HTTP 429: {}",
+    "Run initialization has timed out after 90.0 sec.",
+]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_what_the_server_answers_about_the_arguments_is_an_error(
+    unreliable: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb_ = unreliable(wandb.errors.CommError(text), online=1)
+    with pytest.raises(wandb.errors.CommError) as raised:
+        dist_wandb.init(entity="nobody")
+    assert str(raised.value) == text
+    assert wandb_.opened == ["online"]
+    assert "W&B's server refused the run of rank 0" in caplog.text
+    assert "dist-wandb sync" not in caplog.text
+
+
+@pytest.mark.parametrize("text", SILENCE)
+def test_without_an_answer_the_run_goes_offline(unreliable: Any, text: str) -> None:
+    wandb_ = unreliable(wandb.errors.CommError(text), online=1)
+    assert dist_wandb.init().run.offline
+    assert wandb_.opened == ["online", "offline"]
+
+
 @pytest.mark.parametrize("error", [wandb.errors.UsageError("resume is wrong"), TypeError("what?"), ValueError("no")])
 def test_wrong_arguments_stay_an_error(unreliable: Any, error: Exception) -> None:
     wandb_ = unreliable(error, online=1)

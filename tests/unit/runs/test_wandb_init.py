@@ -343,3 +343,27 @@ def test_writers_of_an_online_shared_run_have_a_sidecar_for_interrupted_uploads(
 def test_other_runs_have_no_sidecar(fake_wandb: FakeWandb, mode: str, wandb_mode: str) -> None:
     opened(FIRST, mode, {"mode": wandb_mode})
     assert not list(fake_wandb.directory.rglob("*dist-wandb.json*"))
+
+
+@pytest.mark.parametrize("name", ["resume_from", "fork_from"])
+@pytest.mark.parametrize("in_settings", [False, True])
+def test_the_primary_alone_rewinds_or_forks_a_run_of_several_writers(
+    fake_wandb: FakeWandb, name: str, in_settings: bool
+) -> None:
+    branch = {name: "exp?_step=4"}
+    for topology in (FIRST, SECOND):
+        given = {"settings": wandb.Settings(**branch)} if in_settings else dict(branch)  # type: ignore[arg-type]
+        opened(topology, "shared", given)
+    seen = [
+        getattr(settings, name, None) if in_settings else arguments.get(name)
+        for settings, arguments in zip(fake_wandb.settings, fake_wandb.arguments, strict=True)
+    ]
+    assert seen[0] is not None
+    assert seen[1] is None
+
+
+@pytest.mark.parametrize("name", ["resume_from", "fork_from"])
+def test_each_run_of_new_is_rewound_or_forked_from_its_own(fake_wandb: FakeWandb, name: str) -> None:
+    for topology in (FIRST, SECOND):
+        opened(topology, "new", {name: "old?_step=4"})
+    assert [arguments[name] for arguments in fake_wandb.arguments] == ["old-rank-0?_step=4", "old-rank-1?_step=4"]

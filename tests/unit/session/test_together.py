@@ -23,6 +23,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
+from dist_wandb.transformers.reduced import without_second_sum
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks
@@ -261,6 +262,29 @@ def test_an_unused_pattern_warns_once_at_the_end(job: Job, on_ranks: OnRanks) ->
         sessions[0].finish()
     (warning,) = [warning for warning in caught if "patterns" in str(warning.message)]
     assert "reduce has patterns that apply to no logged name: 'los', 'tokenz'. " in str(warning.message)
+
+
+def test_misspelt_names_of_weight_and_spread_warn_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, reduce="sum", spread=["los", "accuracy*"])
+    for session in sessions:
+        session.log({"loss": 0.5, "accuracy": 0.5}, 0, {"los": 3, "loss": 2})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+    messages = sorted(str(warning.message) for warning in caught if "patterns" in str(warning.message))
+    assert [message.partition(". ")[0] for message in messages] == [
+        f"{argument} has patterns that apply to no logged name: 'los'" for argument in ("spread", "weight")
+    ]
+
+
+def test_the_patterns_of_the_callback_are_not_those_of_the_user(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, reduce=without_second_sum("sum"))
+    for session in sessions:
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+    assert not [warning for warning in caught if "patterns" in str(warning.message)]
 
 
 def test_warnings_turned_into_errors_do_not_prevent_finishing(

@@ -1,0 +1,102 @@
+"""One agent of a sweep for each job: an agent in every rank takes a trial for each rank, of which one is trained.
+
+`agent` refuses to start on several ranks. `check_trial` finds, when a run is opened, that ranks were given different
+trials by agents which were started in another way. Neither waits for ranks that may never come, except that rank 0
+waits for a few seconds before its agent takes the first trial.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.runs import sweeps, wandb_names
+from dist_wandb.session import inherited_rank
+from dist_wandb.settings.limits import DEFAULT_LIMITS
+from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
+from dist_wandb.store.polling import poll
+from dist_wandb.store.timed_caller import briefly
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NAME = "dist_wandb.agent"  # of the keys in the job's store
+_OTHERS = 5.0  # seconds in which the other ranks are expected to call `agent`, too
+_INSTEAD = (
+    "Every rank would take trials of its own from the sweep, and only those of one rank would be trained. Start one "
+    "agent that starts the job: in the sweep's configuration set command: [${env}, torchrun, --nproc-per-node, N, "
+    "train.py, ${args}], call init in train.py without an agent, and run: wandb agent SWEEP."
+)
+
+
+def agent(
+    sweep_id: str,
+    function: Callable[..., Any] | None = None,
+    entity: str | None = None,
+    project: str | None = None,
+    count: int | None = None,
+    **others: Any,
+) -> Any:
+    """Start an agent of a sweep: `wandb.agent`, with the same arguments. Refused on several ranks of a job.
+
+    Args:
+        sweep_id: Id of the sweep.
+        function: Called for each trial; if `None`, the agent starts the sweep's program.
+        entity: Owner of the sweep.
+        project: Project of the sweep.
+        count: Number of trials.
+        others: Further arguments of later versions of wandb.
+
+    Raises:
+        ConfigurationError: Another rank of this job starts an agent, too.
+    """
+    _refuse_several()
+    return wandb_names.of_wandb("agent")(
+        sweep_id, function=function, entity=entity, project=project, count=count, **others
+    )
+
+
+def _refuse_several() -> None:
+    try:
+        group = Topology.from_torch_distributed()
+        topology = group or (Topology.single() if inherited_rank.holder() is not None else Topology.detect())
+        store = None if topology.world_size == 1 else JobStore.find(_NAME, topology, DEFAULT_LIMITS.join_timeout)
+    except DistWandbError:  # `init` raises it
+        return
+    if topology.world_size == 1:
+        return
+    rank, called = topology.global_rank, "called"
+    if topology.is_coordinator:
+
+        def others_call() -> bool | None:
+            return (store is not None and store.has([called])) or None
+
+        if store is None or not briefly(lambda: poll(others_call, _OTHERS, LONGEST_PAUSE), None, 2 * _OTHERS):
+            return
+    elif store is not None:
+        briefly(lambda: store.publish(called, rank), None)
+    raise ConfigurationError(
+        f"wandb.agent was called on rank {rank} of {topology.world_size}, and on other ranks as well. {_INSTEAD}"
+    )
+
+
+def check_trial(store: JobStore | None, topology: Topology) -> None:
+    """Refuse to open the run of one trial together with ranks that were given another trial.
+
+    Args:
+        store: The session's keys in the job's store.
+        topology: This rank.
+
+    Raises:
+        ConfigurationError: Another rank was given another trial.
+    """
+    trial = sweeps.trial_id()
+    if store is None or trial is None:
+        return
+    first = store.claim("trial", {"id": trial, "rank": topology.global_rank})
+    if isinstance(first, dict) and first.get("id") != trial:
+        raise ConfigurationError(
+            f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {first.get('rank')} "
+            f"the trial {first.get('id')!r} (WANDB_RUN_ID), by agents of their own. {_INSTEAD}"
+        )

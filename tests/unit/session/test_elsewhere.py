@@ -1,0 +1,61 @@
+"""Calls that need the run, on ranks without it: alerts reach it, and what is not saved is reported."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from units import eventually
+from wandb import AlertLevel
+
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+
+
+def test_an_alert_of_a_rank_without_a_run_reaches_the_run(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(THREE)
+    sessions[2].alert("NaN", "in the loss", AlertLevel.ERROR, timedelta(minutes=5))
+    eventually(lambda: fake_wandb.runs[0].alerts == [("NaN", "in the loss", "ERROR", 300.0)])
+
+
+def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    sessions = job(THREE)
+
+    def alert(rank: int) -> None:
+        for _ in range(2):
+            sessions[rank].alert("epoch", text="done")
+        if rank == 1:
+            sessions[rank].alert("mine")
+        sessions[rank].finish()
+
+    on_ranks(3, alert)
+    assert sorted(fake_wandb.runs[0].alerts) == [("epoch", "done", None, None)] * 2 + [("mine", "", None, None)]
+
+
+@pytest.mark.parametrize("name", ["save", "log_artifact", "log_model", "log_code"])
+def test_what_ranks_without_a_run_save_is_reported_once(job: Job, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    sessions = job(THREE)
+    for session in sessions[1:]:
+        for _ in range(2):
+            assert not getattr(session, name)("part.pt")
+    (message,) = [message for message in caplog.messages if "saves nothing" in message]
+    assert message.startswith(f"dist_wandb: rank 1 called {name}, which saves nothing there")
+    assert "run_mode='shared'" in message
+
+
+def test_an_artifact_that_a_rank_without_a_run_asks_for_is_reported(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job(THREE)[1].use_artifact("data:latest")
+    assert "rank 1 called use_artifact, which returns nothing there" in caplog.text
+
+
+def test_ranks_with_a_run_save_without_a_message(job: Job, caplog: pytest.LogCaptureFixture, fake_wandb: Any) -> None:
+    sessions = job(THREE, run_mode="shared")
+    for run in fake_wandb.runs:
+        run.save = lambda path: path
+    assert [session.save("part.pt") for session in sessions] == ["part.pt"] * 3
+    assert "saves nothing" not in caplog.text

@@ -1,0 +1,95 @@
+"""Objects of values as configs: OmegaConf, namespaces, dataclasses and pydantic models become plain values."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pydantic
+import pytest
+
+import dist_wandb
+from dist_wandb.settings.config_values import given_values
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job
+
+
+@dataclass
+class Layers:
+    depth: int = 2
+    sizes: list[int] = field(default_factory=lambda: [8, 2])
+    more: Any = field(default_factory=lambda: Namespace(bias=True))
+
+
+class Model(pydantic.BaseModel):
+    layers: dict[str, int] = {"depth": 2}
+
+
+PLAIN = {"depth": 2, "sizes": [8, 2], "more": {"bias": True}}
+
+
+class DictConfig(dict):  # type: ignore[type-arg]  # a stand-in for OmegaConf's, which is not installed with the tests
+    __module__ = "omegaconf.dictconfig"
+
+
+@pytest.fixture
+def omegaconf(monkeypatch: pytest.MonkeyPatch) -> type[DictConfig]:
+    """A stand-in for the package: its containers have interpolations, which one function resolves."""
+
+    def to_container(value: DictConfig, *, resolve: bool) -> dict[str, Any]:
+        if resolve and "${nowhere}" in value.values():
+            raise LookupError
+        return {
+            name: to_container(item, resolve=resolve)
+            if isinstance(item, DictConfig)
+            else 2
+            if resolve and item == "${depth}"
+            else item
+            for name, item in value.items()
+        }
+
+    module: Any = ModuleType("omegaconf")
+    module.OmegaConf = SimpleNamespace(to_container=to_container)
+    monkeypatch.setitem(sys.modules, "omegaconf", module)
+    return DictConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Namespace(lr=0.1, mlp=Namespace(**vars(Layers()))), {"lr": 0.1, "mlp": PLAIN}),
+        (SimpleNamespace(mlps=[Layers()]), {"mlps": [PLAIN]}),
+        (Layers(), PLAIN),
+        (Model(), {"layers": {"depth": 2}}),
+        ({"model": Model(), "of": [Layers()]}, {"model": {"layers": {"depth": 2}}, "of": [PLAIN]}),
+    ],
+    ids=["Namespace", "SimpleNamespace", "dataclass", "pydantic", "dict"],
+)
+def test_objects_of_values_are_plain_values_of_the_config(
+    config: object, expected: dict[str, Any], fake_wandb: FakeWandb
+) -> None:
+    dist_wandb.init(config=config)
+    assert given_values(fake_wandb.arguments[0]["config"]) == expected
+    assert fake_wandb.runs[0].config == expected
+
+
+def test_the_config_of_omegaconf_is_resolved(omegaconf: type[DictConfig], fake_wandb: FakeWandb, job: Job) -> None:
+    config = omegaconf(mlp=omegaconf(depth=2, sizes="${depth}"))
+    sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)], lambda _: {"config": config})
+    expected = {"mlp": {"depth": 2, "sizes": 2}}
+    assert fake_wandb.arguments[0]["config"] == expected
+    assert [dict(session.config) for session in sessions] == [expected] * 2
+    sessions[0].config.update({"late": omegaconf(depth="${depth}"), "missing": omegaconf(at="${nowhere}")})
+    assert fake_wandb.runs[0].config["late"] == {"depth": 2}
+    assert fake_wandb.runs[0].config["missing"] == {"at": "${nowhere}"}
+
+
+def test_a_plain_config_is_passed_on_as_it_is(fake_wandb: FakeWandb) -> None:
+    config = {"lr": 0.1, "mlp": {"sizes": [8, 2]}}
+    dist_wandb.init(config=config)
+    assert fake_wandb.arguments[0]["config"] is config
