@@ -24,7 +24,7 @@ from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_pee
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface, participation
+from dist_wandb.exchange import collective, interface, participation, turns
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import beginning, membership, presence
 from dist_wandb.exchange.membership.presence import Presence, publish_opened
@@ -681,6 +681,26 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: len(unit.run.rows) >= 300)
     eventually(lambda: len(unit.exchanges[0].rounds.table.open) <= 51)
     assert [record.message for record in caplog.records if "more than 50 rows wait" in record.message]
+
+
+def test_log_keeps_pace_with_an_exchange_that_moves(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_STANDSTILL", 60.0)  # on a busy machine
+    unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
+    most = 0
+
+    def log(exchange: CollectiveExchange) -> None:
+        nonlocal most
+        rank = exchange._unit.index
+        for step in range(2000):
+            unit.log(rank, {"loss": float(rank)}, step)
+            most = max(most, exchange._worker.turns.backlog)
+
+    unit.together(log)
+    unit.close()
+    assert unit.last("loss") == dict.fromkeys(range(2000), 0.5)
+    assert most <= 50 + 256 + 1
 
 
 def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> None:

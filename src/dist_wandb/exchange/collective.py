@@ -69,6 +69,7 @@ class CollectiveExchange:
         """Hand a contribution to the thread."""
         if self._lifecycle.phase is not Phase.BROKEN:
             self._inbox.put(contribution)
+            self._worker.turns.await_room()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that this rank has logged is finished; see `Exchange.flush`."""

@@ -3,11 +3,10 @@
 A contribution is ready when the event that was recorded on its device is. Those behind one that is not ready wait too,
 so that rows keep their order.
 
-Neither this queue nor the outbox has a limit of its own, because `log` may neither wait nor lose a row. What fills them
-while a peer stalls is bounded elsewhere: a round that stands still is broken off once more than `max_pending_rows` are
-unread (`worker`), and a call leaves the outbox when it is old (`protocol.choosing`), for a table with that limit. What
-remains is a script that logs faster than the ranks exchange, or before they have met (`join_timeout`): a row of 20
-numbers takes 1.1 KiB (measured), and a warning says that rows wait.
+Neither this queue nor the outbox loses a row. A script that logs faster than the ranks exchange is slowed down to their
+pace once `max_pending_rows` wait (`turns`), but not by ranks that stall: a round that stands still is broken off then
+(`worker`), and a call leaves the outbox when it is old (`protocol.choosing`), for a table with that limit. Until then,
+or until the ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class Messages:
         self._context.warn(
             "outbox",
             f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-            f"{self._context.limits.max_pending_rows} wait. They take memory, and time at the end (finish_timeout). "
-            "Log less often.",
+            f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log less "
+            "often.",
         )
 
     def too_late(self, *, has_taken_part: bool) -> None:

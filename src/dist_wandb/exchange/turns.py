@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.inbox import Inbox
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL
 from dist_wandb.exchange.lifecycle import Demand
 from dist_wandb.exchange.membership import presence
 from dist_wandb.exchange.messages import Messages
@@ -16,6 +17,7 @@ from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 
 _MANY = 256  # calls that wait for no more
+_STANDSTILL = 1.5  # seconds without a row taken after which `log` waits no longer
 
 
 class Turns:
@@ -28,6 +30,26 @@ class Turns:
         self._pacer = pacer
         self._messages = messages
         self._awaits = False
+        self._most: int = context.limits.max_pending_rows + _MANY
+        self._room = self._most  # how many rows may wait at present
+
+    def await_room(self) -> None:
+        """Wait while too many rows are on their way; called by `put`, on the user's threads.
+
+        The rows of a loop that logs faster than W&B takes them would fill the memory, so `log` takes as long as they
+        do, as with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
+        """
+        until = time.monotonic() + _STANDSTILL if self._on_their_way > self._room else math.inf
+        while self._on_their_way > self._room and not self._context.lifecycle.is_closing:
+            if time.monotonic() >= until:
+                self._room = 2 * self._on_their_way
+            time.sleep(DEVICE_POLL_INTERVAL)
+        if self._on_their_way <= self._most:
+            self._room = self._most
+
+    @property
+    def _on_their_way(self) -> int:
+        return self.backlog + self._context.rows.writing.due
 
     @property
     def backlog(self) -> int:

@@ -213,7 +213,7 @@ class Worker:
         if self._context.lifecycle.is_stopped:
             return True
         is_held_up = self.cycle.group is not None and self.pacer.is_held_up(time.monotonic())
-        is_full = is_held_up and self.inbox.unread > self._context.limits.max_pending_rows
+        is_full = is_held_up and self.turns.backlog > self._context.limits.max_pending_rows
         return is_full or self.participation.is_broken()
 
     def _has_delivered(self) -> bool:

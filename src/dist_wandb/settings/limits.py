@@ -34,8 +34,9 @@ class Limits:
             as W&B takes it, waits for the same time again for W&B to accept the remaining data, and reports the data
             that it did not accept. `None` for 60 s, and 600 s for the upload.
         max_pending_rows: How many rows may wait for ranks that have not logged them. Beyond this number, the oldest
-            rows are written from the ranks that have. Without a reduction: how many rows may wait for wandb's own
-            process while it is stalled; further rows are lost.
+            rows are written from the ranks that have. `log` takes as long as the exchange of a row while more rows
+            wait to be exchanged. Without a reduction: how many rows may wait for wandb's own process while it is
+            stalled; further rows are lost.
         heartbeat: Interval after which a rank that logs nothing takes part in an exchange anyway, so that rows which
             only other ranks log are written.
 

@@ -17,7 +17,7 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.turns import Turns
 from dist_wandb.settings.limits import Limits
 
-LIMITS = Limits(heartbeat=3.0)
+LIMITS = Limits(heartbeat=3.0, max_pending_rows=300)
 
 
 class Empty:
@@ -53,18 +53,28 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = [100.0]
-        monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: self.clock[0]))
+        monkeypatch.setattr(turns_module, "time", SimpleNamespace(monotonic=lambda: self.clock[0], sleep=self.sleep))
         self.inbox = Empty(self.clock)
         self.rounds = Rounds(0, 2)
         self.lifecycle = Lifecycle()
-        writing = SimpleNamespace(end_row=lambda: None)
+        writing = SimpleNamespace(end_row=lambda: None, due=0)
         context: Any = SimpleNamespace(lifecycle=self.lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing))
         inbox: Any = self.inbox
         unused: Any = None
         self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0), unused)
 
+    def sleep(self, seconds: float) -> None:
+        self.clock[0] += seconds
+
     def log(self) -> None:
         self.rounds.post(["loss"], lanes_of([number_of(1.0)]), None, -1, self.clock[0])
+
+    def put(self) -> float:
+        """Log, as a user's thread does; return for how many seconds it waits."""
+        began = self.clock[0]
+        self.log()
+        self.turns.await_room()
+        return round(self.clock[0] - began, 1)
 
     def wait(self, outcome: Outcome, *, has_more: bool = False) -> list[float]:
         """Return how long the rank waits before a round, in seconds; the round has an outcome."""
@@ -112,3 +122,15 @@ def test_nobody_waits_if_there_is_more_or_the_rank_closes(rank: Rank) -> None:
     assert rank.wait(Outcome()) == []
     assert rank.rounds.intent is Intent.CLOSING
     assert time.monotonic() > 0.0
+
+
+def test_log_waits_shortly_for_an_exchange_that_stands_still(rank: Rank) -> None:
+    waited = [rank.put() for _ in range(1200)]
+    assert {number: seconds for number, seconds in enumerate(waited, 1) if seconds} == {557: 1.5, 1115: 1.5}
+    rank.rounds.outbox.take(1000)
+    assert [rank.put() for _ in range(357)][-2:] == [0.0, 1.5]
+
+
+def test_log_waits_no_longer_once_the_rank_closes(rank: Rank) -> None:
+    rank.lifecycle.ask(Demand.CLOSE)
+    assert not any(rank.put() for _ in range(600))
