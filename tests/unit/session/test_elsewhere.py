@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from units import eventually
-from wandb import AlertLevel
+from wandb.sdk.wandb_alerts import AlertLevel
 
 from dist_wandb.topology.model import Topology
 
