@@ -87,7 +87,7 @@ class Intake:
         if step is not None:
             step = checked_step(step, rank)
         with self._life.accepting:
-            if not self._is_over():
+            if not self._is_over(len(metrics)):
                 self._pass_on(metrics, step, weight, commit, leads=leads)
                 self._is_over()  # a signal handler may have finished the session before the row was passed on
 
@@ -114,8 +114,8 @@ class Intake:
             last, ended = self._last
             self._last = last, ended + 1
 
-    def _is_over(self) -> bool:
-        """Return whether rows are dropped.
+    def _is_over(self, values: int = 0) -> bool:
+        """Return whether rows are dropped, and with this one so many values.
 
         Raises:
             ConfigurationError: The session was finished.
@@ -126,7 +126,7 @@ class Intake:
                 "finish(), or open another session."
             )
         if self._life.phase is Phase.DETACHED:
-            self._notices.row_dropped()
+            self._notices.row_dropped(values)
         return self._life.phase is Phase.DETACHED
 
     def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
