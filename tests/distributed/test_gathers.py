@@ -313,6 +313,7 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     assert written(unit)[10] == whole(1, 1)
     assert unit.flagged() == {0: 1, 1: 1}
     assert caplog.text.count("it came after the parts of other ranks were dropped") == 1
+    assert "rank 0 has lost values: 2 that came too late." in caplog.text
 
 
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(

@@ -21,23 +21,30 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     return directory, run_job(*commands, cwd=directory, environment=environment, timeout=240).check()
 
 
+@pytest.mark.parametrize(("kind", "loss"), [("ends", 1.5), ("ends-worker", 1.5), ("ends-alone", 1.0)])
 def test_the_lowest_rank_writes_everything_if_the_primary_has_no_session_when_it_ends(
-    job: tuple[Path, Finished],
+    job: tuple[Path, Finished], kind: str, loss: float
 ) -> None:
-    found = history(job[0] / "ends")
-    assert found.last("loss") == {step: step + 1.5 for step in range(STEPS)}
+    found = history(job[0] / kind)
+    assert found.last("loss") == {step: step + loss for step in range(STEPS)}
     assert found.last("text") == dict.fromkeys(range(STEPS), "1")
     assert not found.is_flagged
 
 
-def test_a_primary_that_comes_too_late_joins_without_a_second_run(job: tuple[Path, Finished]) -> None:
-    directory, finished = job
-    found = history(directory / "late")
+@pytest.mark.parametrize(("kind", "of_two"), [("late", 1.5), ("late-alone", 1.0)])
+def test_a_primary_that_comes_too_late_joins_without_a_second_run(
+    job: tuple[Path, Finished], kind: str, of_two: float
+) -> None:
+    found = history(job[0] / kind)
     alone, together = range(STEPS), range(STEPS, 2 * STEPS)
-    assert found.last("loss") == {**{step: step + 1.5 for step in alone}, **{step: step + 1.0 for step in together}}
+    assert found.last("loss") == {**{step: step + of_two for step in alone}, **{step: step + 1.0 for step in together}}
     assert found.last("text") == dict.fromkeys([*alone, *together], "1")
     assert not found.is_flagged
-    assert finished.output.count("Pass primary_rank=1 to init on all ranks") == 2  # here, and if they end before
+
+
+def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None:
+    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 5  # one for each session
+    assert "has not opened a session, so the run has the numbers" not in job[1].output
 
 
 def test_ranks_wait_for_a_primary_whose_server_does_not_answer(tmp_path: Path) -> None:

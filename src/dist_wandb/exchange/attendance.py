@@ -10,6 +10,8 @@ from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.presence import Presence, least_wait
 from dist_wandb.topology.ranges import named
 
+UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
+
 
 class Attendance:
     """The ranks that participate together with this one, generation after generation.
@@ -121,7 +123,7 @@ class Attendance:
             others = f"{self._named(presence, unopened)} {_have(unopened)}"
             found = f"{others} not opened a session, so the run has the numbers of the other ranks"
         self._context.warn(
-            "unopened",
+            UNOPENED,
             f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
             "numbers, pass reduce=None.",
         )

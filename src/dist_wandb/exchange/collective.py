@@ -10,6 +10,7 @@ import os
 import threading
 import time
 
+from dist_wandb.exchange.attendance import UNOPENED
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember, write_rest
@@ -53,6 +54,8 @@ class CollectiveExchange:
         self._rows = rows
         self._lifecycle = Lifecycle()
         reports = Reports(max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
+        if not hooks.names_unopened:
+            reports.is_first(UNOPENED)
         context = Context(unit, limits, rows, reports, self._lifecycle)
         self._worker = Worker(context, self.rounds, hooks)
         self._inbox = self._worker.inbox

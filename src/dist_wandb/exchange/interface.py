@@ -1,7 +1,7 @@
 """The interface between a session and its exchange, and code that all exchanges share: flush requests, process exit.
 
 An exchange brings a rank's contributions into the rows of a run. `CollectiveExchange` combines the numbers of several
-ranks, `DirectExchange` writes the rows of one rank.
+ranks, `DirectExchange` writes the rows of one rank, `WatchingExchange` none unless the rank that writes is missing.
 """
 
 from __future__ import annotations

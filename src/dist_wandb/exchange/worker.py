@@ -60,6 +60,7 @@ class Hooks:
     is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
     move: Callable[[int], Exchange] | None = None  # continues in another exchange, given the rank of its primary
     publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
+    names_unopened: bool = True  # whether to report ranks that have opened no session
 
 
 class Worker:

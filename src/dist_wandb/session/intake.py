@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
@@ -11,12 +12,14 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, are_plain, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
+from dist_wandb.session.moving import MOVED, successor_of
 from dist_wandb.session.sections import Sections
 
 if TYPE_CHECKING:
@@ -85,7 +88,7 @@ class Intake:
         if step is not None:
             step = checked_step(step, rank)
         with self._life.accepting:
-            if not self._is_over():
+            if not self._is_over(len(metrics)):
                 self._pass_on(metrics, step, weight, commit, leads=leads)
                 self._is_over()  # a signal handler may have finished the session before the row was passed on
 
@@ -140,8 +143,8 @@ class Intake:
             last, ended = self._last
             self._last = last, ended + 1
 
-    def _is_over(self) -> bool:
-        """Return whether rows are dropped.
+    def _is_over(self, values: int = 0) -> bool:
+        """Return whether rows are dropped, and with this one so many values.
 
         Raises:
             ConfigurationError: The session was finished.
@@ -152,7 +155,7 @@ class Intake:
                 "finish(), or open another session."
             )
         if self._life.phase is Phase.DETACHED:
-            self._notices.row_dropped()
+            self._notices.row_dropped(values)
         return self._life.phase is Phase.DETACHED
 
     def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
@@ -213,18 +216,27 @@ def exchange_of(
     See `Hooks` for `between_rounds` and `publications`.
     """
     options = link.options
+    may_move = link.plan.run_mode == "auto" and not link.unit.name
     if link.reduces:
 
         def move(primary_rank: int) -> Exchange:
             return link.move(primary_rank)  # which is set later
 
-        may_move = move if link.plan.run_mode == "auto" and not link.unit.name else None
-
         def published() -> int:
             return publications() + own.elsewhere.sent
 
-        hooks = Hooks(link.find_store, between_rounds, link.is_over, link.until_open(), may_move, published)
+        hooks = Hooks(
+            link.find_store,
+            between_rounds,
+            link.is_over,
+            link.until_open(),
+            move if may_move else None,
+            published,
+            names_unopened=MOVED not in link.name,
+        )
         return CollectiveExchange(link.unit, hooks, rows, options.limits)
+    if may_move and link.unit.index > 0 and link.store is not None:
+        return WatchingExchange(options.limits, link.topology.global_rank, partial(successor_of, link))
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

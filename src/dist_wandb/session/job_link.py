@@ -46,6 +46,7 @@ class JobLink:
         is_counted: Whether no other session will have this name, because its number was counted, not given.
 
     Attributes:
+        name: As given.
         unit: The ranks whose numbers belong together.
         reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
         calls: The calls of `init` while the session is open.
@@ -68,14 +69,14 @@ class JobLink:
         self.store = store
         self.unit: Unit = unit_of(topology, options.rank_scope, options.unit_ranks)
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
-        self._name = name
+        self.name: str = name
         self._is_counted = is_counted
         self.calls: InitCalls = InitCalls()
         self.move: Callable[[int], Exchange] = _cannot_move
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
-        return self.store or JobStore.find(self._name, self.topology, self.options.limits.join_timeout)
+        return self.store or JobStore.find(self.name, self.topology, self.options.limits.join_timeout)
 
     def report_opened(self) -> None:
         """Publish to the other ranks of the unit that this one takes part."""

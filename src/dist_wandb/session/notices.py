@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.reports import report_lost
 from dist_wandb.notices import Notices
 from dist_wandb.runs import console, run_metadata
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_spread, matches_any
@@ -41,6 +42,7 @@ class SessionNotices:
     def __init__(self, link: JobLink) -> None:
         self._link = link
         self._given = Notices()
+        self._dropped = 0  # values
 
     def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
         """Print one line about what was decided and where the runs are. To be called on a unit's primary.
@@ -71,13 +73,19 @@ class SessionNotices:
                 f"primary_rank={rank} to init on all ranks, and it does so from the start.",
             )
 
-    def row_dropped(self) -> None:
-        """Warn that rows are dropped."""
+    def row_dropped(self, values: int) -> None:
+        """Warn that rows are dropped, and count their values."""
+        self._dropped += values
         self._given.warn(
             "dropped",
             f"rank {self._link.topology.global_rank} called log after its run was finished on the rank that has "
             "it. This and later rows are not written. Call log on all ranks before the run is finished.",
         )
+
+    def at_end(self) -> None:
+        """Report, once, how many values were dropped."""
+        dropped, self._dropped = self._dropped, 0
+        report_lost(self._link.topology.global_rank, {"that were logged after the run was finished": dropped})
 
     def not_gathered(self) -> None:
         """Warn that tables and images are not gathered, because nothing is reduced.

@@ -34,7 +34,7 @@ from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
 from dist_wandb.session.job_link import JobLink
-from dist_wandb.session.moving import move
+from dist_wandb.session.moving import MOVED, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.process_end import FAILED
@@ -107,7 +107,7 @@ def open_session(
 
     def reopen(primary_rank: int) -> Session:
         return open_session(
-            replace(options, primary_rank=primary_rank),
+            replace(options, primary_rank=primary_rank, rank_scope="global"),  # on one node, both scopes are one unit
             init_arguments,
             integration=opener.name_if_moved,
             topology=topology,
@@ -200,7 +200,7 @@ class Opener:
     @property
     def name_if_moved(self) -> str:
         """The name of the session in which the ranks continue if another one becomes the primary."""
-        return f"{self._name}/moved"
+        return f"{self._name}{MOVED}"
 
     def move_by(self, move: Callable[[int], Exchange]) -> None:
         """Set how the session continues if another rank, given by its number, becomes the primary."""
@@ -209,9 +209,11 @@ class Opener:
     def moved_to(self) -> int | None:
         """Return the rank that has become the primary, because this one, which should be, comes too late for it."""
         options, topology, store = self._options, self._topology, self._store
-        if store is None or not topology.is_coordinator or (options.run_mode, options.rank_scope) != ("auto", "global"):
+        if store is None or not topology.is_coordinator or options.run_mode != "auto":
             return None
         unit = unit_of(topology, options.rank_scope, options.unit_ranks)
+        if unit.name:
+            return None
         keys = store.below(keys_of(unit))
         publish_opened(keys, unit)
         first = GenerationStore(keys, unit.index).get(0)

@@ -297,6 +297,7 @@ class Session(AsRun):
             exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
         """
         self._shutdown.finish(exit_code)
+        self._notices.at_end()
 
     def fail(self, exit_code: int | None) -> None:
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""

@@ -22,11 +22,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
-from dist_wandb.exchange.membership.presence import has_opened, keys_of
 from dist_wandb.session import registry
 from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.session.process_end import FAILED, exit_code_of
-from dist_wandb.store.polling import poll
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -197,8 +195,6 @@ class Shutdown:
             failed, interrupt = True, error
         if not exit_code and (interrupt or self._exchange.unwritten):
             exit_code = unit_end.report(exit_code_of(interrupt) or FAILED)
-        if not failed:
-            self._warn_if_unwritten()
         with registry.process_end.finishing():
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
@@ -211,28 +207,6 @@ class Shutdown:
         registry.release_sigterm()
         if interrupt:
             raise interrupt
-
-    def _warn_if_unwritten(self) -> None:
-        """Warn that nobody writes this rank's rows: only the primary does without a reduction, and it is not here."""
-        link = self._link
-        store, unit, rank = link.store, link.unit, link.topology.global_rank
-        if store is None or self._own.run or link.reduces or not unit.is_member or link.plan.run_mode != "auto":
-            return
-        keys = store.below(keys_of(unit))
-
-        def is_here() -> bool:
-            return bool(poll(lambda: has_opened(keys, 0) or None, WITHOUT_FINISH, 1.0))
-
-        if briefly(is_here, True, 2 * WITHOUT_FINISH):
-            return
-        _log.warning(
-            "dist_wandb: nothing that rank %d logged is written: with reduce=None only the rows of rank %d are, which "
-            "has not opened a session. Pass primary_rank=%d to init to write those of rank %d.",
-            rank,
-            unit.ranks[0],
-            rank,
-            rank,
-        )
 
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
         """End the run as its primary: after its other writers, and with the exit code of the first rank that failed.

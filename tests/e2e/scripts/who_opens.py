@@ -14,9 +14,9 @@ import dist_wandb
 SOON = 40.0  # seconds, on a busy machine; less than join_timeout
 
 
-def late(directory: Path, rank: int) -> None:
+def late(directory: Path, rank: int, **options: Any) -> None:
     """Rank 0 opens its session after another rank has become the primary."""
-    options: dict[str, Any] = {"id": "exp", "dir": str(directory), "limits": {"join_timeout": 3.0}}
+    options |= {"id": "exp", "dir": str(directory), "limits": {"join_timeout": 3.0}}
     if rank:
         run = dist_wandb.init("tests", config={"of": rank}, **options)
         for step in range(STEPS):
@@ -32,10 +32,10 @@ def late(directory: Path, rank: int) -> None:
     run.finish()
 
 
-def ends(directory: Path, rank: int) -> None:
+def ends(directory: Path, rank: int, **options: Any) -> None:
     """Ranks 1 and 2 end before `join_timeout`, without rank 0."""
     began = time.monotonic()
-    run = dist_wandb.init("tests", id="exp", dir=str(directory))
+    run = dist_wandb.init("tests", id="exp", dir=str(directory), **options)
     for step in range(STEPS):
         run.log({"loss": float(rank + step), "text": str(rank)}, step=step)
     run.finish(0)
@@ -47,8 +47,12 @@ def main(directory: str) -> None:
     rank, into = dist.get_rank(), Path(directory)
     late(into / "late", rank)
     dist.barrier()
+    late(into / "late-alone", rank, reduce=None)
+    dist.barrier()
     if rank:
         ends(into / "ends", rank)
+        ends(into / "ends-alone", rank, reduce=None)
+        ends(into / "ends-worker", rank, rank_scope="worker")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -273,7 +274,8 @@ class MalformedGroup(ReducingGroup):
 def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = FusedMetrics(0, computes=True)
+    lost = Counter[str]()
+    one = FusedMetrics(0, computes=True, lost=lost)
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
@@ -285,13 +287,16 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     one.exchange([key], MalformedGroup(recording.received, sent))  # type: ignore[arg-type]
     assert one.pop_values(key)[0] == {}
     assert "'cat': left out of their rows on rank 0" in caplog.text
+    assert lost == {"that could not be computed": 1}
 
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
-    one = FusedMetrics(0, computes=True)
+    lost = Counter[str]()
+    one = FusedMetrics(0, computes=True, lost=lost)
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
     one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
     assert one.pop_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()
     assert one.series("odd", take_snapshot(metric), [key.name]) != key.name
     assert "'odd' is left out of its rows on rank 0" in caplog.text
+    assert lost == {"that could not be computed": 1}

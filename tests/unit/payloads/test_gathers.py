@@ -7,6 +7,7 @@ import enum
 import importlib.util
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -425,11 +426,13 @@ def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> N
 
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
 def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Series("t", "table").text, 1, 0)
+    lost = Counter[str]()
+    one, key = FusedGathers(0, collects=True, lost=lost), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.pop_values(key)[0] == {}
     assert "'t'" in caplog.text
+    assert lost == {"that could not be put together": 1}
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=9), st.integers(0, 3000))

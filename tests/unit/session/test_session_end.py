@@ -128,6 +128,7 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
         second.log({"loss": 3.0}, step=2)  # the training survives it
     assert caplog.text.count("was finished on the rank that has it") == 1
     second.finish()
+    assert caplog.text.count("rank 1 has lost values: 3 that were logged after the run was finished.") == 1
     assert not get_run()
 
 

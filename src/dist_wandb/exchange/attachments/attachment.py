@@ -11,6 +11,7 @@ corrects the value. If the parts of other ranks are no longer kept, the row is m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -30,6 +31,8 @@ _MOST_DELIVERED = 16 * 2**20  # maximum bytes that are kept for late ranks
 _OVERHEAD = 1024  # bytes of a contribution besides its data
 _MOST_WRITTEN = 32_768  # written cells for which the numbers of contributors are kept
 
+NOT_SENT = "that could not be sent"  # why a value is lost
+
 _T = TypeVar("_T")
 
 
@@ -39,11 +42,13 @@ class Contributions(Generic[_T]):
     Args:
         rank: Index of this rank in the job, for messages.
         what: The contributions in words, for messages.
+        lost: How many values of this rank are lost, by the cause in words.
     """
 
-    def __init__(self, rank: int, what: str) -> None:
+    def __init__(self, rank: int, what: str, lost: Counter[str]) -> None:
         self._rank = rank
         self._what = what
+        self.lost = lost
         self._waiting: dict[Key, tuple[_T, int]] = {}  # with their sizes, in the order of logging
         self._sent: dict[Key, tuple[_T, int]] = {}  # to be sent again if the exchange broke on another rank
         self._delivered: dict[Key, tuple[_T, int]] = {}
@@ -60,6 +65,7 @@ class Contributions(Generic[_T]):
             if self._bytes <= _MOST_WAITING:
                 break
             self.pop(old)
+            self.lost["that waited too long for other ranks"] += 1
             self._notices.warn(
                 f"waiting {old.name}",
                 f"more than {_MOST_WAITING // 2**20} MiB of {self._what} wait on rank {self._rank} for other ranks. "
@@ -232,6 +238,7 @@ class Attachments:
             before, written = self._written.get(key, (0, contributors))
             missing = ranks - written
             if missing > 0 and ranks > before:
+                attachment.contributions.lost["that came too late"] += 1
                 self._notices.warn(
                     "late",
                     f"a part of {key.series.name!r} is not written: it came after the parts of other ranks were "

@@ -11,11 +11,12 @@ with numbers.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import Attachment, Contributions
+from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.notices import Notices
@@ -30,6 +31,7 @@ from dist_wandb.topology.ranges import named
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
+_NOT_PUT_TOGETHER = "that could not be put together"  # why a value is lost
 _MOST_SHARES = 10  # maximum number of shares in a message
 _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange
 
@@ -45,11 +47,13 @@ class FusedGathers(Attachment):
     kinds: tuple[Kind, ...] = ("table", "images")
     needs_own_part = False
 
-    def __init__(self, rank: int, *, collects: bool) -> None:
+    def __init__(self, rank: int, *, collects: bool, lost: Counter[str] | None = None) -> None:
         self.is_for_primary: bool = not collects
         self._collects = collects
         self._rank = rank
-        self.contributions: Contributions[Encoded] = Contributions(rank, "tables and images")
+        self.contributions: Contributions[Encoded] = Contributions(
+            rank, "tables and images", Counter() if lost is None else lost
+        )
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 
@@ -80,6 +84,7 @@ class FusedGathers(Attachment):
             encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
             self.contributions.add(key, encoded, encoded.size)
         except Exception as error:  # noqa: BLE001  # an error of a value must not end the exchange
+            self.contributions.lost[NOT_SENT] += 1
             self._notices.warn(
                 f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
             )
@@ -107,6 +112,7 @@ class FusedGathers(Attachment):
             received = []
             names = ", ".join(repr(key.series.name) for key in keys)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+            self.contributions.lost[_NOT_PUT_TOGETHER] += len(keys)
         if self._collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
@@ -147,6 +153,7 @@ class FusedGathers(Attachment):
             self._warn_of_cuts(name, kind, parts)
             value = whole(kind, parts)
         except Exception as error:  # noqa: BLE001  # an error of received bytes must not end the exchange
+            self.contributions.lost[_NOT_PUT_TOGETHER] += 1
             self._notices.warn(
                 f"whole {name}", f"{name!r} could not be put together from the parts of the ranks: {error!r}"
             )

@@ -16,13 +16,14 @@ A metric that raises an error is left out of its row, with a warning.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import Attachment, Contributions
+from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key, Outbox
 from dist_wandb.exchange.protocol.series import Series, series_of
 from dist_wandb.notices import Notices
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from dist_wandb.exchange.transport.group import Group
 
+_NOT_COMPUTED = "that could not be computed"  # why a value is lost
 _METRIC = "metric"
 
 
@@ -54,11 +56,13 @@ class FusedMetrics(Attachment):
     kinds: tuple[str, ...] = (_METRIC,)
     needs_own_part = True  # the merged value is computed on it
 
-    def __init__(self, rank: int, *, computes: bool) -> None:
+    def __init__(self, rank: int, *, computes: bool, lost: Counter[str] | None = None) -> None:
         self.is_for_primary: bool = not computes
         self._rank = rank
         self._computes = computes
-        self.contributions: Contributions[Snapshot] = Contributions(rank, "metric states")
+        self.contributions: Contributions[Snapshot] = Contributions(
+            rank, "metric states", Counter() if lost is None else lost
+        )
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
@@ -139,12 +143,14 @@ class FusedMetrics(Attachment):
             BrokenError: The exchange failed.
         """
         understood = [key for key in keys if self._is_understood(key.name)]
+        self.contributions.lost[_NOT_COMPUTED] += len(keys) - len(understood)
         try:
             if understood:
                 self._exchange(understood, group)
         except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
             names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+            self.contributions.lost[_NOT_COMPUTED] += len(understood)
         self.contributions.sent(keys)
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
@@ -180,6 +186,7 @@ class FusedMetrics(Attachment):
             return b""
 
     def _warn_of_no_part(self, why: str, key: Key, error: Exception) -> None:
+        self.contributions.lost[NOT_SENT] += 1
         self._notices.warn(
             f"{why} {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
         )
@@ -200,6 +207,7 @@ class FusedMetrics(Attachment):
             return None, layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
             return snapshot, packed
+        self.contributions.lost[NOT_SENT] += 1
         self._notices.warn(
             f"layout {key.name}",
             f"the states of {key.series.name!r} on rank {self._rank} do not fit their layout, so this rank has no part "
@@ -225,6 +233,7 @@ class FusedMetrics(Attachment):
         return {name + suffix: value for suffix, value in values.items()}
 
     def _warn_of_left_out(self, name: str, snapshot: Snapshot, states: str, error: Exception) -> None:
+        self.contributions.lost[_NOT_COMPUTED] += 1
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         self._notices.warn(
             f"compute {name}",

@@ -9,20 +9,25 @@
 - *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
   unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. All ranks open another
   session, of which that rank is the primary, and pass on what they have logged (`Moved`).
+- *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
+  (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - Otherwise a rank that is elected after `join_timeout` claims the generation with those that have arrived.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.presence import least_wait
+from dist_wandb.exchange.membership.generations import Generation, GenerationStore
+from dist_wandb.exchange.membership.polling import poll_until_stopped
+from dist_wandb.exchange.membership.presence import Presence, has_opened, least_wait
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 
 if TYPE_CHECKING:
@@ -58,6 +63,42 @@ class Situation:
     is_over: Callable[[], bool] = lambda: False
     is_opening: Callable[[], bool] = lambda: False
     may_move: bool = False
+
+
+def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
+    """Wait until it is certain which rank writes the run, for a rank that takes part in no exchange.
+
+    Args:
+        unit: The unit, from the view of this rank, which is not its rank 0.
+        keys: Keys of the unit in the job's store.
+        within: How long to wait for rank 0 to open a session, in seconds.
+        situation: See `Situation`.
+        is_stopped: Returns whether to stop waiting immediately.
+
+    Returns:
+        Its index in the unit: 0, or that of the lowest rank that has opened a session.
+
+    Raises:
+        Stopped: Waiting was stopped.
+        RendezvousError: The store is gone.
+    """
+    presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
+
+    def primary() -> int | None:
+        if has_opened(keys, 0):
+            return 0
+        first = generations.get(0)
+        if first is None:
+            lowest = min(presence.opened())
+            ends = situation.is_due() and unit.index == lowest and presence.waited >= least_wait(within, unit)
+            if not ends and presence.waited < within:
+                return None
+            if situation.is_over():
+                return 0
+            first = generations.claim(Generation(0, (), source=lowest))
+        return first.source or 0
+
+    return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
 
 
 class Beginning:

@@ -1,0 +1,129 @@
+"""The exchange of a rank that writes nothing, because only the primary's rows are written, unless that rank is missing.
+
+Its rows are kept until it is certain that the primary has opened a session. If it has not, they are passed on to the
+session in which this one continues, and another rank's rows are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, is_set_within, remember
+from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
+from dist_wandb.exchange.posting import Contribution
+from dist_wandb.settings.limits import Limits
+
+_log = logging.getLogger("dist_wandb")
+
+Succeed = Callable[[Callable[[], bool], Callable[[], bool]], "Exchange | None"]
+"""Waits for the primary; see `session.moving.successor_of`."""
+
+
+class WatchingExchange:
+    """The exchange of a rank that writes nothing, unless the primary is missing.
+
+    Args:
+        limits: `finish_timeout` limits `close`, `max_pending_rows` the rows that are kept.
+        rank: This rank's index in the job, for messages.
+        succeed: Called on the thread. Returns the exchange that takes the rows; `None` if the primary is here.
+    """
+
+    def __init__(self, limits: Limits, rank: int, succeed: Succeed) -> None:
+        self._limits = limits
+        self._rank = rank
+        self._succeed = succeed
+        self._lifecycle = Lifecycle()
+        self._kept: deque[Contribution] | None = deque()
+        self._dropped = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="dist_wandb-watching", daemon=True)
+
+    def start(self) -> None:
+        """Start to wait for the primary."""
+        self._thread.start()
+        remember(self)
+
+    def put(self, contribution: Contribution) -> None:
+        """Keep a row, pass it on, or drop it if another rank writes the run."""
+        kept, successor = self._kept, self._lifecycle.successor
+        if successor is not None:
+            successor.put(contribution)
+        elif kept is not None and len(kept) < self._limits.max_pending_rows:
+            kept.append(contribution)
+        elif kept is not None:
+            self._dropped += 1
+
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
+        """See `Exchange.flush`; there is nothing to wait for unless the session has moved."""
+        successor = self._lifecycle.successor
+        return successor is None or successor.flush(timeout, together=together)
+
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
+        """Wait until it is certain which rank writes the run; see `Exchange.close`."""
+        lifecycle, limit = self._lifecycle, self._limits.flush_timeout if timeout is None else timeout
+        if self._is_foreign():
+            return True
+        lifecycle.has_failed = failed
+        lifecycle.ask(Demand.CLOSE)
+        has_ended = failed or is_set_within(lifecycle.ended, limit, lambda: False)
+        lifecycle.ask(Demand.STOP)
+        return has_ended
+
+    def detach(self) -> None:
+        """End without waiting."""
+        self._lifecycle.ask(Demand.CLOSE)
+
+    def leave(self, *, failed: bool = False) -> None:
+        """End at process exit."""
+        if self._is_foreign():
+            return
+        if not self._lifecycle.is_closing:
+            self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
+        self._lifecycle.ask(Demand.STOP)
+        self._thread.join(LAST_WRITES)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Always empty: no other rank participates."""
+        return frozenset()
+
+    @property
+    def unwritten(self) -> int:
+        """Always 0: what takes the rows counts them."""
+        return 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    def _is_foreign(self) -> bool:
+        """Return whether this process is a fork, in which the thread does not exist."""
+        return os.getpid() != self._pid
+
+    def _is_stopped(self) -> bool:
+        is_unused = self._lifecycle.is_closing and not self._kept
+        return is_unused or self._lifecycle.has_failed or self._lifecycle.is_stopped
+
+    def _run(self) -> None:
+        lifecycle = self._lifecycle
+        try:
+            self._pass_on(self._succeed(lambda: lifecycle.is_closing, self._is_stopped))
+        except Exception:  # noqa: BLE001  # the training must continue
+            _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
+        finally:
+            lifecycle.end()
+
+    def _pass_on(self, successor: Exchange | None) -> None:
+        kept = self._kept or deque()
+        for is_last in (False, True):  # a user's thread may put a row meanwhile
+            while kept and successor is not None:
+                successor.put(kept.popleft())
+            if not is_last:
+                self._lifecycle.successor, self._kept = successor, None
+        if self._dropped and successor is not None:
+            _log.warning("dist_wandb: %d rows of rank %d are lost: see max_pending_rows.", self._dropped, self._rank)
