@@ -545,6 +545,18 @@ def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
     assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
 
 
+def test_a_rank_that_dies_before_another_one_has_opened_its_session_is_lost_if_that_ends_first(
+    ranks: Callable[..., Ranks],
+) -> None:
+    unit = ranks(2, 0, limits=replace(QUICK, finish_timeout=1.0))
+    topology = Topology(1, 1, 0, 2, 2, 1)
+    publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
+    unit.log(0, {"loss": 1.0}, 0)
+    unit.together(lambda exchange: exchange.close())
+    assert unit.flagged() == {0: 1}
+    assert unit.exchanges[0].lost == {1}, "so that the run ends as failed"
+
+
 def arrived(exchange: CollectiveExchange) -> int:
     """Return the number of ranks that have arrived, as seen by one of them."""
     membership = exchange._worker.participation.membership
@@ -867,9 +879,10 @@ def test_a_metric_with_incompatible_states_does_not_affect_the_rest_of_its_row(
     unit.close()
     assert unit.last("loss") == dict.fromkeys(range(3), 0.5)
     assert not unit.last("confusion")
-    (message,) = caplog.messages
+    message, at_end = caplog.messages
     assert "'confusion' (MulticlassConfusionMatrix) is left out of its row: rank 0 could not compute it" in message
     assert "State 'confmat' of MulticlassConfusionMatrix is a tensor of shape" in message
+    assert "rank 0 has lost values: 3 that could not be computed" in at_end
 
 
 def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ranks]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
@@ -95,11 +96,17 @@ class Attendance:
     def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
         """Report ranks that have opened no session: once `join_timeout` has passed, or at the end.
 
+        Those that have, and with which there was no round until the end, are lost.
+
         Args:
             presence: The ranks that are present.
             generation: The one in which this rank participates, if any.
             is_end: Whether this rank leaves.
         """
+        if is_end and generation is None:
+            with suppress(RendezvousError):
+                opened = presence.opened() - {self._context.unit.index}
+                self.lost = frozenset(opened - presence.gone(opened))
         within = self._context.limits.join_timeout
         within = least_wait(within, self._context.unit) if is_end else within
         if presence.waited < within or (self._has_checked and not is_end):

@@ -158,7 +158,8 @@ class Participation:
         if self.membership is None:
             return
         lifecycle = self._context.lifecycle
-        self.attendance.check(self.membership.presence, self.generation, is_end=True)
+        generation = self.generation if self._rounds.table.round else None  # without a round, it may lack anybody
+        self.attendance.check(self.membership.presence, generation, is_end=True)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
             checkpoint, delivered = self._cycle.checkpoint(), is_delivered()
