@@ -140,14 +140,16 @@ class OwnRun:
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
-            def define(define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            def define(define_metric: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+                if name is None:  # wandb refuses it, but not if it is disabled
+                    return define_metric(*args, **kwargs)
                 self._note_axis(kwargs.get("step_metric", args[0] if args else None))
                 self.summary.logged.note_definition(name, kwargs.get("summary"))
                 its_own = partial(define_metric, name, *args, **kwargs)
                 action = (
                     its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
                 )
-                return self._define_in_order(run, its_own, action) if intake.rows else action()
+                return self._define_in_order(run, its_own, action, has_rows=bool(intake.rows))
 
             def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
                 with suppress(Exception):  # the run is lost
@@ -170,9 +172,11 @@ class OwnRun:
         self._intercept = intercept
         intercept(self.run)
 
-    def _define_in_order(self, run: AnyRun, its_own: Callable[[], Any], action: Callable[[], Any]) -> Any:
-        """Check a definition now, and carry it out after the rows of the calls before it."""
-        is_possible, metric = wandb_private.checked_definition(run, its_own)
+    def _define_in_order(
+        self, run: AnyRun, its_own: Callable[[], Any], action: Callable[[], Any], *, has_rows: bool
+    ) -> Any:
+        """Check a definition now, and carry it out after the rows of the calls before it, if there are any."""
+        is_possible, metric = wandb_private.checked_definition(run, its_own) if has_rows else (False, None)
         if not is_possible:
             return action()
         self.summary.put_off(action)
