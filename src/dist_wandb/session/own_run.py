@@ -160,6 +160,7 @@ class OwnRun:
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
             if isinstance(run, NullRun):
                 run.show_step(lambda: intake.step)
+                self._restore.append(interception.serve(run, is_current=self._opening.is_current))
 
         self._intercept = intercept
         intercept(self.run)

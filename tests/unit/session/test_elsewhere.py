@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import wandb
 from units import eventually
 from wandb import AlertLevel
 
@@ -86,3 +88,20 @@ def test_what_is_not_a_row_is_a_type_error_as_in_wandb(job: Job, row: Any) -> No
 def test_a_disabled_run_takes_every_call(bare_environment: None) -> None:  # noqa: ARG001  # used for its effect
     with dist_wandb.init(mode="disabled") as session:
         session.define_metric()
+
+
+def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(
+    job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(THREE, lambda _: {"config": {"lr": 0.1}})
+    wandb.define_metric("loss", summary="min")
+    wandb.watch(torch.nn.Linear(1, 1))
+    wandb.save("part.pt")
+    assert "called save, which saves nothing there" in caplog.text
+    assert wandb.config["lr"] == wandb.config.lr == 0.1
+    wandb.summary["best"] = 0.5
+    assert wandb.summary["best"] == 0.5
+    on_ranks(3, lambda rank: sessions[rank].finish())
+    for call in (lambda: wandb.config["lr"], lambda: wandb.save("part.pt")):
+        with pytest.raises(wandb.Error, match=r"must call wandb\.init"):
+            call()
