@@ -174,23 +174,32 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
         intercept(module, name, functools.partial(_pass_on, run, name))[1] for name in _SERVED if hasattr(module, name)
     ]
     names = vars(module)
-    before = _values[0] if _values else {name: names[name] for name in ("config", "summary") if name in names}
-    mine = {name: getattr(run, name) for name in before}
-    _values.extend([mine] if _values else [before, mine])
-    names.update(mine)
+    with _turn:
+        mine = _put(names, run)
 
     def restore() -> None:
         for remove in removals:
             remove()
-        _values[:] = [values for values in _values if values is not mine]
-        names.update({name: _values[-1][name] for name in mine if names.get(name) is mine[name]})
-        if len(_values) == 1:
-            _values.clear()
+        with _turn:
+            _values[:] = [values for values in _values if values is not mine]
+            names.update({name: _values[-1][name] for name in mine if names.get(name) is mine[name]})
+            if len(_values) == 1:
+                _values.clear()
 
     return restore
 
 
+def _put(names: dict[str, Any], run: NullRun) -> dict[str, Any]:
+    """Put values of the stand-in into wandb's module; return them."""
+    before = _values[0] if _values else {name: names[name] for name in ("config", "summary") if name in names}
+    mine = {name: getattr(run, name) for name in before}
+    _values.extend([mine] if _values else [before, mine])
+    names.update(mine)
+    return mine
+
+
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
+_turn = threading.Lock()
 
 
 def _pass_on(run: NullRun, name: str, _original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
