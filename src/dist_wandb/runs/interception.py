@@ -191,7 +191,8 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
 
 def _put(names: dict[str, Any], run: NullRun) -> dict[str, Any]:
     """Put values of the stand-in into wandb's module; return them."""
-    before = _values[0] if _values else {name: names[name] for name in ("config", "summary") if name in names}
+    found: dict[str, Any] = {name: names[name] for name in ("config", "summary") if name in names}
+    before = _values[0] if _values else found
     mine = {name: getattr(run, name) for name in before}
     _values.extend([mine] if _values else [before, mine])
     names.update(mine)

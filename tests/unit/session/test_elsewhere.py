@@ -11,7 +11,7 @@ import pytest
 import torch
 import wandb
 from units import eventually
-from wandb import AlertLevel
+from wandb.sdk.wandb_alerts import AlertLevel
 
 import dist_wandb
 from dist_wandb.topology.model import Topology
