@@ -30,6 +30,7 @@ from dist_wandb.exchange.protocol import pacing
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.notices import Notices
 from dist_wandb.restart import records, resuming
+from dist_wandb.runs import interception
 from dist_wandb.runs.job_arguments import chosen_config
 from dist_wandb.session import inherited_rank, job_description, opener, registry
 from dist_wandb.session.session import Session
@@ -271,6 +272,9 @@ def fake_wandb(
     monkeypatch.setattr(wandb, "run", None)
     for name in ("log", "define_metric"):
         monkeypatch.setattr(wandb, name, _before_init)
+    for name in (*interception._SERVED, "config", "summary"):  # restored after sessions that a test does not finish
+        monkeypatch.setattr(wandb, name, getattr(wandb, name))
+    monkeypatch.setattr(interception, "_values", [])
     monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs

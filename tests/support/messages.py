@@ -16,7 +16,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parents[2] / "src" / "dist_wandb"
 ERRORS = {
     *("DistWandbError", "ConfigurationError", "TopologyError", "RendezvousError", "MissingExtraError"),
-    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error"),
+    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error", "NotARowError"),
 }
 WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once", "print_line"}
 WARNINGS |= {"values"}  # of `exchange.reports`, which takes a function that makes the message

@@ -25,6 +25,10 @@ def checked_weight(argument: str, weight: float, rank: int) -> float:
     )
 
 
+class NotARowError(ConfigurationError, TypeError):
+    """What was given to `log` is not a row: a `TypeError`, as in wandb."""
+
+
 def check_row(metrics: object, rank: int) -> None:
     """Refuse a row that is not a mapping of names to values.
 
@@ -32,7 +36,7 @@ def check_row(metrics: object, rank: int) -> None:
         ConfigurationError: It is not a mapping, or a name is not text that W&B can store.
     """
     if not isinstance(metrics, (dict, Mapping)):  # the check for a dict is faster
-        raise ConfigurationError(
+        raise NotARowError(
             f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
             'to values, as in log({"loss": 0.5}).'
         )
@@ -53,7 +57,7 @@ def check_name(name: object, rank: int) -> None:
         with suppress(UnicodeEncodeError):
             name.encode()
             return
-    raise ConfigurationError(
+    raise NotARowError(
         f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
         "are text, without NUL characters and lone surrogates. Nothing of this row was written."
     )

@@ -215,6 +215,10 @@ class _Guarded:
         guard: ConfigGuard = self.__dict__[_GUARD]
         return guard
 
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle as a dict of the values, for checkpoints."""
+        return dict, (dict(read_unnoticed(self)),)
+
     def update(self, d: Any, allow_val_change: bool | None = None) -> None:
         self._guard.write(
             self, d, lambda values, free: self._base.update(values, allow_val_change=free or allow_val_change)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Limit wandb to warnings at the end of a run with several writers.
+    """Limit wandb to warnings at the end of a run with several writers, or one of the runs of all ranks.
 
-    This applies to all ranks except one, and offline to that one too, because W&B's hint to "wandb sync" is wrong for
-    such a run. The user's own verbosity takes precedence.
+    This applies to all ranks except one, and offline to that one too if several write into its run, because W&B's hint
+    to "wandb sync" is wrong for it. The user's own verbosity takes precedence.
     """
-    is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
-    return with_warnings_alone(on=bool(run) and is_one_of_several and not sets_verbosity(init_arguments))
+    is_quiet = (plan.has_writers and is_offline(run)) or (plan.is_one_of_several and not plan.announces)
+    return with_warnings_alone(on=bool(run) and is_quiet and not sets_verbosity(init_arguments))
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:

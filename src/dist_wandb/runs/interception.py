@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 _MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
+# Those that a rank without a run passes to its stand-in, besides `log`.
+_SERVED = (
+    *("alert", "define_metric", "link_model", "log_artifact", "log_model", "mark_preempting", "save", "unwatch"),
+    *("use_artifact", "use_model", "watch"),
+)
+
 Handler: TypeAlias = Callable[..., Any]
 """Called in place of a method, with the original method and the arguments of the call."""
 
@@ -151,6 +157,54 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
             remove()
 
     return remove_all
+
+
+def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
+    """Let wandb's functions, ``wandb.config`` and ``wandb.summary`` use the stand-in, in a process that has no run.
+
+    Without it they raise an error, so that a script or library that imports wandb itself would need a guard.
+
+    Returns:
+        A function that undoes it, unless wandb has set the names anew meanwhile.
+    """
+    module = sys.modules.get("wandb")
+    if module is None or not is_current or getattr(module, "run", None) is not None:
+        return lambda: None
+    removals = [
+        intercept(module, name, functools.partial(_pass_on, run, name))[1] for name in _SERVED if hasattr(module, name)
+    ]
+    names = vars(module)
+    with _turn:
+        mine = _put(names, run)
+
+    def restore() -> None:
+        for remove in removals:
+            remove()
+        with _turn:
+            _values[:] = [values for values in _values if values is not mine]
+            names.update({name: _values[-1][name] for name in mine if names.get(name) is mine[name]})
+            if len(_values) == 1:
+                _values.clear()
+
+    return restore
+
+
+def _put(names: dict[str, Any], run: NullRun) -> dict[str, Any]:
+    """Put values of the stand-in into wandb's module; return them."""
+    found: dict[str, Any] = {name: names[name] for name in ("config", "summary") if name in names}
+    before = _values[0] if _values else found
+    mine = {name: getattr(run, name) for name in before}
+    _values.extend([mine] if _values else [before, mine])
+    names.update(mine)
+    return mine
+
+
+_values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
+_turn = threading.Lock()
+
+
+def _pass_on(run: NullRun, name: str, _original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return getattr(run, name)(*args, **kwargs)
 
 
 def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Iterator[Callable[[], None]]:

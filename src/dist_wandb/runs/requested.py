@@ -138,6 +138,26 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
     return getattr(settings, name, None) if name in settings.model_fields_set else None
 
 
+def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
+    """Check W&B's own settings for several writers of a run, which `run_mode` sets on every rank.
+
+    Returns:
+        The user's label of a writer, which is replaced; `None` for none.
+
+    Raises:
+        ConfigurationError: Several ranks ask W&B, but not this package, for a run that all of them write into.
+    """
+    if ranks == 1:
+        return None
+    if user_setting(init_arguments, "mode") == "shared" and run_mode != "shared":
+        raise ConfigurationError(
+            f"settings has mode='shared', which is W&B's switch for one writer, but {ranks} ranks open the run with "
+            f"run_mode={run_mode!r}. Pass run_mode='shared' instead: it sets W&B's mode, labels and primary on every "
+            "rank."
+        )
+    return user_setting(init_arguments, "x_label") if run_mode == "shared" else None
+
+
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:
     """Return how long opening a run may take, in seconds: wandb's limit plus the time that wandb needs to give up."""
     given = user_setting(init_arguments, "init_timeout") or client_settings().init_timeout

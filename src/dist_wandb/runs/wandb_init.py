@@ -106,7 +106,7 @@ def open_run(
     check_workspace()
     if plan.announces:
         warn_of_workspace(arguments)
-    is_quiet = plan.has_writers and not plan.announces and not sets_verbosity(init_arguments)
+    is_quiet = plan.is_one_of_several and not plan.announces and not sets_verbosity(init_arguments)
     with with_warnings_alone(on=is_quiet), sweeps.planned(arguments, plan) as planned_arguments:
         run = _init(planned_arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.runs import null_run
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.intake import Intake
     from dist_wandb.session.own_run import OwnRun
@@ -47,6 +49,13 @@ class AsRun:
     def _log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         """`log` under the name that W&B's own integrations call."""
         self.log(data, step, commit=commit)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return the session itself, as wandb does for a run: models that hold it are copied."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
         is_private = name.startswith("_")

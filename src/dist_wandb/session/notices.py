@@ -1,6 +1,6 @@
 """Messages of a session to its user: the line at the start, and warnings, each once.
 
-wandb prints only warnings while the writers other than the primary open and end their runs, and while the primary of a
+wandb prints only warnings while ranks other than the first open and end their runs, and while the primary of a
 shared run on disk ends its run, where W&B's advice to run "wandb sync" is wrong. Instead, `OwnRun.end` prints how to
 upload it. The user's own settings for wandb's output take precedence.
 

@@ -140,14 +140,8 @@ class OwnRun:
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
-            def define(define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-                self._note_axis(kwargs.get("step_metric", args[0] if args else None))
-                self.summary.logged.note_definition(name, kwargs.get("summary"))
-                its_own = partial(define_metric, name, *args, **kwargs)
-                action = (
-                    its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
-                )
-                return self._define_in_order(run, its_own, action) if intake.rows else action()
+            def define(define_metric: Any, *args: Any, **kwargs: Any) -> Any:
+                return self._define(run, bool(intake.rows), define_metric, *args, **kwargs)
 
             def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
                 with suppress(Exception):  # the run is lost
@@ -166,13 +160,22 @@ class OwnRun:
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
             if isinstance(run, NullRun):
                 run.show_step(lambda: intake.step)
+                self._restore.append(interception.serve(run, is_current=self._opening.is_current))
 
         self._intercept = intercept
         intercept(self.run)
 
-    def _define_in_order(self, run: AnyRun, its_own: Callable[[], Any], action: Callable[[], Any]) -> Any:
-        """Check a definition now, and carry it out after the rows of the calls before it."""
-        is_possible, metric = wandb_private.checked_definition(run, its_own)
+    def _define(
+        self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Check a definition now, and carry it out after the rows of the calls before it, if there are any."""
+        if name is None:  # wandb refuses it, unless the run is disabled
+            return define_metric(*args, **kwargs)
+        self._note_axis(kwargs.get("step_metric", args[0] if args else None))
+        self.summary.logged.note_definition(name, kwargs.get("summary"))
+        its_own = partial(define_metric, name, *args, **kwargs)
+        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
+        is_possible, metric = wandb_private.checked_definition(run, its_own) if has_rows else (False, None)
         if not is_possible:
             return action()
         self.summary.put_off(action)

@@ -61,6 +61,11 @@ class RunPlan:
         return self.shared or self.hardware is not None
 
     @property
+    def is_one_of_several(self) -> bool:
+        """Whether other ranks of the unit have a W&B client as well, of which only the first one prints everything."""
+        return self.has_writers or (self.run_mode == "new" and bool(self.name_suffix))
+
+    @property
     def attaches(self) -> bool:
         """Whether this rank opens no run, but attaches to the unit's run to record the hardware of its node."""
         return self.hardware is not None and not self.opens_run

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import wandb
 from units import eventually
 from wandb.sdk.wandb_alerts import AlertLevel
 
+import dist_wandb
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -59,3 +64,44 @@ def test_ranks_with_a_run_save_without_a_message(job: Job, caplog: pytest.LogCap
         run.save = lambda path: path
     assert [session.save("part.pt") for session in sessions] == ["part.pt"] * 3
     assert "saves nothing" not in caplog.text
+
+
+def test_a_copy_of_a_session_is_the_session(job: Job) -> None:
+    for session in job(THREE):
+        assert copy.deepcopy({"model": [session]})["model"][0] is session
+        assert copy.copy(session) is session
+
+
+def test_the_config_can_be_saved_in_a_checkpoint_on_every_rank(job: Job) -> None:
+    for session in job(THREE, lambda _: {"config": {"lr": 0.1, "mlp": {"depth": 2}}}):
+        saved = pickle.loads(pickle.dumps({"cfg": session.config}))["cfg"]  # noqa: S301  # our own
+        assert dict(saved) == dict(copy.deepcopy(session.config)) == {"lr": 0.1, "mlp": {"depth": 2}}
+
+
+@pytest.mark.parametrize("row", [10, "loss", None, {1: 0.5}])
+def test_what_is_not_a_row_is_a_type_error_as_in_wandb(job: Job, row: Any) -> None:
+    for session in job(THREE):
+        with pytest.raises(TypeError, match="log was given"):
+            session.log(row)
+
+
+def test_a_disabled_run_takes_every_call(bare_environment: None) -> None:  # noqa: ARG001  # used for its effect
+    with dist_wandb.init(mode="disabled") as session:
+        session.define_metric()
+
+
+def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(
+    job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(THREE, lambda _: {"config": {"lr": 0.1}})
+    wandb.define_metric("loss", summary="min")
+    wandb.watch(torch.nn.Linear(1, 1))
+    wandb.save("part.pt")
+    assert "called save, which saves nothing there" in caplog.text
+    assert wandb.config["lr"] == wandb.config.lr == 0.1
+    wandb.summary["best"] = 0.5
+    assert wandb.summary["best"] == 0.5
+    on_ranks(3, lambda rank: sessions[rank].finish())
+    for call in (lambda: wandb.config["lr"], lambda: wandb.save("part.pt")):
+        with pytest.raises(wandb.Error, match=r"must call wandb\.init"):
+            call()

@@ -413,3 +413,21 @@ def test_modes_that_need_all_ranks_are_refused_without_a_store() -> None:
 def test_a_proposed_id_of_one_rank_is_not_used_without_a_store(mode: Any) -> None:
     with pytest.raises(RendezvousError, match="has no way to agree on a run id"):
         open_session(Options(mode), {}, integration="test", topology=TWO[1], proposed_id="made-up-by-rank-1")
+
+
+def test_wandbs_settings_for_several_writers_are_refused_on_several_ranks(fake_wandb: FakeWandb) -> None:
+    settings = wandb.Settings(mode="shared", x_label="mine", x_primary=True)
+    for topology in TWO:
+        with pytest.raises(ConfigurationError, match="2 ranks open the run with run_mode='auto'"):
+            open_session(Options(), {"settings": settings}, integration="test", topology=topology)
+    assert fake_wandb.runs == []
+    open_session(Options(), {"settings": settings}, integration="test", topology=Topology.single())
+    assert fake_wandb.settings[0].x_label == "mine"  # type: ignore[union-attr]
+
+
+def test_a_label_that_is_replaced_is_reported_once(job: Job, recwarn: pytest.WarningsRecorder) -> None:
+    job(TWO, lambda _: {"settings": {"x_label": "mine"}}, run_mode="shared")
+    (message,) = [str(one.message) for one in recwarn if "x_label" in str(one.message)]
+    assert message.startswith(
+        "settings has x_label='mine', but with run_mode='shared' each rank has a label of its own"
+    )
