@@ -29,6 +29,7 @@ Secrets are never written to the store (`settings.config_secrets`, `settings.con
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class ConfigSync:
         self._checks_all = options.config_sync == "check" and topology.world_size > 1
         self._connection = Connection(options.limits, topology)
         self._comparison = Comparison(options, self._connection, config, run)
+        self._asked_id = run.get("id")
         self._guard = ConfigGuard(
             topology.global_rank,
             self._comparison.opened_at,
@@ -135,7 +137,8 @@ class ConfigSync:
         if isinstance(run, NullRun):
             self._target = LocalConfig(self.refresh, self._follower, self._comparison, self._connection)
             run.show_config(ConfigView(self._target))
-            run.show_metadata(self._target.metadata, unit_run_id(plan) if plan.base_id is not None else None)
+            asked = replace(plan, base_id=plan.base_id or self._asked_id)  # the primary may open another one
+            run.show_metadata(self._target.metadata, unit_run_id(asked))
         else:
             units = [unit] if plan.announces else []
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
