@@ -853,9 +853,10 @@ def test_a_metric_with_incompatible_states_does_not_affect_the_rest_of_its_row(
     unit.close()
     assert unit.last("loss") == dict.fromkeys(range(3), 0.5)
     assert not unit.last("confusion")
-    (message,) = caplog.messages
+    message, at_end = caplog.messages
     assert "'confusion' (MulticlassConfusionMatrix) is left out of its row: rank 0 could not compute it" in message
     assert "State 'confmat' of MulticlassConfusionMatrix is a tensor of shape" in message
+    assert at_end == "dist_wandb: rank 0 has lost values: 3 that could not be computed."
 
 
 def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ranks]) -> None:
