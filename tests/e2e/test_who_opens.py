@@ -8,6 +8,8 @@ import pytest
 from history import STEPS, history
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 
+from dist_wandb.wandb_files.reading import read_history
+
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -45,6 +47,17 @@ def test_a_primary_that_comes_too_late_joins_without_a_second_run(
 def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None:
     assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 5  # one for each session
     assert "has not opened a session, so the run has the numbers" not in job[1].output
+
+
+def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primary(tmp_path: Path) -> None:
+    command = list(torchrun(SCRIPTS / "who_opens_again.py", tmp_path)[0])
+    command.insert(command.index("--standalone"), "--max-restarts=1")
+    environment = clean_environment(PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
+    files = sorted(tmp_path.rglob("run-*.wandb"))
+    assert len({path.name for path in files}) == 1
+    assert sorted(row["loss"] for path in files for row in read_history(path)) == list(range(2 * STEPS))
+    assert finished.output.count("of an earlier start (restart 1 of torchrun)") == 1
 
 
 def test_ranks_wait_for_a_primary_whose_server_does_not_answer(tmp_path: Path) -> None:

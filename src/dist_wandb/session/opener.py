@@ -124,7 +124,7 @@ def open_session(
             create_new=create_new,
             announces=announces,
             catches_sigterm=catches_sigterm and threading.current_thread() is threading.main_thread(),
-            restarts=False,
+            restarts=restarts,
             as_given=as_given,
         )
 

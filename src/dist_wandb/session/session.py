@@ -290,8 +290,8 @@ class Session(AsRun):
     def finish(self, exit_code: int | None = None) -> None:
         """End this rank's part and, on a rank with a run, the run. Further calls have no effect.
 
-        The other writers of a shared run end before its primary, which waits up to `finish_timeout` for them. A run
-        gets the exit code of the first rank of its unit that failed. A rank that fails waits for no other rank.
+        The primary of a shared run waits for its writers, up to `finish_timeout`; a rank that fails, for none. A run
+        gets the exit code of the first rank of its unit that failed.
 
         Args:
             exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
@@ -306,9 +306,7 @@ class Session(AsRun):
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open for others.
 
-        Args:
-            failed: Whether to skip waiting for other ranks.
-            within: How long to wait, in seconds; `None` for `finish_timeout`.
+        The arguments are those of `Shutdown.hand_over`.
         """
         if os.getpid() == self._pid:  # not in a fork
             self._shutdown.hand_over(failed=failed, within=within)
@@ -394,5 +392,5 @@ class Session(AsRun):
         return f'{shown}<br/>View run at: <a href="{escape(url)}" target="_blank">{escape(url)}</a>' if url else shown
 
     def __repr__(self) -> str:
-        rank, world = self.topology.global_rank, self.topology.world_size
-        return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} of {world} run={self.plan.run_id!r}>"
+        rank = f"{self.topology.global_rank} of {self.topology.world_size}"
+        return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} run={self.plan.run_id!r}>"
