@@ -29,6 +29,7 @@ Secrets are never written to the store (`settings.config_secrets`, `settings.con
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,8 @@ class ConfigSync:
         if isinstance(run, NullRun):
             self._target = LocalConfig(self.refresh, self._follower, self._comparison, self._connection)
             run.show_config(ConfigView(self._target))
-            run.show_metadata(self._target.metadata, unit_run_id(plan) if plan.base_id is not None else None)
+            planned = plan if plan.base_id is not None else replace(plan, base_id=self._comparison.run.get("id"))
+            run.show_metadata(self._target.metadata, unit_run_id(planned))
         else:
             units = [unit] if plan.announces else []
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
