@@ -26,6 +26,7 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
+_LONGEST_GRACE = 3.0  # seconds, for any heartbeat
 _LAST_ROUNDS = 0.5  # seconds that a failed rank gets, after a heartbeat, to hand over what it has logged
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 
@@ -98,7 +99,7 @@ class CollectiveExchange:
         self._ask(Demand.CLOSE)
         limit = self._limits.flush_timeout if timeout is None else timeout
         if failed:
-            limit = min(limit, self._limits.heartbeat + _LAST_ROUNDS)
+            limit = min(limit, self._limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE)
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:

@@ -54,13 +54,14 @@ class Comparison:
         run: The arguments that name the run which this rank was asked for.
 
     Attributes:
+        run: As given.
         given: Values by name.
         opened_at: The user's line that opened the session, for warnings.
         publications: How often this rank has published the config that it was given.
     """
 
     def __init__(self, options: Options, connection: Connection, config: object, run: Mapping[str, Any]) -> None:
-        self._run = run
+        self.run: Mapping[str, Any] = run
         self.given: dict[str, Any] = given_values(config)
         self.opened_at: Line | None = users_line()
         self.publications: int = 0
@@ -181,7 +182,7 @@ class Comparison:
     def _message(self, salt: str | None = None) -> GivenConfig:
         salt = salt or self._salt
         values = without_ranks(self._publishable, self._comparable(salt), salt)
-        return GivenConfig(salt=salt, values=values, run=comparable(self._run, salt))
+        return GivenConfig(salt=salt, values=values, run=comparable(self.run, salt))
 
     @cached_property
     def _publishable(self) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class ConfigSync:
         self._checks_all = options.config_sync == "check" and topology.world_size > 1
         self._connection = Connection(options.limits, topology)
         self._comparison = Comparison(options, self._connection, config, run)
-        self._asked_id = run.get("id")
         self._guard = ConfigGuard(
             topology.global_rank,
             self._comparison.opened_at,
@@ -137,8 +136,8 @@ class ConfigSync:
         if isinstance(run, NullRun):
             self._target = LocalConfig(self.refresh, self._follower, self._comparison, self._connection)
             run.show_config(ConfigView(self._target))
-            asked = replace(plan, base_id=plan.base_id or self._asked_id)  # the primary may open another one
-            run.show_metadata(self._target.metadata, unit_run_id(asked))
+            planned = plan if plan.base_id is not None else replace(plan, base_id=self._comparison.run.get("id"))
+            run.show_metadata(self._target.metadata, unit_run_id(planned))
         else:
             units = [unit] if plan.announces else []
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
