@@ -51,7 +51,7 @@ def test_a_folder_that_becomes_a_link_during_the_search_is_not_entered(
 def test_a_run_directory_that_is_replaced_after_the_search_is_not_read(tmp_path: Path) -> None:
     private = write_run(tmp_path / "private", "exp")
     write_run(tmp_path / "shared", "exp")
-    found = find_files(tmp_path / "shared", pytest.fail)
+    found = find_files(tmp_path / "shared", lambda error: pytest.fail(str(error)))
     (path,) = found
     replace(path.parent, private)
     runs, errors = read_runs(found)
