@@ -12,7 +12,7 @@ MINUTES ?= 10
 OLDEST := .venv-oldest
 RELEASE := .venv-release
 HASHED ?=
-LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
+LISTED := .ci/requirements.txt .ci/requirements-oldest.txt .ci/requirements-release.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
 .PHONY: help demo test test-fast test-oldest lint docs pictures chaos oracle coverage fuzz format bench release-check lock audit clean
@@ -70,7 +70,7 @@ bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); 
 	$(BIN)/python -m benchmarks.run_all $(BENCH)
 
 release-check: $(RELEASE)/.ready  ## Build, install and test the release; sdist, wheel and SBOM are in dist afterwards
-	$(RELEASE)/bin/python scripts/release_check.py
+	$(RELEASE)/bin/python scripts/release_check.py $(if $(HASHED),--hashed)
 
 lock: $(VENV)/.development  ## Regenerate the hashed requirements of CI (.ci/requirements*.txt)
 	$(BIN)/python .ci/requirements.py lock $(BIN)/python
@@ -118,6 +118,10 @@ $(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
 $(RELEASE)/.ready: pyproject.toml
 	@echo "Setting up $(RELEASE) ..."
 	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
-	@$(RELEASE)/bin/python -m pip install --quiet --upgrade 'pip>=25.1,<27'
-	@$(RELEASE)/bin/python -m pip install --quiet --group release
+	@if [ -n "$(HASHED)" ]; then \
+		$(RELEASE)/bin/python .ci/requirements.py install release $(RELEASE)/bin/python; \
+	else \
+		$(RELEASE)/bin/python -m pip install --quiet --upgrade 'pip>=25.1,<27' && \
+		$(RELEASE)/bin/python -m pip install --quiet --group release; \
+	fi
 	@touch $@

@@ -1,7 +1,10 @@
-"""What CI installs by version and hash: `requirements.txt` for .venv, `requirements-oldest.txt` for .venv-oldest.
+"""What CI installs by version and hash: `requirements.txt` for .venv, `requirements-oldest.txt` for .venv-oldest, and
+`requirements-release.txt` for .venv-release, which builds the packages that are published.
 
     suits                               check that the lists are valid for this Python; if not, exit with 1
-    install (newest | oldest) PYTHON    install one of the lists into an environment
+    install (newest | oldest | release) PYTHON [WHEEL]
+                                        install one of the lists into an environment, and the wheel, or else the source
+                                        tree, unless it builds a release
     lock PYTHON                         regenerate the lists from pyproject.toml and the constraints
 
 A hash identifies one file, so the lists are valid for one platform and one Python version: those of CI. Torch is pinned
@@ -24,6 +27,7 @@ ROOT = HERE.parent
 SUITS = ("CPython", "3.11", "Linux", "x86_64")
 BY_VERSION_ALONE = ("torch",)
 NEWEST, OLDEST = HERE / "requirements.txt", HERE / "requirements-oldest.txt"
+RELEASE = HERE / "requirements-release.txt"
 GROUPS = ("examples", "test", "lint", "docs")
 BUILD = ("hatchling>=1.26,<2", "editables>=0.5,<1")  # needed for an editable installation
 
@@ -53,9 +57,11 @@ def suits() -> int:
     return 1
 
 
-def install(target: str, python: str) -> int:
+def install(target: str, python: str, wheel: str | None = None) -> int:
     """Install one of the lists, and this package without its dependencies, which are in the list."""
-    listed = {"newest": NEWEST, "oldest": OLDEST}[target]
+    listed = {"newest": NEWEST, "oldest": OLDEST, "release": RELEASE}[target]
+    if here() != SUITS:
+        sys.exit(f"The lists are for {' '.join(SUITS)}, but this is {' '.join(here())}.")
     if target == "newest":  # the second environment uses torch from the first
         constraints = str(ROOT / "constraints.txt")
         pip(python, "install", "--quiet", "--no-deps", "--constraint", constraints, *BY_VERSION_ALONE)
@@ -72,7 +78,10 @@ def install(target: str, python: str) -> int:
         "--requirement",
         str(listed),
     )
-    pip(python, "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
+    if target == "release":
+        return 0
+    package = (wheel,) if wheel else ("--no-build-isolation", "--editable", ".")
+    pip(python, "install", "--quiet", "--no-deps", *package)
     if target == "newest":  # in the other one pip sees both the oldest and the newer versions
         pip(python, "check")
     return 0
@@ -116,6 +125,8 @@ def lock(python: str) -> int:
         oldest = pins(resolved(python, "--constraint", both.name, ".[all]", "--group", "test", "setuptools"))
     others = [pin for name, pin in oldest.items() if newest.get(name) != pin]
     write(OLDEST, "Packages that CI installs into .venv-oldest", others)
+    release = pins(resolved(python, "--constraint", "constraints.txt", "--group", "release"))
+    write(RELEASE, "Packages that CI installs into .venv-release", list(release.values()))
     return 0
 
 
@@ -133,8 +144,8 @@ def main(words: Sequence[str]) -> int:
     match words:
         case ["suits"]:
             return suits()
-        case ["install", ("newest" | "oldest") as target, python]:
-            return install(target, python)
+        case ["install", ("newest" | "oldest" | "release") as target, python, *wheel] if len(wheel) <= 1:
+            return install(target, python, *wheel)
         case ["lock", python]:
             return lock(python)
     sys.stderr.write(__doc__ or "")

@@ -1,9 +1,10 @@
 """Check a release: build, inspect, install and test it without the source tree.
 
-    python scripts/release_check.py [--fast]
+    python scripts/release_check.py [--fast] [--hashed]
 
 Each step prints its result and duration; the first failure ends the program with exit code 1. The built files, and the
-SBOM of an environment with the wheel, remain in `dist`. Tools come from the dependency group "release".
+SBOM of an environment with the wheel, remain in `dist`. Tools, with the build backend, come from the dependency group
+"release". With ``--hashed``, as in CI, what the wheel is tested with is installed by version and hash.
 """
 
 from __future__ import annotations
@@ -78,7 +79,15 @@ def step(name: str) -> Iterator[list[str]]:
 def build(into: Path) -> dict[str, str]:
     """Build the sdist, and the wheel from it, with the date of the last commit. Return hashes by file name."""
     commit = run("git", "log", "-1", "--format=%ct").strip()
-    run(TOOLS / "python", "-m", "build", "--outdir", into, env={**os.environ, "SOURCE_DATE_EPOCH": commit})
+    run(
+        TOOLS / "python",
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        into,
+        env={**os.environ, "SOURCE_DATE_EPOCH": commit},
+    )
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(into.iterdir())}
 
 
@@ -103,10 +112,13 @@ def look_into(wheel: Path, sdist: Path) -> list[str]:
     return [f"{len(in_wheel)} files in the wheel, {len(in_sdist)} in the sdist, licence in both"]
 
 
-def install(wheel: Path, environment: Path) -> Path:
+def install(wheel: Path, environment: Path, *, is_hashed: bool) -> Path:
     """Install the wheel and the dependencies of the tests into a new environment. Return its Python."""
     run(sys.executable, "-m", "venv", environment)
     python = environment / "bin" / "python"
+    if is_hashed:
+        run(sys.executable, ".ci/requirements.py", "install", "newest", python, wheel)
+        return python
     run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip>=25.1,<27")
     run(python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", f"{wheel}[all]")
     return python
@@ -146,13 +158,14 @@ def is_known(symbol: Mapping[str, object]) -> bool:
     return bool(symbol["isTypeKnown"]) or of_accelerate
 
 
-def test(python: Path, sdist: Path, into: Path) -> list[str]:
+def test(python: Path, sdist: Path, into: Path, *, is_hashed: bool) -> list[str]:
     """Run the unit and contract tests of the sdist, without its `src`, against the installed package."""
     with tarfile.open(sdist) as archive:
         archive.extractall(into, filter="data")
     (tree,) = into.iterdir()
     shutil.rmtree(tree / "src")
-    run(python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--group", "test", cwd=tree)
+    if not is_hashed:  # else they are in the list
+        run(python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--group", "test", cwd=tree)
     where = run(python, "-c", "import dist_wandb; print(dist_wandb.__file__)", cwd=tree).strip()
     if not Path(where).is_relative_to(python.parents[1]):
         raise CheckError(f"dist_wandb was imported from {where}, not from the new environment")
@@ -173,7 +186,7 @@ def test(python: Path, sdist: Path, into: Path) -> list[str]:
     return [printed.strip().splitlines()[-1].strip("= ")]
 
 
-def check(is_fast: bool, scratch: Path) -> None:
+def check(scratch: Path, *, is_fast: bool, is_hashed: bool) -> None:
     """Run all checks; `is_fast` leaves out the tests."""
     shutil.rmtree(DIST, ignore_errors=True)
     with step("Build, twice") as found:
@@ -187,23 +200,24 @@ def check(is_fast: bool, scratch: Path) -> None:
         run(TOOLS / "twine", "check", "--strict", wheel, sdist)
         found.append("twine has nothing to say")
     with step("Install into a new environment, list what it consists of") as found:
-        python = install(wheel, scratch / "installed")
+        python = install(wheel, scratch / "installed", is_hashed=is_hashed)
         found.extend(write_sbom(python, DIST / f"{wheel.name.split('-py3')[0]}.cdx.json"))
     with step("Types of public names") as found:
         found.extend(unknown_types(python))
     if not is_fast:
         with step("Unit and contract tests, without the source tree") as found:
-            found.extend(test(python, sdist, scratch / "sdist"))
+            found.extend(test(python, sdist, scratch / "sdist", is_hashed=is_hashed))
 
 
 def main() -> None:
     """Run all checks, and print the first failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="leave the tests out")
+    parser.add_argument("--hashed", action="store_true", help="install by version and hash (.ci/requirements.txt)")
     given = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(prefix="dist_wandb-release-") as scratch:
-            check(given.fast, Path(scratch))
+            check(Path(scratch), is_fast=given.fast, is_hashed=given.hashed)
     except CheckError as error:
         sys.exit(f"release-check: {error}")
 

@@ -407,6 +407,11 @@ tree("sidecar-of-digits", "dist-wandb.json")(
 tree("sidecar-no-utf-8", "dist-wandb.json")(lambda place, _: with_sidecar(place, b"\xff\xfe{}"))
 
 
+@tree("online-log-of-line-breaks", "has more than 1000000 lines")
+def _online_log_of_line_breaks(place: Path, _: Victim) -> None:
+    _log(write_run(place, place.name, online=True), "\n" * (20 * 2**20))
+
+
 @tree("logs-odd", uploaded="uploaded")
 def _odd_logs(place: Path, _: Victim) -> None:
     directory = write_run(place, place.name, online=True)

@@ -43,3 +43,18 @@ def test_the_list_for_the_oldest_versions_matches_the_constraints() -> None:
 @pytest.mark.parametrize("package", ["hatchling", "editables"])
 def test_build_requirements_of_an_editable_installation_are_listed(package: str) -> None:
     assert package in listed("requirements.txt")
+
+
+@pytest.mark.parametrize("package", ["build", "hatchling", "twine"])
+def test_tools_of_a_release_are_listed(package: str) -> None:
+    assert package in listed("requirements-release.txt")
+
+
+@pytest.mark.source
+def test_workflows_run_actions_of_known_commits_and_releases_are_built_from_the_lists() -> None:
+    """A tag or a branch of an action can be moved to other code, which would run in the job that may publish."""
+    texts = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    used = [action for text in texts.values() for action in re.findall(r"uses: (\S+)", text)]
+    assert used
+    assert [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)] == []
+    assert "make HASHED=1 release-check" in texts["release.yml"]

@@ -62,7 +62,7 @@ class MediaReader:
 
     def __init__(self, directory: Path, budget: Budget, within: Directory | None = None) -> None:
         self._files = directory / "files"
-        self._within = within or Directory.at(directory)
+        self._within = within
         self._budget = budget
         self._misses: dict[str, int] = {}
 
@@ -123,7 +123,8 @@ class MediaReader:
             self._miss("media files outside the run's directory")
             return None
         try:
-            return read_small(self._files / inside, limit=limit, within=self._within)
+            within = self._within or Directory.at(self._files.parent)
+            return read_small(self._files / inside, limit=limit, within=within)
         except FileNotFoundError:
             self._miss("media files that are missing")
         except (OSError, ReadError, UnicodeEncodeError):  # a link; a lone surrogate

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
-from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, time_limit
 
 _NOT_SENT = {
     "filestream: fatal error": "rows and console lines",
@@ -32,6 +32,11 @@ _LONGEST_REASON = 2000  # characters
 LONGEST_LOG = 2**30
 """Largest number of bytes read from a log: an attacker can create a sparse file of any size at no cost."""
 
+MOST_LINES = 1_000_000
+"""Largest number of lines read from a log: W&B writes about ten in a minute."""
+
+_LONGEST_TIME = 10.0  # seconds of processor time
+
 
 def log_of(run_directory: Path) -> Path:
     """Return the path of the log of wandb's own process for a run."""
@@ -46,10 +51,10 @@ def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
         containing: Skip lines without this text.
 
     Raises:
-        ReadError: The log is longer than `LONGEST_LOG`.
+        ReadError: The log has more than `LONGEST_LOG` bytes or `MOST_LINES` lines, or takes too long.
     """
     for line in _lines(log):
-        if containing in line:
+        if line[:1] == b"{" and containing in line:
             with suppress(ValueError):
                 entry = parse_json(line)
                 if isinstance(entry, dict):
@@ -75,11 +80,16 @@ def open_log(path: Path, within: Directory | None = None) -> BinaryIO:
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a log, including an incomplete last line. Lines longer than any entry are skipped."""
-    read, is_too_long = 0, False
+    read, is_too_long, check_time = 0, False, time_limit(_LONGEST_TIME)
+    lines = 0
     while piece := log.readline(_LONGEST_LINE):
         read += len(piece)
         if read > LONGEST_LOG:
             raise ReadError(f"is longer than {LONGEST_LOG} bytes, so it is not read.")
+        if lines == MOST_LINES:
+            raise ReadError(f"has more than {MOST_LINES} lines, so it is not read to its end.")
+        lines += 1
+        check_time()
         has_end = piece.endswith(b"\n")
         if not is_too_long and (has_end or len(piece) < _LONGEST_LINE):
             yield piece

@@ -48,13 +48,14 @@ _MOST_NAMES = 20_000  # that are cached
 _ITEM, _KEY, _NESTED_KEY, _VALUE = 1, 1, 2, 16  # numbers of fields of HistoryRecord and HistoryItem
 _LARGEST_INTEGER = 2**63  # W&B's reader prints larger integers as floats
 _FIRST_WITH_EXPONENT = 1e21  # W&B's reader prints smaller floats without a fraction as integers
-_AROUND = 5  # bytes of an item without its names and its value: tag and length; tag (two bytes) and length
 _LESS = bytes((length - 3) % 256 for length in range(256))  # 3 bytes are between an item's names and its value
 # An item with a number: the item's length; the names, each with tag and length; the value's length; the value.
 _NUMBER = re.compile(
     rb"\n([\x01-\x7f])([\n\x12][^\x82]{1,120})\x82\x01([\x01-\x7f])"
     rb"(-?(?:0|[1-9][0-9]{0,40})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,4})?|NaN|-?Infinity)"
 )
+_LOOSE = re.compile(r'("(?:[^"\\]|\\.)*")|(-?)0*([0-9]+)(?:\.([0-9]*))?', re.DOTALL)  # a text, or the start of a number
+_SURROGATE = re.compile("[\ud800-\udfff]")  # json has joined those of pairs
 _JSON = json.JSONDecoder()
 _STEP = 0x12  # the tag of a row's last field
 _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
@@ -178,17 +179,17 @@ class _Names:
             _TooDeepError: A value is nested too deeply.
         """
         content = record[begin:]
-        found = _NUMBER.findall(content)
-        if not found:
-            return self._any_row(content)
-        lengths, names, value_lengths, values = zip(*found, strict=True)
+        # What is between the items with numbers, and their four groups: nothing may be between them.
+        parts = _NUMBER.split(content)
+        between, lengths, names, value_lengths, values = (parts[place::5] for place in range(5))
         sizes = bytes(map(len, values))
         together = bytes(map(add, map(len, names), sizes))  # at most 121 and 93
-        end = sum(together) + _AROUND * len(found)
         if (
-            b"".join(lengths).translate(_LESS) != together
+            not names
+            or any(between[:-1])
+            or b"".join(lengths).translate(_LESS) != together
             or b"".join(value_lengths) != sizes
-            or not _ends(content, end)
+            or not _is_end(between[-1])
         ):
             return self._any_row(content)
         try:
@@ -199,15 +200,21 @@ class _Names:
         return {name: number if number % 1 else _whole(number) for name, number in zip(known, numbers, strict=True)}
 
     def _any_row(self, content: bytes) -> dict[str, Any]:
-        """Decode a row with any values. Names are in alphabetical order, as W&B's reader prints them."""
+        """Decode a row with any values. Names are in alphabetical order, as W&B's reader prints them.
+
+        A row of which an item has no value is empty: W&B's reader prints its items without decoding them.
+        """
         row: dict[str, Any] = {}
         for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):
             if number == _ITEM and content[start] & 7 == BYTES:
                 name, value = self._item(content, begin, end)
-                row[name] = value
+                if value is None:
+                    return {}
+                row[name] = value[0]
         return dict(sorted(row.items()))
 
-    def _item(self, content: bytes, begin: int, end: int) -> tuple[str, Any]:
+    def _item(self, content: bytes, begin: int, end: int) -> tuple[str, tuple[Any] | None]:
+        """Return the name of an item, and its value; `None` if it has none."""
         keys: list[bytes] = []
         nested: list[bytes] = []
         value = b""
@@ -228,7 +235,7 @@ class _Names:
         blob = content[begin:before_value]
         if len(self._known) < _MOST_NAMES and len(blob) == sum(2 + len(key) for key in nested or keys):
             self._known.setdefault(blob, name)
-        return name, _value(value)
+        return name, (_value(value),) if value else None
 
 
 def _value(text: bytes) -> Any:
@@ -241,11 +248,33 @@ def _value(text: bytes) -> Any:
         raise MalformedError("a value is not UTF-8") from None
     try:
         value = json.loads(decoded)
-        if "\\u" in decoded:  # perhaps a lone surrogate, which cannot be encoded
-            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        return decoded
-    return _whole(value) if type(value) in (int, float) and not value % 1 else value
+        try:  # W&B's reader accepts leading zeros and a point without digits after it
+            value = json.loads(_LOOSE.sub(_strict, decoded))
+        except (ValueError, RecursionError):
+            return decoded
+    if type(value) in (int, float):
+        return value if value % 1 else _whole(value)
+    return _as_printed(value)
+
+
+def _strict(found: re.Match[str]) -> str:
+    text, sign, whole, fraction = found.groups()
+    return text or f"{sign}{whole}{f'.{fraction}' if fraction else ''}"
+
+
+def _as_printed(value: Any) -> Any:
+    """Return text, or what is inside a list or object, as W&B's reader prints it; its JSON has no NaN, for example."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_as_printed(item) for item in value]
+    if isinstance(value, dict):
+        return {_as_printed(name): _as_printed(item) for name, item in value.items()}
+    if type(value) in (int, float):
+        number = value if value % 1 else _whole(value)
+        return number if math.isfinite(number) else json.dumps(number)
+    return value
 
 
 def _whole(number: float) -> float:
@@ -259,9 +288,8 @@ def _whole(number: float) -> float:
     return int(Decimal(repr(number))) if abs(number) < _FIRST_WITH_EXPONENT else number  # zeros after its digits
 
 
-def _ends(content: bytes, end: int) -> bool:
-    """Return whether a row ends at a position, or has only its step after it."""
-    rest = content[end:]
+def _is_end(rest: bytes) -> bool:
+    """Return whether nothing, or only the row's step, follows its items."""
     return not rest or (len(rest) > 1 and rest[0] == _STEP and rest[1] == len(rest) - 2)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.small_files import Directory, open_ordinary
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary, time_limit
 
 _FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
@@ -41,6 +41,11 @@ MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
 
 MOST_BYTES = 256 * 2**20
 """Largest size of a record."""
+
+SECONDS, SECONDS_PER_MIB = 10.0, 2.0
+"""Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth."""
+
+_BETWEEN_CHECKS = 64  # chunks
 
 Field = tuple[int, int, int]
 """Number of a field, and start and end of its content."""
@@ -160,7 +165,8 @@ def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) 
         strict: Whether to raise an exception for damage. Otherwise damaged and incomplete records are skipped.
 
     Raises:
-        ReadError: The file does not start like a record file, or a record has more than `most` bytes.
+        ReadError: The file does not start like a record file, a record has more than `most` bytes, or all of them take
+            more than `SECONDS`.
         MalformedError: The file is damaged or truncated, if `strict`.
     """
     most = most or MOST_BYTES
@@ -191,10 +197,17 @@ def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield kind and content of each chunk. The rest of the block is skipped after a damaged chunk."""
     if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
         raise ReadError("does not start like a .wandb file.")
+    size = opened.seek(0, os.SEEK_END)
+    opened.seek(len(_FILE_HEADER))
+    check_time = time_limit(SECONDS + SECONDS_PER_MIB * size / 2**20)
+    chunks = 0
     room = _BLOCK - len(_FILE_HEADER)  # bytes to the end of the block
     while block := opened.read(room):
         position = 0
         while (left := len(block) - position) >= _CHUNK_HEADER.size:
+            chunks += 1
+            if not chunks % _BETWEEN_CHECKS:
+                check_time()
             checksum, length, kind = _CHUNK_HEADER.unpack_from(block, position)
             begin = position + _CHUNK_HEADER.size
             position = begin + length

@@ -13,7 +13,8 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,20 @@ def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         with suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def time_limit(seconds: float) -> Callable[[], None]:
+    """Return a check that raises a `ReadError` once this thread has used so many seconds of processor time from now on.
+
+    Limits in bytes do not suffice for a file whose parts cost more than its bytes, such as a log of line breaks.
+    """
+    end = time.thread_time() + seconds
+
+    def check() -> None:
+        if time.thread_time() > end:
+            raise ReadError(f"takes more than {seconds:.0f} s of processor time, so it is not read to its end.")
+
+    return check
 
 
 def own_directory(path: Path) -> int:

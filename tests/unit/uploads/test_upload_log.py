@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,24 @@ def test_a_log_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.M
         sparse.truncate(2**40)
     monkeypatch.setattr(debug_log, "LONGEST_LOG", 2**24)
     with pytest.raises(ReadError, match=r"debug-sync.1.log: is longer than 16777216 bytes"):
+        read_log(log)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"{}\n", b"x" * 100 + b"\n"])
+def test_a_log_of_many_lines_is_refused_in_seconds(tmp_path: Path, line: bytes) -> None:
+    log = tmp_path / "debug-internal.log"
+    log.write_bytes(line * (2 * debug_log.MOST_LINES))
+    begun = time.process_time()
+    with pytest.raises(ReadError, match=r"debug-internal.log: (has more than 1000000 lines|takes more than 10 s)"):
+        read_log(log)
+    assert time.process_time() - begun < 30
+
+
+def test_a_log_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "debug-internal.log"
+    log.write_text('{"msg": "x"}\n' * 10_000)
+    monkeypatch.setattr(debug_log, "_LONGEST_TIME", 0.001)
+    with pytest.raises(ReadError, match=r"takes more than 0 s of processor time, so it is not read to its end"):
         read_log(log)
 
 

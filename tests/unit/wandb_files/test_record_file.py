@@ -16,7 +16,7 @@ from record_files import BLOCK, framed
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
-from dist_wandb.wandb_files.record_file import NOTHING, Lines, copy_without, write_without
+from dist_wandb.wandb_files.record_file import NOTHING, Lines, Writer, copy_without, records_of, write_without
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT = 2, 3, 7, 13, 18
 
@@ -175,3 +175,19 @@ def test_other_kinds_of_files_do_not_block(tmp_path: Path, make: Callable[[Path]
     make(tmp_path / "run-exp.wandb")
     with pytest.raises(ReadError, match=r"run-exp\.wandb is a"):
         copy_without(tmp_path / "run-exp.wandb", tmp_path / "copy", NOTHING)
+
+
+@pytest.mark.parametrize("what", ["records", "chunks"])
+def test_a_file_of_tiny_parts_is_not_read_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = tmp_path / "run-exp.wandb"
+    with path.open("wb") as opened:
+        writer = Writer(opened)
+        for _ in range(20_000):
+            writer.write(b"" if what == "chunks" else b"\x12\x00")
+    assert len(list(records_of(path))) == 20_000
+    monkeypatch.setattr(record_file, "SECONDS", 0.001)
+    monkeypatch.setattr(record_file, "SECONDS_PER_MIB", 0.0)
+    with pytest.raises(ReadError, match="takes more than 0 s of processor time"):
+        list(records_of(path))
