@@ -270,9 +270,7 @@ class Opener:
             return requested_id
         name = resuming.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
-            if self._has_store:  # the coordinator's id counts; an agent has given all ranks the same
-                return requested_id if sweeps.is_trial() else None
-            return requested_id or id_of_job(name, topology)
+            return requested_id or (None if self._has_store else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it
             return requested_id or id_of_job(name, topology) or proposed or make_id()
