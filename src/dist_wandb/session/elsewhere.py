@@ -73,7 +73,7 @@ class Elsewhere:
 
         Args:
             published: How often any rank has published something, as reported by the exchange; infinite to look in any
-                case.
+                case, for the last time.
         """
         if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
             return
@@ -84,6 +84,9 @@ class Elsewhere:
         except (RendezvousError, UnansweredError) as error:
             _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
             return
+        finally:
+            if published == math.inf:
+                self._list = None  # releases its connection
         for one in new:
             if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
                 self._send(one)
