@@ -590,12 +590,13 @@ def test_more_writers_than_wandb_recommends_are_reported(set_variables: Any) -> 
 
 
 WITH_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-WITH_MODES = ("WANDB_MODE", "DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE", "WANDB_SERVICE")
+WITH_MODES = ("WANDB_MODE", "DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE")
+SERVICE = pytest.param("WANDB_SERVICE", marks=pytest.mark.newest)  # wandb 0.19 repeats it in its own error
 WITH_NAMES = ("WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_RUN_GROUP")
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("variable", [*WITH_NUMBERS, *WITH_MODES, *WITH_NAMES])
+@pytest.mark.parametrize("variable", [*WITH_NUMBERS, *WITH_MODES, SERVICE, *WITH_NAMES])
 def test_a_password_in_the_wrong_variable_is_not_printed(
     set_variables: Any, capsys: pytest.CaptureFixture[str], variable: str, options: list[str]
 ) -> None:

@@ -46,6 +46,8 @@ def module(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")  # wandb's own runs stay open: their hooks would get later tests' output
+    for name in ("run", "config", "summary", "log", "define_metric"):
+        monkeypatch.setattr(wandb, name, getattr(wandb, name))  # as it is before its runs, some of which stay open
     monkeypatch.chdir(tmp_path)
     wandb.teardown()  # it keeps the environment in which it was used first
     module: ModuleType = {"wandb": wandb, "dist_wandb": dist_wandb}[request.param]
