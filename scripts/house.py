@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +158,7 @@ def _name(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-def _circles(imports: dict[str, set[str]]) -> list[Sequence[str]]:
+def _circles(imports: dict[str, set[str]]) -> list[tuple[str, ...]]:
     """Return the sets of modules that import each other, directly or not."""
     reached: dict[str, set[str]] = {}
     for name in imports:
@@ -177,10 +177,9 @@ def _circles(imports: dict[str, set[str]]) -> list[Sequence[str]]:
 
 
 def _is_private(node: ast.AST) -> bool:
-    is_other = isinstance(node, ast.Attribute) and not (
-        isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-    )
-    return is_other and node.attr.startswith("_") and not node.attr.startswith("__")
+    if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+        return False
+    return not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
 
 
 def _is_patch(node: ast.AST) -> bool:
