@@ -45,10 +45,10 @@ class Contributions(Generic[_T]):
         lost: How many values of this rank are lost, by the cause in words.
     """
 
-    def __init__(self, rank: int, what: str, lost: Counter[str]) -> None:
+    def __init__(self, rank: int, what: str, lost: Counter[str] | None = None) -> None:
         self._rank = rank
         self._what = what
-        self.lost = lost
+        self.lost: Counter[str] = Counter() if lost is None else lost
         self._waiting: dict[Key, tuple[_T, int]] = {}  # with their sizes, in the order of logging
         self._sent: dict[Key, tuple[_T, int]] = {}  # to be sent again if the exchange broke on another rank
         self._delivered: dict[Key, tuple[_T, int]] = {}

@@ -51,9 +51,7 @@ class FusedGathers(Attachment):
         self.is_for_primary: bool = not collects
         self._collects = collects
         self._rank = rank
-        self.contributions: Contributions[Encoded] = Contributions(
-            rank, "tables and images", Counter() if lost is None else lost
-        )
+        self.contributions: Contributions[Encoded] = Contributions(rank, "tables and images", lost)
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 

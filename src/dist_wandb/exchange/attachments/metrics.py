@@ -60,9 +60,7 @@ class FusedMetrics(Attachment):
         self.is_for_primary: bool = not computes
         self._rank = rank
         self._computes = computes
-        self.contributions: Contributions[Snapshot] = Contributions(
-            rank, "metric states", Counter() if lost is None else lost
-        )
+        self.contributions: Contributions[Snapshot] = Contributions(rank, "metric states", lost)
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
