@@ -135,7 +135,7 @@ class RowRules:
     # --- a row by itself ----------------------------------------------------------------------------------------------
 
     def _of_row(self, written: _Written) -> Iterator[Violation]:
-        if written.missing and not self.facts.has_faults:
+        if written.missing and not self.facts.has_faults and self.writer.rank not in self.facts.left_alone:
             yield self._violation("flag without a fault", written, f"says that {written.missing} ranks are missing")
         mains = [call for call in written.owners if self._is_row_of(call, written)]
         if not mains:

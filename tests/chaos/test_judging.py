@@ -377,6 +377,17 @@ def test_calls_with_other_values_of_the_axis_are_not_joined_by_one_without_it() 
     assert found(evidence) == {"wrong axis"}
 
 
+@pytest.mark.parametrize("change", [leave_a_rank_out, flag], ids=["of another rank", "marked, of its own"])
+def test_rows_may_lack_a_rank_that_says_that_it_was_left_alone(change: Change) -> None:
+    evidence = whole_job()
+    change(evidence)
+    assert found(evidence) != set()
+    said = "opened its session after the other ranks had ended theirs, so nothing that it logs is combined"
+    evidence.entries.append(warning_entry(0 if change is flag else 1, f"dist_wandb: rank 1 {said}"))
+    assert "silently wrong" not in found(evidence)
+    assert "flag without a fault" not in found(evidence)
+
+
 def test_a_marked_row_may_be_corrected_as_a_whole_once() -> None:
     evidence = whole_job(faults=(Fault("stop", 1, 3, 9.0),))
     rows = evidence.files[0].rows

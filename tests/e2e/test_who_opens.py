@@ -44,6 +44,17 @@ def test_a_primary_that_comes_too_late_joins_without_a_second_run(
     assert not found.is_flagged
 
 
+@pytest.mark.parametrize(("kind", "loss"), [("nested", 1.0), ("nested-alone", 0.0)])
+def test_a_primary_that_still_opens_the_run_of_the_enclosing_session_is_waited_for(
+    job: tuple[Path, Finished], kind: str, loss: float
+) -> None:
+    (directory,) = (job[0] / kind).rglob("offline-run-*-exp")
+    found = history(directory)
+    assert found.last("loss") == {step: step + loss for step in range(STEPS)}
+    assert found.last("text") == dict.fromkeys(range(STEPS), "0")
+    assert not found.is_flagged
+
+
 def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None:
     assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 5  # one for each session
     assert "has not opened a session, so the run has the numbers" not in job[1].output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -209,11 +209,16 @@ def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
 
 
 def exchange_of(
-    link: JobLink, own: OwnRun, rows: Rows, between_rounds: Callable[[float], None], publications: Callable[[], int]
+    link: JobLink,
+    own: OwnRun,
+    rows: Rows,
+    between_rounds: Callable[[float], None],
+    publications: Callable[[], int],
+    enclosing: Sequence[JobLink],
 ) -> Exchange:
     """The exchange for this rank's rows: one that reduces them with other ranks', or one for its own rows alone.
 
-    See `Hooks` for `between_rounds` and `publications`.
+    See `Hooks` for `between_rounds` and `publications`. `enclosing` are the sessions that were open before.
     """
     options = link.options
     may_move = link.plan.run_mode == "auto" and not link.unit.name
@@ -229,14 +234,16 @@ def exchange_of(
             link.find_store,
             between_rounds,
             link.is_over,
-            link.until_open(),
+            link.until_open(enclosing),
             move if may_move else None,
             published,
             names_unopened=MOVED not in link.name,
         )
         return CollectiveExchange(link.unit, hooks, rows, options.limits)
     if may_move and link.unit.index > 0 and link.store is not None:
-        return WatchingExchange(options.limits, link.topology.global_rank, partial(successor_of, link))
+        return WatchingExchange(
+            options.limits, link.topology.global_rank, partial(successor_of, link, link.until_open(enclosing))
+        )
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, publish_opened
+from dist_wandb.exchange.membership.presence import APART, has_opened, is_accompanied, keys_of, publish_opened
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.init_calls import ENDING, InitCalls
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
+
+
+def _is_begun(link: JobLink) -> bool:
+    """Whether the primary of a session has begun to open it, and not opened its run yet."""
+    store, keys = link.store, keys_of(link.unit)
+    if store is None:
+        return False
+    return briefly(lambda: has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
 
 
 def _cannot_move(_primary_rank: int) -> Exchange:
@@ -112,18 +120,27 @@ class JobLink:
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None  # a reason, but no URL, if opening it failed
 
-    def until_open(self) -> Callable[[], bool]:
-        """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that."""
+    def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
+        """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.
+
+        Args:
+            enclosing: The sessions that are open. The primary can come to this one only after it has opened their runs.
+        """
         key, latest = run_key(self.plan), math.inf
+        latest_outside = time.monotonic() + self.options.limits.join_timeout
+        outside = 0.0  # until when it may come from an enclosing session
 
         def is_opening() -> bool:
-            nonlocal latest
+            nonlocal latest, outside
             found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+            now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
-                return False
+                if now < latest_outside and any(map(_is_begun, enclosing)):
+                    outside = now + APART
+                return now < outside
             within = _ARRIVAL if key in found else float(found[opening_key(self.plan)])
-            latest = min(latest, time.monotonic() + within)
-            return time.monotonic() < latest
+            latest = min(latest, now + within)
+            return now < latest
 
         return is_opening
 

@@ -27,11 +27,14 @@ MOVED = "/moved"  # part of the name of a session that continues another one
 _OWN = ("opened_at", "opened_inside", "_is_block", "_pid")  # what a session keeps
 
 
-def successor_of(link: JobLink, is_due: Callable[[], bool], is_stopped: Callable[[], bool]) -> Exchange | None:
+def successor_of(
+    link: JobLink, is_opening: Callable[[], bool], is_due: Callable[[], bool], is_stopped: Callable[[], bool]
+) -> Exchange | None:
     """Wait until it is certain that the primary has opened a session; otherwise continue with another one.
 
     Args:
         link: The link of the session, which takes part in no exchange.
+        is_opening: See `Situation`.
         is_due: Returns whether this rank ends.
         is_stopped: Returns whether to stop waiting immediately.
 
@@ -41,7 +44,7 @@ def successor_of(link: JobLink, is_due: Callable[[], bool], is_stopped: Callable
     store, unit, within = link.store, link.unit, link.options.limits.join_timeout
     if store is None:
         return None
-    situation = Situation(is_due=is_due, is_over=link.is_over)
+    situation = Situation(is_due=is_due, is_over=link.is_over, is_opening=is_opening)
     try:
         primary = primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
     except (Stopped, RendezvousError):

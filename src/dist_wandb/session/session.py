@@ -102,7 +102,8 @@ class Session(AsRun):
             rank=self.topology.global_rank,
             index=link.unit.index,
         )
-        self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications)
+        enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
+        self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications, enclosing)
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import wandb
 from history import STEPS
 from processes import wait_until
 
@@ -42,12 +43,36 @@ def ends(directory: Path, rank: int, **options: Any) -> None:
     assert time.monotonic() - began < SOON
 
 
+def nested(directory: Path, rank: int, **options: Any) -> None:
+    """Ranks 1 and 2 end a session while the run of the enclosing one is still opened on rank 0."""
+    options |= {"dir": str(directory)}
+    init = wandb.init
+
+    def slow_init(*args: Any, **arguments: Any) -> Any:
+        time.sleep(0.0 if rank else 4.0)
+        return init(*args, **arguments)
+
+    wandb.init = slow_init
+    run = dist_wandb.init("tests", id="outer", **options)
+    wandb.init = init
+    time.sleep(0.0 if rank else 0.5)  # since the others have seen that it is open
+    inner = dist_wandb.init("tests", id="exp", reinit="create_new", **options)
+    for step in range(STEPS):
+        inner.log({"loss": float(rank + step), "text": str(rank)}, step=step)
+    inner.finish()
+    run.finish()
+
+
 def main(directory: str) -> None:
     dist.init_process_group("gloo")
     rank, into = dist.get_rank(), Path(directory)
     late(into / "late", rank)
     dist.barrier()
     late(into / "late-alone", rank, reduce=None)
+    dist.barrier()
+    nested(into / "nested", rank)
+    dist.barrier()
+    nested(into / "nested-alone", rank, reduce=None)
     dist.barrier()
     if rank:
         ends(into / "ends", rank)

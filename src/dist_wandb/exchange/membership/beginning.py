@@ -8,7 +8,8 @@
 - *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
 - *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
   unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. All ranks open another
-  session, of which that rank is the primary, and pass on what they have logged (`Moved`).
+  session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank 0 opens the run of
+  an enclosing session, it counts as opening this one.
 - *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
   (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - Otherwise a rank that is elected after `join_timeout` claims the generation with those that have arrived.
@@ -55,7 +56,8 @@ class Situation:
     Args:
         is_due: Returns whether this rank has something to write that was logged some seconds ago, or ends.
         is_over: Returns whether the coordinator has ended its session.
-        is_opening: Returns whether the primary is still opening its run.
+        is_opening: Returns whether the primary is still opening its run, or that of an enclosing session, after which
+            it may come to this one.
         may_move: Whether another rank may become the primary.
     """
 
@@ -90,8 +92,8 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
         first = generations.get(0)
         if first is None:
             lowest = min(presence.opened())
-            ends = situation.is_due() and unit.index == lowest and presence.waited >= least_wait(within, unit)
-            if not ends and presence.waited < within:
+            ends = situation.is_due() and unit.index == lowest and not situation.is_opening()
+            if not (ends and presence.waited >= least_wait(within, unit)) and presence.waited < within:
                 return None
             if situation.is_over():
                 return 0
@@ -150,6 +152,8 @@ class Beginning:
             return None
         if is_late:
             return self._membership.elected(0, self._claim_late)
+        if presence.waited < least_wait(self._within, self._unit):
+            return None
         is_lowest = self._unit.index == min(presence.present(), default=None)
         return self._claim_late() if is_lowest and 0 not in presence.opened() else None
 
@@ -158,8 +162,7 @@ class Beginning:
         return self._unit.index == 0
 
     def _ends_without_primary(self) -> bool:
-        may_move = self._situation.may_move and not self._is_first
-        return may_move and self._situation.is_due() and self._presence.waited >= least_wait(self._within, self._unit)
+        return self._situation.may_move and not self._is_first and self._situation.is_due()
 
     def _is_complete(self) -> bool:
         """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
