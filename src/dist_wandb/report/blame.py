@@ -48,13 +48,9 @@ class Blame:
         self._means = 0
 
     def add(self, x: float, rank: float, excess: float, mean: float = math.nan) -> None:
-        """Add a row.
+        """Add a row in which `rank` has the largest value: `excess` above the mean over all ranks, `mean`, if known.
 
-        Args:
-            x: Position on the x axis.
-            rank: The rank with the largest value; NaN or negative if the row names none.
-            excess: By how much its value exceeds the mean.
-            mean: Mean over all ranks; NaN if not known.
+        A `rank` that is NaN or negative is none.
         """
         if not self._parts or self._parts[-1].rows >= self._rows_of_each:
             if len(self._parts) == _MOST_PARTS:

@@ -24,23 +24,16 @@ _PARALLEL_READERS = 4
 
 
 def build(directory: Path, metrics: Sequence[str] = ("*",), *, secrets: bool = False) -> Report:
-    """Read the runs below a directory.
+    """Read the runs below a directory, or one ``.wandb`` file.
 
-    Args:
-        directory: Directory to search, at any depth; or one ``.wandb`` file.
-        metrics: Patterns of the metrics to include.
-        secrets: Whether to show values of the config that are secrets by their names. The page may be handed on.
-
-    Raises:
-        ReadError: The directory does not exist, or none of the runs below it can be read.
-        UnsupportedVersionError: The installed wandb cannot print their files.
+    Raises `ReadError` if there is no such directory or no readable run, and `UnsupportedVersionError` for an old wandb.
     """
     paths, unseen = files_below([directory])
     budget = thinning.Budget(_STRETCHES)
 
     def read(path: Path, stopped: threading.Event) -> FileForReport:
         file = read_for_report(path, paths[path], budget, metrics=metrics, stopped=stopped)
-        config = file.stored.config
+        config = file.stored.config  # without secrets by default: the page may be handed on
         return replace(file, stored=replace(file.stored, config=config if secrets else redacted(config)))
 
     found, unreadable = read_each(list(paths), read, _PARALLEL_READERS)

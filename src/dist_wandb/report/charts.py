@@ -33,8 +33,6 @@ _FIRST = ("time/straggler", "time/step", "time/data", "time/forward", "time/opti
 
 @dataclass
 class _MetricCurves:
-    """The curves of one metric."""
-
     axis: str
     line: Curve | None = None
     low: Curve | None = None
@@ -43,12 +41,9 @@ class _MetricCurves:
 
 
 class Drawing:
-    """The curves of one run, by metric.
+    """The curves of one run, by metric, from files with the names of their writers.
 
-    Args:
-        files: The files of the run, with the names of their writers.
-        is_job: Whether each file is a separate run of one rank.
-        world: Number of ranks, if known.
+    If `is_job`, each file is a separate run of one rank.
     """
 
     def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:

@@ -68,15 +68,9 @@ class Reader:
             self.contents.add(record)
 
     def result(self, path: Path, problems: list[str], directory: Directory | None = None) -> FileForReport:
-        """Return the collected data.
+        """Return the collected data; `problems` are damaged parts of the file, as sentence fragments.
 
-        Args:
-            path: The file.
-            problems: Damaged parts of the file, each as a sentence fragment.
-            directory: Its directory.
-
-        Raises:
-            ReadError: The records contain no data of a run.
+        Raises `ReadError` if the records contain no data of a run.
         """
         self.console.end()
         self.contents.rows = self.rows.progress.rows
@@ -122,19 +116,7 @@ def read_for_report(
     metrics: Iterable[str] = ("*",),
     stopped: threading.Event | None = None,
 ) -> FileForReport:
-    """Read one file.
-
-    Args:
-        path: The file.
-        directory: Its directory, as it was found.
-        budget: The budget that the curves of all files share.
-        metrics: Patterns of the metrics to keep.
-        stopped: Set to stop reading.
-
-    Raises:
-        ReadError: No data of a run can be read from it.
-        UnsupportedVersionError: The installed wandb cannot print such files.
-    """
+    """Read one file; the curves of all files share one `budget`. Raises `ReadError` if no data of a run can be read."""
     reader = Reader(budget, metrics)
     skipped = UNUSED - {"stats", "output_raw"}
     problems = inspect(path, reader.add, stopped, skipped=skipped, in_order=False, within=directory)

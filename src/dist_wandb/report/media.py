@@ -136,7 +136,6 @@ class MediaReader:
 
 
 def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
-    """Return paths and captions of the images that a row names."""
     if value["_type"] == _IMAGE:
         caption = value.get("caption")
         return [(value.get("path"), caption if isinstance(caption, str) else "")]
@@ -149,11 +148,7 @@ def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
 
 
 def table_of(name: str, x: float, content: object) -> Table:
-    """Return the first rows of a table, as text.
-
-    Raises:
-        ValueError: It is not in W&B's format.
-    """
+    """Return the first rows of a table, as text. Raises `ValueError` if it is not in W&B's format."""
     columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
     if not isinstance(columns, list) or not isinstance(data, list):
         raise ValueError("it has no columns, or no data")  # noqa: TRY004

@@ -34,19 +34,9 @@ _MARK_WITHIN = 4096  # first bytes of a file, in which the mark must be
 
 
 def write_page(report: Report, path: Path) -> int:
-    """Write the page of a report.
+    """Write the page of a report and return its size in bytes. A page of an earlier call is replaced, no other file.
 
-    Args:
-        report: The report.
-        path: The file. A page that an earlier call has written is replaced.
-
-    Returns:
-        The size of the page in bytes.
-
-    Raises:
-        MissingExtraError: plotly is not installed.
-        ReadError: There is another file of this name.
-        OSError: It cannot be written.
+    Raises `ReadError` for another file of this name, and `MissingExtraError` without plotly.
     """
     check_target(path)
     content = page_of(report, plotly_script())
@@ -55,12 +45,7 @@ def write_page(report: Report, path: Path) -> int:
 
 
 def check_target(path: Path) -> None:
-    """Refuse to replace a file that is not a report.
-
-    Raises:
-        ReadError: There is another file of this name.
-        OSError: It cannot be read.
-    """
+    """Raise `ReadError` if the path is a file that is not a report."""
     try:
         with open(open_ordinary(path), "rb") as opened:  # noqa: PTH123  # of a descriptor
             is_page = MARK in opened.read(_MARK_WITHIN)
@@ -71,11 +56,7 @@ def check_target(path: Path) -> None:
 
 
 def plotly_script() -> str:
-    """Return the script of the installed plotly.
-
-    Raises:
-        MissingExtraError: plotly is not installed.
-    """
+    """Return the script of the installed plotly; raise `MissingExtraError` if there is none."""
     try:
         found = Path(str(importlib.metadata.distribution("plotly").locate_file(_PLOTLY)))
         script = found.read_text(encoding="utf-8")
@@ -87,14 +68,9 @@ def plotly_script() -> str:
 
 
 def page_of(report: Report, plotly: str) -> bytes:
-    """Return the page, with at most `LARGEST` bytes. Curves get fewer points if the data is larger.
+    """Return the page, with at most `LARGEST` bytes: curves get fewer points if the data is larger.
 
-    Args:
-        report: The report.
-        plotly: The script of plotly.
-
-    Raises:
-        ReadError: The report is too large even with few points.
+    Raises `ReadError` if it is too large even with few points.
     """
     script = _as_element_text("".join(f"{_asset(name)}\n" for name in _SCRIPTS))
     data = json_of(report)

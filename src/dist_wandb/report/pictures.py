@@ -40,7 +40,6 @@ def data_uri(content: bytes, picture: Picture) -> str:
 
 
 def _png(content: bytes) -> Picture | None:
-    """Parse the chunks of a PNG up to its end."""
     position, size, has_data = len(_PNG), (0, 0), False
     while position + 12 <= len(content):
         (length,) = struct.unpack_from(">I", content, position)

@@ -23,12 +23,7 @@ _LINES_OF_CONSOLE = 20_000  # of one run
 
 
 def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
-    """Return the runs of a report, newest first within their groups.
-
-    Args:
-        files: The files that were read.
-        room: Budget of bytes for images and tables.
-    """
+    """Return the runs of a report, newest first within their groups. `room` is for images and tables."""
     by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):

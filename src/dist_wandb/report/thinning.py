@@ -97,12 +97,9 @@ class Curve:
         return sorted(_at_most(most or MOST_STRETCHES, self._stretches), key=lambda stretch: stretch.first[0])
 
     def points(self, most: int | None = None) -> list[Point]:
-        """Return the points to draw, in the order of the x axis.
-
-        If no points were joined, the last of several points at the same position replaces the others.
-        """
+        """Return the points to draw, in the order of the x axis."""
         stretches = self.stretches(most)
-        if all(stretch.number == 1 for stretch in stretches):
+        if all(stretch.number == 1 for stretch in stretches):  # the last of several points at one position counts
             return list({stretch.first[0]: stretch.first for stretch in stretches}.values())
         return sorted(point for stretch in stretches for point in stretch.points())
 
@@ -184,10 +181,9 @@ class Cell(NamedTuple):
 
 
 def edges_of(curves: Iterable[Sequence[Stretch]], most: int) -> list[float]:
-    """Divide the x axis of all curves into at most `most` equal parts.
+    """Divide the x axis of all curves into at most `most` equal parts: the start of the first, and the end of each.
 
-    Returns:
-        Start of the first part, and the end of each part; empty if there are no points.
+    Empty if there are no points.
     """
     positions = [stretch.first[0] for stretches in curves for stretch in stretches]
     if not positions:
