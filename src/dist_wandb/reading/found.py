@@ -12,13 +12,9 @@ from dist_wandb.wandb_files.small_files import Directory
 
 
 def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], list[tuple[Path, ReadError]]]:
-    """Find the run files below directories, each once.
+    """Find the run files below directories, each once; and the directories that could not be searched completely.
 
-    Returns:
-        The files with their directories, and the directories that could not be searched completely, with the reasons.
-
-    Raises:
-        ReadError: A directory does not exist, or no file was found.
+    Raises `ReadError` if a directory does not exist, or no file was found.
     """
     files: dict[tuple[int, int, str], tuple[Path, Directory]] = {}  # by directory and name
     unseen: list[tuple[Path, ReadError]] = []
@@ -39,19 +35,7 @@ def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], lis
 def runs_below(
     directories: Sequence[Path], metrics: Iterable[str] = ("*",)
 ) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
-    """Read the run files below directories.
-
-    Args:
-        directories: The directories to search.
-        metrics: Patterns of the metrics to read.
-
-    Returns:
-        The runs, one for each file, and the files and directories that could not be read, with the reasons.
-
-    Raises:
-        ReadError: See `files_below`.
-        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
-    """
+    """Read the run files below directories; return the runs and what could not be read. Raises as `files_below`."""
     files, unseen = files_below(directories)
     runs, unreadable = read_runs(files, metrics=metrics)
     return runs, [*unreadable.items(), *unseen]

@@ -18,11 +18,9 @@ _LONGEST_NAME = 1000  # characters
 
 
 class Columns:
-    """Collects the requested columns of rows.
+    """Collects the requested columns of rows; the first column is the x axis.
 
-    Args:
-        axis: Name of the x axis, the first column.
-        names: Names, or patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore.
+    `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore.
     """
 
     def __init__(self, axis: str, names: Sequence[str] | None) -> None:
@@ -65,7 +63,6 @@ class Columns:
         return self.columns
 
     def _is_new(self, name: str) -> bool:
-        """Return whether a name without a column is requested."""
         if name in self._exact:
             return True
         if len(name) <= _LONGEST_NAME and self._matches(name):
@@ -78,16 +75,9 @@ class Columns:
 
 
 def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
-    """Read the history of files, one after the other.
+    """Read the history of files, one after the other; `axis` and `names` as for `Columns`.
 
-    Args:
-        files: The files.
-        axis: As for `Columns`.
-        names: As for `Columns`.
-
-    Raises:
-        ReadError: A file cannot be read at all, or too many values are requested.
-        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
+    Raises `ReadError` if a file cannot be read at all, or too many values are requested.
     """
     columns = Columns(axis, names)
 
@@ -103,15 +93,7 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
 
 
 def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:
-    """Read the summary of a run from its files, without W&B's own names. At most 20,000 names are kept.
-
-    Args:
-        files: The files; values of a later file replace those of an earlier one.
-
-    Raises:
-        ReadError: A file cannot be read.
-        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
-    """
+    """Read the summary of a run from its files, without W&B's own names. Values of later files replace earlier ones."""
     summary: dict[str, Any] = {}
 
     def on_record(record: dict[str, Any]) -> None:

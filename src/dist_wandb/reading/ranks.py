@@ -33,9 +33,6 @@ def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
     """Return the rank that most rows name as a straggler; `None` if no rank is named in a 20th of the rows.
 
     A row contains ``time/straggler_rank`` only if one rank was the busiest for some time: see `exchange.stragglers`.
-
-    Args:
-        metrics: The metrics of a run.
     """
     for name, metric in metrics.items():
         if not name.endswith(_STRAGGLER) or not metric.counts:
@@ -72,6 +69,5 @@ def of_rank(name: str) -> tuple[str, str] | None:
 
 
 def _mean(metric: MetricHistory | None) -> float:
-    """Return the approximate mean of the finite values; NaN if there are none."""
     finite = [value for value in metric.trend if math.isfinite(value)] if metric else []
     return math.fsum(value / len(finite) for value in finite) if finite else math.nan

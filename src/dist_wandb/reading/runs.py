@@ -25,21 +25,13 @@ _WORST_FIRST: tuple[State, ...] = ("unfinished", "failed", "finished")
 
 @dataclass(frozen=True)
 class Writer:
-    """The part of a run that one process has written: one file, or several after restarts.
+    """The part of a run that one process has written: one file, or several after restarts."""
 
-    Args:
-        label: The writer's name within a shared run; `None` in an ordinary run.
-        rank: Global rank; `None` if the run was not written by dist_wandb.
-        node: Rank of the node; `None` if it is not known, or the run was not written by dist_wandb.
-        primary: Whether the writer wrote the plain names of the run.
-        parts: The writer's files, as they were read, in the order of their starts.
-    """
-
-    label: str | None
-    rank: int | None
-    node: int | None
-    primary: bool
-    parts: tuple[StoredRun, ...]
+    label: str | None  # name within a shared run; `None` in an ordinary run
+    rank: int | None  # global rank; `None` if the run was not written by dist_wandb
+    node: int | None  # rank of the node, if known
+    primary: bool  # whether the writer wrote the plain names of the run
+    parts: tuple[StoredRun, ...]  # the writer's files, as they were read, in the order of their starts
 
     @property
     def path(self) -> Path:

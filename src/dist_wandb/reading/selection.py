@@ -26,24 +26,16 @@ _MOST_VALUES, _DEEPEST = 1000, 8  # of a config that is compared
 class Condition:
     """A condition on a value of a run, such as ``lr>=0.1`` or ``name=night*``.
 
-    Args:
-        key: Name of the value, as for `value_of`.
-        operator: ``=``, ``!=``, ``<``, ``<=``, ``>`` or ``>=``.
-        operand: The value to compare with: as numbers if both are numbers, else as text. ``=`` and ``!=`` accept
-            patterns.
+    Values are compared as numbers if both are numbers, else as text. ``=`` and ``!=`` accept patterns.
     """
 
-    key: str
-    operator: str
+    key: str  # as for `value_of`
+    operator: str  # one of `_OPERATORS`
     operand: str
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parse a condition as users write it.
-
-        Raises:
-            ConfigurationError: The text is not a condition.
-        """
+        """Parse a condition as users write it; raise `ConfigurationError` if the text is none."""
         found = _CONDITION.fullmatch(text)
         if found is None:
             raise ConfigurationError(
@@ -65,15 +57,10 @@ class Condition:
 
 
 def value_of(run: LocalRun, key: str) -> Any:
-    """Return a value of a run by its name.
+    """Return a value of a run by its name; `None` if the run does not have it.
 
-    Args:
-        run: The run.
-        key: ``id``, ``name``, ``state``, ``project``, ``group``, ``job_type``, ``started`` or ``rows``; or a name in
-            its config, with dots for nested ones; or a metric, for its last value. ``config.KEY`` is never a metric.
-
-    Returns:
-        The value; `None` if the run does not have it.
+    `key` is one of `_OWN`, or a name in the config (with dots for nested ones), or a metric, for its last value.
+    ``config.KEY`` is never a metric.
     """
     if key in _OWN:
         return getattr(run, key)
@@ -87,16 +74,9 @@ def value_of(run: LocalRun, key: str) -> Any:
 def chosen(
     runs: Iterable[LocalRun], names: Sequence[str], conditions: Sequence[Condition], state: str | None = None
 ) -> list[LocalRun]:
-    """Return the selected runs.
+    """Return the runs with one of the names (ids, names or patterns; empty for all), whose conditions all hold.
 
-    Args:
-        runs: All runs.
-        names: Ids, names, or patterns of them; empty to select all runs.
-        conditions: Conditions that must all hold.
-        state: How a run has ended; `None` for any state.
-
-    Raises:
-        ConfigurationError: No run has one of the names.
+    Raises `ConfigurationError` if no run has one of the names.
     """
     runs = list(runs)
     for name in names:
@@ -113,13 +93,7 @@ def chosen(
 
 
 def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> list[LocalRun]:
-    """Sort runs by a value: numbers before text, and runs without the value last.
-
-    Args:
-        runs: The runs.
-        key: Name of the value, as for `value_of`.
-        reverse: Whether the largest value comes first.
-    """
+    """Sort runs by a value (`key` as for `value_of`): numbers before text, and runs without the value last."""
     values = [(run, value_of(run, key)) for run in runs]
     known = [(run, value) for run, value in values if value is not None]
     known.sort(key=lambda pair: _sort_key(pair[1]), reverse=reverse)
@@ -145,7 +119,6 @@ def _is_called(run: LocalRun, name: str) -> bool:
 
 
 def _within(config: Mapping[str, Any], name: str) -> Any:
-    """Return a value of nested configs; `None` if there is none."""
     if name in config:
         return config[name]
     value: Any = config
