@@ -1,3 +1,3 @@
-"""The command line: dist-wandb plan, doctor, show and sync."""
+"""The command line: dist-wandb plan, doctor, show, report and sync."""
 
 from dist_wandb.cli.commands import main as main

@@ -19,17 +19,10 @@ _CONTINUES = "An upload continues where it stopped when it is started again."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the ``dist-wandb`` command.
+    """Run the ``dist-wandb`` command and return its exit code; `argv` is without the command's name.
 
-    Args:
-        argv: The arguments after the command's name; `None` for those of the process.
-
-    Returns:
-        The exit code: 0 on success, 1 if something could not be read or was not uploaded, 2 for invalid arguments, 130
-        after an interrupt, 143 and 129 after SIGTERM and SIGHUP during an upload.
-
-    Raises:
-        SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments that argparse refuses (code 2).
+    0: success; 1: something could not be read or was not uploaded; 2: invalid arguments; 130: interrupted; 143 and 129:
+    SIGTERM and SIGHUP during an upload.
     """
     if sys.stdout is None:  # closed by the parent process
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
@@ -60,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _problem_of_output() -> OSError | None:
-    """Return the error that writing to stdout raises; `None` if it works."""
+    """Return the error that writing to stdout raises."""
     try:
         os.write(sys.stdout.fileno(), b"\n")
     except io.UnsupportedOperation:  # a replacement of stdout without a file

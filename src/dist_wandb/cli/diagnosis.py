@@ -37,26 +37,15 @@ GENERATED = "ID"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The expected result of calling `dist_wandb.init` in this process now.
+    """The expected result of calling `dist_wandb.init` in this process now."""
 
-    Args:
-        topology: The detected topology; `None` after an error.
-        launchers: Launchers detected in the environment.
-        plan: The run plan; `None` after an error, or if it depends on other ranks.
-        setup: wandb's setup.
-        server: The answer of W&B's server; `None` if it was not asked.
-        versions: Versions of Python and of packages; `None` for packages that are not installed.
-        errors: Errors that `init` would raise, and refused requests.
-        warnings: Warnings.
-    """
-
-    topology: Topology | None
+    topology: Topology | None  # `None` after an error
     launchers: tuple[DetectedLauncher, ...]
-    plan: RunPlan | None
+    plan: RunPlan | None  # `None` after an error, or if it depends on other ranks
     setup: current_server.Setup
-    server: Server | None
-    versions: dict[str, str | None]
-    errors: tuple[str, ...]
+    server: Server | None  # the answer of W&B's server; `None` if it was not asked
+    versions: dict[str, str | None]  # of Python and of packages; `None` for those that are not installed
+    errors: tuple[str, ...]  # errors that `init` would raise, and refused requests
     warnings: tuple[str, ...]
 
     def masked(self) -> Diagnosis:
@@ -106,11 +95,8 @@ def examine(
 ) -> Diagnosis:
     """Diagnose a call of `dist_wandb.init` in this process without opening anything.
 
-    Args:
-        run_mode: As in `dist_wandb.init`.
-        rank_scope: As in `dist_wandb.init`.
-        timeout: Time limit for W&B's server, in seconds; `None` not to ask it.
-        trusted_server: Address of a server that may get the API key wherever it is configured.
+    W&B's server has `timeout` seconds to answer; with `None` it is not asked. The server `trusted_server` may get the
+    API key wherever its address is configured.
     """
     errors: list[str] = []
     topology = plan = None

@@ -69,14 +69,9 @@ def _json_value(value: Any) -> Any:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a series as a line of block characters, scaled between its smallest and its largest value.
+    """Draw a series, oldest value first, as at most `width` block characters: ``"▁▃▅▇█"``; NaN is a gap, ``·``.
 
-    Args:
-        values: The series, oldest first. NaN is drawn as a gap, ``·``.
-        width: Maximum number of characters; a longer series is shortened to the means of equal sections.
-
-    Returns:
-        For example ``"▁▃▅▇█"``; a constant series is a line at half height.
+    Blocks are scaled between the smallest and the largest value; a constant series is a line at half height.
     """
     series = shortened(values, width)
     finite = [value for value in series if math.isfinite(value)]

@@ -126,7 +126,6 @@ def _layout_of(arguments: argparse.Namespace) -> list[int]:
 
 
 def _spread(ranks: int, nodes: int) -> list[int]:
-    """Distribute the ranks of the mesh equally over the nodes."""
     if ranks % nodes:
         raise ConfigurationError(
             f"--mesh has {ranks} ranks, which cannot be divided equally among --nodes {nodes}. Give --layout instead."
@@ -161,7 +160,6 @@ def _topologies(layout: Sequence[int]) -> list[Topology]:
 
 
 def _rank(topology: Topology, plan: RunPlan, name: str | None, *, is_counted: bool) -> dict[str, Any]:
-    """One rank and its run, as JSON."""
     suffix = f"-{plan.name_suffix}" if plan.name_suffix else ""
     return {
         "global_rank": topology.global_rank,
@@ -225,7 +223,6 @@ def _summary(ranks: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _ends(values: Sequence[str | None]) -> str:
-    """The only value, or the first and the last."""
     first, last = values[0] or "-", values[-1] or "-"
     return first if first == last else f"{first} … {last}"
 

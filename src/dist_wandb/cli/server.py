@@ -22,16 +22,10 @@ _LONGEST_ANSWER = 1024 * 1024  # bytes
 
 @dataclass(frozen=True)
 class Server:
-    """The answer of W&B's server.
-
-    Args:
-        answers: Whether it answered.
-        user: The owner of the API key; `None` if the server does not accept the key.
-        problem: The problem as text, if any.
-    """
+    """The answer of W&B's server."""
 
     answers: bool
-    user: str | None = None
+    user: str | None = None  # owner of the API key; `None` if the server does not accept the key
     problem: str = ""
 
 

@@ -116,7 +116,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _directories_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Split the arguments into directories, and ids and names of runs."""
     directories = [Path(text) for text in what if _is_path(text)]
     names = [text for text in what if not _is_path(text)]
     directories = directories or usual_directories()

@@ -110,7 +110,6 @@ def _add_writers(text: Text, run: LocalRun) -> None:
 
 
 def _common(paths: Sequence[Path]) -> Path:
-    """The directory that contains all paths."""
     if len({path.is_absolute() for path in paths}) > 1:
         paths = [path.absolute() for path in paths]
     return Path(os.path.commonpath(paths))

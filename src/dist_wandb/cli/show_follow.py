@@ -37,20 +37,14 @@ _METRICS_IN_LINE = 4
 
 
 class FollowedFile:
-    """One file, read on a thread of its own while it grows, until `stopped` is set.
-
-    Attributes:
-        contents: The records that were taken.
-        error: Why the file was not read to its end.
-        is_read: Whether the reader has ended.
-    """
+    """One file, read on a thread of its own while it grows, until `stopped` is set."""
 
     def __init__(self, path: Path, directory: Directory, metrics: Iterable[str], stopped: threading.Event) -> None:
         self.path = path
         self._directory = directory
-        self.contents: Contents = Contents(metrics)
-        self.error: Exception | None = None
-        self.is_read: bool = False
+        self.contents: Contents = Contents(metrics)  # of the records that were taken with `drain`
+        self.error: Exception | None = None  # why the file was not read to its end
+        self.is_read: bool = False  # whether the reader has ended
         self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # an interrupt leaves no lock held
         self._put_values = self._drained_values = 0  # only one thread writes each
         self._stopped = stopped
@@ -146,19 +140,9 @@ def _is_empty(path: Path) -> bool:
 
 
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
-    """Show runs until they end: as cards on a terminal, else with a line for each change.
+    """Show runs until they end, as cards on a terminal, else with a line for each change; return their last state.
 
-    Args:
-        directories: The directories to search for files.
-        ids: Ids of the runs.
-        patterns: Patterns of the metrics to show.
-        out: The console to print to.
-
-    Returns:
-        The runs in their last state.
-
-    Raises:
-        DistWandbError: Reading has ended before the runs, with an error.
+    Raises `DistWandbError` if reading has ended before the runs, with an error.
     """
     followed = Followed(directories, ids, patterns)
     try:

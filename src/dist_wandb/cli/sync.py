@@ -125,7 +125,6 @@ def _is_refused(run: UploadRun, *, forced: bool) -> bool:
 
 
 def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
-    """The plan of one run, with a line for each of its files."""
     kind = f"shared run of {number_of(len(run.files), 'file')}" if run.is_shared else "run"
     if run.is_uploaded:
         what, style = _BY_LOG if run.is_uploaded_by_log else "uploaded already", "dim"
@@ -172,8 +171,7 @@ def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
 def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
     """Upload the files of one run in order, up to the first that fails.
 
-    Returns:
-        `None` on success; else whether other runs would fail for the same reason.
+    Returns `None` on success; else whether other runs would fail for the same reason.
     """
     out = progress.console
     for file in run.files:
