@@ -30,8 +30,7 @@ _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})
 def plain_content(file: BinaryIO, size: int) -> Any:
     """Return the object in a checkpoint of `size` bytes, with placeholders for everything that is not plain data.
 
-    Raises:
-        ReadError: It is not a checkpoint, is damaged, or exceeds the limits.
+    Raises `ReadError` if it is not a checkpoint, is damaged, or exceeds the limits.
     """
     try:
         start = file.read(4)

@@ -43,20 +43,17 @@ class _BaseIds(OfLightning):
         pl_module: LightningModule,  # noqa: ARG002  # Lightning's signature
         checkpoint: dict[str, Any],
     ) -> None:
-        """Add the base ids."""
         checkpoint[KEY] = dict(self._ids)
 
 
 def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
     """Write base ids into all checkpoints from now on, whichever Trainer of this process saves them.
 
-    Lightning does not call loggers when it saves a checkpoint. It calls callbacks, but the list of a Trainer's
-    callbacks belongs to the user (Lightning's tuner also keeps and restores it). So `Trainer.save_checkpoint`, which
-    saves all checkpoints, is wrapped in its class: our callback is in the list only while a checkpoint is saved.
-
-    Args:
-        ids_of: Returns the base ids of a Trainer by the numbers of its loggers; empty without our loggers.
+    `ids_of` returns the base ids of a Trainer by the numbers of its loggers; empty without our loggers.
     """
+    # Lightning does not call loggers when it saves a checkpoint. It calls callbacks, but the list of a Trainer's
+    # callbacks belongs to the user (Lightning's tuner also keeps and restores it). So `Trainer.save_checkpoint`, which
+    # saves all checkpoints, is wrapped in its class: our callback is in the list only while a checkpoint is saved.
     for space in loaded():
         if not hasattr(space.Trainer.save_checkpoint, _IS_OURS):
             space.Trainer.save_checkpoint = _writing(space.Trainer.save_checkpoint, ids_of)

@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 class EarlyRun:
     """The run of one logger before its session is open, as far as it is known here.
 
-    Args:
-        arguments: Arguments of `wandb.init`, as the stock logger has them.
-        is_offline: Whether the logger was created with ``offline=True``.
-        told: Returns what the main process has told of its run (`told_of`).
+    `told` returns what the main process has told of its run (`told_of`).
     """
 
     def __init__(
         self, arguments: Mapping[str, Any], *, is_offline: bool, told: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self._arguments = arguments
+        self._arguments = arguments  # of `wandb.init`, as the stock logger has them
         self._is_offline = is_offline
         self._told = told
 

@@ -104,7 +104,6 @@ class _EarlyConfig:
         self._holder = holder
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Return all values; `name` is the one to read."""
         session = self._holder.session
         if session is None:
             return self._holder.early.config
@@ -113,7 +112,6 @@ class _EarlyConfig:
         return given_values(session.config)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Set values on this rank."""
         session = self._holder.session
         if session is None:
             self._holder.early.config.update(values)

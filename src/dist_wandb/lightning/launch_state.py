@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class LaunchState:
-    """What a logger knows about the process that created it, and about the children of that process.
+    """What a logger knows about the process that created it, and about the children of that process."""
 
-    Attributes:
-        parents_run: The pickled run of the process that pickled this logger, if it had a run.
-        location: The address or directory of that run, which this process cannot determine.
-        is_announced: Whether the line at the start was printed, or is left to a child process.
-        has_children: Whether child processes open the runs.
-        home: Id of the process that created the logger.
-    """
-
-    parents_run: bytes | None = None
-    location: str | None = None
-    is_announced: bool = False
-    has_children: bool = False
-    home: int = field(default_factory=os.getpid)
+    parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had a run
+    location: str | None = None  # address or directory of that run, which this process cannot determine
+    is_announced: bool = False  # whether the line at the start was printed, or is left to a child process
+    has_children: bool = False  # whether child processes open the runs
+    home: int = field(default_factory=os.getpid)  # id of the process that created the logger
 
     @property
     def is_first_process(self) -> bool:

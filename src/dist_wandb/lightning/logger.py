@@ -195,12 +195,7 @@ class DistWandbLogger(StockLogger):
         session.log(stock_methods.prefixed(self, metrics), step, weights or None, commit=True)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph.
-
-        Args:
-            model: The module.
-            input_array: As in the stock logger.
-        """
+        """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph."""
         super().log_graph(model, input_array)
         if is_a(model, "LightningModule"):
             self._module = weakref.ref(model)
@@ -337,8 +332,7 @@ class DistWandbLogger(StockLogger):
     def finalize(self, status: str) -> None:
         """Log the remaining checkpoints, as the stock logger does; finish the run if the Trainer ends this process.
 
-        Args:
-            status: `"success"`, or any other value for a failure.
+        `status` is `"success"`, or any other value for a failure.
         """
         super().finalize(status)
         session = self._holder.session

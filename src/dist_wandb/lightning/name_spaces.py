@@ -56,8 +56,7 @@ def check_installed(who: str) -> None:
 def imported(names: tuple[str, ...], who: str) -> Any:
     """Import and return the first of the named name spaces that is installed.
 
-    Raises:
-        MissingExtraError: None is, or it lacks a package that it needs; `who` needs it.
+    Raises `MissingExtraError` if none is, or it lacks a package that it needs; `who` needs it.
     """
     missing: list[str] = []
     for name in names:

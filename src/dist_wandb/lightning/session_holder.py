@@ -54,30 +54,17 @@ _script_ids = ScriptIds()
 
 
 class SessionHolder:
-    """Opens and holds the session of one logger.
-
-    Args:
-        options: The checked arguments of the logger.
-        arguments: Arguments of `wandb.init`, as the stock logger has them.
-        is_offline: Whether the logger was created with ``offline=True``.
-
-    Attributes:
-        session: The session, once it is open.
-        launch: What is known about this process and related ones.
-        number: Index of the logger in the script.
-        base_id: The base id of all runs, as far as it is known here.
-        early: What is known of the run before the session is open.
-    """
+    """Opens and holds the session of one logger."""
 
     def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
         self.options: Options = options
-        self.session: Session | None = None
+        self.session: Session | None = None  # once it is open
         self.launch: LaunchState = LaunchState()
-        self._arguments = arguments
+        self._arguments = arguments  # of `wandb.init`, as the stock logger has them
         self._is_offline = is_offline
         self._requested_id: str | None = arguments.get("id")
-        self.number: int
-        self.base_id: str
+        self.number: int  # index of the logger in the script
+        self.base_id: str  # of all runs, as far as it is known here
         self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
         self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_told, self.number))
         self._find_earlier_start()
@@ -91,8 +78,7 @@ class SessionHolder:
     def prepare_spawn(self, run: Run | None) -> None:
         """Let the processes that are being spawned open the runs, if this process may not hold a run for them.
 
-        Raises:
-            ConfigurationError: A run is open here, but those processes need runs of their own.
+        Raises `ConfigurationError` if a run is open here, but those processes need runs of their own.
         """
         if is_spawning() and self.session is None:
             self.launch.has_children = True
@@ -128,8 +114,7 @@ class SessionHolder:
     def open(self, run: Run | None) -> Session | None:
         """Return the session once the ranks are known; until then, in the first process, a session of a world of one.
 
-        Args:
-            run: The run that is open in this process: of the provisional session, or the user's.
+        `run` is the one that is open in this process: of the provisional session, or the user's.
         """
         session = self.session
         if session is not None and session.topology.world_size > 1:
@@ -253,12 +238,10 @@ def _told(number: int) -> Mapping[str, Any]:
 
 
 def _mesh_in_use() -> Mesh | None:
-    """Find the `DeviceMesh` of the strategy that a Trainer is setting up; `None` without one.
-
-    Lightning asks its loggers for their experiments before it passes them its module, which leads to the Trainer, and
-    does not pass itself. So the Trainer is looked up in the calling frames. If Lightning's functions have no such
-    variable, the unit is all ranks, as without a mesh, and tests/e2e/test_meshes.py fails.
-    """
+    """Find the `DeviceMesh` of the strategy that a Trainer is setting up; `None` without one."""
+    # Lightning asks its loggers for their experiments before it passes them its module, which leads to the Trainer, and
+    # does not pass itself. So the Trainer is looked up in the calling frames. If Lightning's functions have no such
+    # variable, the unit is all ranks, as without a mesh, and tests/e2e/test_meshes.py fails.
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         for name in ("trainer", "self"):

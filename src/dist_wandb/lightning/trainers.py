@@ -41,11 +41,9 @@ def base_ids_of(trainer: Trainer) -> dict[str, str]:
 
 
 def _needs_sync_dist(name: str) -> bool:
-    """Whether Lightning's advice to log a name with `sync_dist=True` is useful.
-
-    It is not useful if only our loggers receive the name, because they reduce it over ranks, and no callback or
-    scheduler watches it: those read the rank's own value, which Lightning keeps.
-    """
+    """Whether Lightning's advice to log a name with `sync_dist=True` is useful."""
+    # Not if only our loggers receive the name, because they reduce it over ranks, and no callback or scheduler watches
+    # it: those read the rank's own value, which Lightning keeps.
     trainers = [trainer_of(module) for module in _modules]
     running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
     return not running or any(_watches(trainer, name) or not _all_reduce(trainer) for trainer in running)

@@ -25,20 +25,6 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
     Values of a step have no weight: Lightning drops the batch size before it logs them, and DDP also gives the
     gradients of each rank equal weight. Sums, minima and maxima, values of a `torchmetrics.Metric`, and values with
     `sync_dist=True` have none either: the plain mean is right for them.
-
-    Args:
-        module: The module that is trained or evaluated; `None` if it is not known.
-        names: The names in the row.
-
-    Returns:
-        Number of samples by name; a zero-dimensional tensor if Lightning counts on a device other than the CPU, because
-        reading it here would wait for that device. Empty at a step, without a Trainer, and if Lightning has changed.
-
-    Example:
-        Two ranks, of which each logs its own mean::
-
-            epoch_weights(module, {"loss": 1.0})  # rank 0, batches of 3 and 2: {'loss': 5.0}
-            epoch_weights(module, {"loss": 4.0})  # rank 1, one batch of 3:     {'loss': 3.0}
     """
     if module is None:
         return {}
@@ -66,5 +52,5 @@ def _counts(results: _ResultCollection, names: Container[str]) -> dict[str, floa
         counts.pop(name, None)  # if two hooks log one name, the row has the value of the later one
         if metric.is_tensor and meta.is_mean_reduction and not meta.sync.should:
             count = metric.cumulated_batch_size  # never changed in place, so it can be kept and read later
-            counts[name] = float(count) if count.device.type == "cpu" else count
+            counts[name] = float(count) if count.device.type == "cpu" else count  # `float` would wait for the device
     return counts
