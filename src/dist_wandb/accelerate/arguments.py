@@ -16,11 +16,7 @@ from dist_wandb.runs.argument_checks import check_init_arguments
 class InitArguments:
     """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
 
-    Attributes:
-        requested: The arguments of `init_trackers` when the run was opened.
-
-    Raises:
-        ConfigurationError: `wandb.init` does not know an argument, or `project` and `run_name` differ.
+    Raises `ConfigurationError` if `wandb.init` does not know an argument, or `project` and `run_name` differ.
     """
 
     def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
@@ -32,7 +28,7 @@ class InitArguments:
         project = run_name if project is None else project
         self._own = dict(own) if project is None else {"project": project, **own}
         self._given: dict[str, Any] = {}
-        self.requested: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}  # the arguments of `init_trackers` when the run was opened
         check_init_arguments(self._own, INTEGRATION)
 
     @property
@@ -47,8 +43,7 @@ class InitArguments:
     def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
         """Set the arguments of `init_trackers`. A run that is open already continues unchanged, with a warning.
 
-        Raises:
-            ConfigurationError: An argument that `wandb.init` does not know.
+        Raises `ConfigurationError` for an argument that `wandb.init` does not know.
         """
         if is_open:
             self._warn_of_changes({"project": project, **init_kwargs})
@@ -57,7 +52,6 @@ class InitArguments:
             self._given = self.requested = {"project": project, **init_kwargs}
 
     def _warn_of_changes(self, requested: Mapping[str, Any]) -> None:
-        """Warn about arguments that a further `init_trackers` cannot change in an open run."""
         before = self.requested
         # Compared by their text, because `==` of a user's objects may do anything.
         new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]

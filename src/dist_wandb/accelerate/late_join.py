@@ -38,15 +38,10 @@ _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init
 
 
 class LateJoin:
-    """The waiting rows of a rank that is not started, and its search for the session of the main process.
-
-    Attributes:
-        options: The options for the session: the rank's own, until those of the main process are known.
-        rows: Values, step and further arguments of the waiting rows.
-    """
+    """The waiting rows of a rank that is not started, and its search for the session of the main process."""
 
     def __init__(self, options: Options) -> None:
-        self.options: Options = options
+        self.options: Options = options  # the rank's own, until those of the main process are known
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.await_next()
 
@@ -66,11 +61,8 @@ class LateJoin:
     def has_begun(self, within: float | None) -> bool:
         """Return whether the main process has published the session, and update `options` if so.
 
-        Args:
-            within: How long to wait for a thread that queries the job's store, in seconds; `None` to query it here.
-
-        Raises:
-            RendezvousError: The job's store is gone.
+        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here. Raises
+        `RendezvousError` if the store is gone.
         """
         job = self.read_next_job() if within is None else self._poll.result(within)
         if job is not None:

@@ -45,15 +45,13 @@ def stands_in(log_with: Iterable[Any]) -> bool:
 
 
 def register(tracker_class: type[Any]) -> None:
-    """Make ``log_with="dist_wandb"`` work, and let ``"all"`` mean our tracker instead of Accelerate's own for wandb.
-
-    `Accelerator` resolves `log_with` by the function `filter_trackers`. It is replaced by a function that does the same
-    for all other values. In a version in which `filter_trackers` differs, only that version's own means work.
-    """
+    """Make ``log_with="dist_wandb"`` work, and let ``"all"`` mean our tracker instead of Accelerate's own for wandb."""
     if hasattr(tracking, "register_tracker_class"):
         tracking.register_tracker_class(tracker_class)
     else:  # before 1.15
         tracking.LOGGER_TYPE_TO_CLASS[NAME] = tracker_class
+    # `Accelerator` resolves `log_with` by this function. It is replaced by one that does the same for all other values.
+    # In a version in which it differs, only that version's own means work.
     original = getattr(accelerators, _FILTER, None)
     if original is None or hasattr(original, _MARK):
         return

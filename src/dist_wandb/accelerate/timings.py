@@ -39,20 +39,14 @@ _REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with
 
 
 class PreparedTimings:
-    """Measures the parts of training steps by the calls of prepared objects.
-
-    Args:
-        session: Returns the session of this rank; while it returns `None`, nothing is measured.
-        after_forward: The part that follows a forward pass; `None` for one that is not measured.
-        train_only: Whether the objects are used for training only, not for evaluation.
-    """
+    """Measures the parts of training steps by the calls of prepared objects, while `session` returns a session."""
 
     def __init__(
         self,
         session: Callable[[], Session | None],
         *,
-        after_forward: Part | None = None,
-        train_only: bool = False,
+        after_forward: Part | None = None,  # the part that follows a forward pass; `None` for one that is not measured
+        train_only: bool = False,  # whether the objects are used for training only, not for evaluation
     ) -> None:
         self._session = session
         self._after_forward = after_forward
@@ -146,9 +140,7 @@ def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> I
 def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
     """Wrap the methods of `Accelerator` by which timings are measured, once in a process.
 
-    Raises:
-        ConfigurationError: Methods of `Accelerator` may not be wrapped.
-        UnsupportedVersionError: As in `wrap_accelerator`.
+    Raises `ConfigurationError` unless methods may be wrapped (`wrap`); else as `wrap_accelerator`.
     """
     if not wrap:
         raise ConfigurationError(

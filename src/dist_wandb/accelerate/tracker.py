@@ -353,8 +353,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def _find_session(self, within: float | None = None) -> Session | None:
         """Return the session. On a rank that may join late, open it once the main process has published it.
 
-        Args:
-            within: As in `LateJoin.has_begun`.
+        `within` as in `LateJoin.has_begun`.
         """
         if self._session is None and self.late_join.is_possible:
             try:

@@ -175,19 +175,12 @@ _REMEDY = (
 def wrap_accelerator(
     tracker_class: type[DistWandbTracker],
     methods: Sequence[Wrapped] = _WRAPPED,
-    mark: str = _MARK,
-    remedy: str = _REMEDY,
+    mark: str = _MARK,  # attribute of `Accelerator` that marks them as wrapped
+    remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
     """Wrap methods of `Accelerator`, once in a process; by default those that act on the main process only.
 
-    Args:
-        tracker_class: `DistWandbTracker`.
-        methods: The methods.
-        mark: Attribute of `Accelerator` that marks them as wrapped.
-        remedy: Why a method is wrapped, and what to do without wrapping; the end of the error's sentence.
-
-    Raises:
-        UnsupportedVersionError: A method is missing, or has other parameters than in all known versions.
+    Raises `UnsupportedVersionError` if a method is missing, or has other parameters than in all known versions.
     """
     if getattr(Accelerator, mark, False):
         return
