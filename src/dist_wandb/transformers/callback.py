@@ -211,7 +211,6 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         session.log({**rewrite_logs(values), **axis}, state.global_step, commit=True)
 
     def _is_open(self) -> bool:
-        """Whether there is a session that is not finished."""
         return bool(self._initialized) and self._session in open_sessions()
 
     def _ready(self, args: Any, state: Any, model: Any) -> Session:
