@@ -33,26 +33,16 @@ _CHILD, _SESSION = b"dist_wandb child", b"dist_wandb session"  # so that a peer 
 
 @dataclass(frozen=True)
 class Address:
-    """The address at which a session's process accepts its children.
+    """The address at which a session's process accepts its children."""
 
-    Args:
-        path: Path of the socket.
-        key: Secret shared by this job's processes only.
-    """
-
-    path: str
-    key: bytes = field(repr=False)
+    path: str  # of the socket
+    key: bytes = field(repr=False)  # secret shared by this job's processes only
 
 
 class Listener:
     """A listening socket in a private directory, which only this user may enter.
 
-    Args:
-        directories: Possible parents of its directory, in order of preference.
-        backlog: How many connections may wait to be accepted.
-
-    Raises:
-        OSError: None of them can hold it.
+    The directory is made in the first of `directories` that can hold it; raises `OSError` if none can.
     """
 
     def __init__(self, directories: Iterable[Path], backlog: int) -> None:
@@ -91,13 +81,9 @@ class Listener:
             return False
 
     def accept(self) -> Connection | None:
-        """Accept the next connection.
+        """Accept the next connection; `None` if there is none, and for processes of other users, which are rejected.
 
-        Returns:
-            The connection; `None` if there is none, and for processes of other users, which are rejected.
-
-        Raises:
-            OSError: It cannot be accepted.
+        Raises `OSError` if it cannot be accepted.
         """
         try:
             accepted, _ = self._socket.accept()
@@ -116,16 +102,10 @@ class Listener:
 
 
 def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
-    """Connect, and authenticate both sides by the key.
+    """Connect, and authenticate both sides by the key. The listener has `seconds` to accept, and for each answer.
 
-    Args:
-        address: Address of the session's process.
-        seconds: How long the listener may take to accept, and for each answer.
-        stuck: How many seconds later writes may wait while nothing is read, before they raise `BlockingIOError`.
-
-    Raises:
-        OSError: The connection is not accepted in time, or another user listens.
-        AuthenticationError: The listener does not know the key.
+    Later writes raise `BlockingIOError` if nothing is read for `stuck` seconds. Raises `OSError` if the connection is
+    not accepted in time or another user listens, and `AuthenticationError` if the listener does not know the key.
     """
     deadline = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX) as client:
@@ -158,17 +138,10 @@ def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
 
 
 def authenticate(connection: Connection, key: bytes, seconds: float) -> None:
-    """Authenticate an accepted connection, and prove the key to it.
+    """Authenticate an accepted connection, and prove the key to it. Answers and later writes may wait `seconds`.
 
-    Args:
-        connection: The connection.
-        key: Known to both sides.
-        seconds: How long an answer may take, and how long later writes may wait.
-
-    Raises:
-        OSError: The answer is wrong or missing.
-        EOFError: The other process is gone.
-        AuthenticationError: It does not know the key.
+    Raises `AuthenticationError` if the other process does not know the key, `OSError` for a wrong or missing answer,
+    and `EOFError` if it is gone.
     """
     _limit(connection, receiving=seconds, sending=seconds)
     own = secrets.token_bytes(_NONCE)

@@ -44,17 +44,13 @@ _LEAST_TIME = 1.0  # seconds that a child has at least to authenticate, even if 
 class Relay:
     """Receives rows from children of this process, in separate threads.
 
-    Args:
-        deliver: Called with the arguments of `Session.log`, in the order in which each child sent them.
-
-    Attributes:
-        address: The address at which it listens; `None` before `open`.
+    `deliver` is called with the arguments of `Session.log`, in the order in which each child sent them.
     """
 
     def __init__(self, deliver: Callable[..., None]) -> None:
         self._deliver = deliver
         self._listener: Listener | None = None
-        self.address: Address | None = None
+        self.address: Address | None = None  # where it listens, after `open`
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._until = math.inf  # when receiving ends, by the monotonic clock
@@ -82,12 +78,10 @@ class Relay:
         self.address = Address(self._listener.path, key)
 
     def after_fork(self) -> None:
-        """In a fork, close the parent's sockets, because nothing accepts connections there.
-
-        Otherwise, connected children would not notice the end of the parent: a full socket would block them forever.
-        """
+        """In a fork, close the parent's sockets, because nothing accepts connections there."""
         if self._listener is not None:
             self._listener.close()
+        # Otherwise, connected children would not notice the end of the parent: a full socket would block them forever.
         for connection in self._connections:
             connection.close()
 
@@ -130,7 +124,7 @@ class Relay:
                 return
 
     def _has_room(self) -> bool:
-        """Return whether one more may be accepted. Shut down connections that take too long to authenticate."""
+        """Whether one more may be accepted. Shuts down connections that take too long to authenticate."""
         now = time.monotonic()
         with self._lock:
             waiting = sorted(self._unauthenticated.items(), key=lambda item: item[1])

@@ -50,14 +50,10 @@ class RemoteSession:
     Rows arrive in the order of the calls, until the session ends. Text, numbers, tensors, arrays and torchmetrics
     objects may be logged, but not W&B media, because they are in files of this process. Everything else that a run can
     do (`summary`, `alert`, `define_metric`) is accepted and has no effect.
-
-    Args:
-        address: Address of the session's process; `None` if it does not listen.
-        topology: Rank and layout of the process that holds the session.
-        metadata: `id`, `url` and `config` of its run at the time of the copy.
     """
 
     def __init__(self, address: Address | None, topology: Topology, metadata: Mapping[str, Any]) -> None:
+        # `address` is `None` if the session's process does not listen; `metadata` is from the time of the copy.
         self.topology = topology
         self.id: str | None = metadata.get("id")
         self.url: str | None = metadata.get("url")
@@ -89,14 +85,7 @@ class RemoteSession:
     ) -> None:
         """Log one row, as `Session.log` does in the session's own process. Waits for tensors on a device.
 
-        Args:
-            metrics: Values by name.
-            step: Position of the row on the x axis. If `None`, the session counts the rows of all processes.
-            weight: Weight of the values in a mean over ranks.
-            commit: As in `wandb.Run.log`.
-
-        Raises:
-            ConfigurationError: As for `Session.log`.
+        If `step` is `None`, the session counts the rows of all processes.
         """
         rank = self.topology.global_rank
         check_row(metrics, rank)
@@ -109,13 +98,9 @@ class RemoteSession:
             self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the session's process has received all rows logged here.
+        """Wait until the session's process has received all rows logged here; return whether it has.
 
-        Args:
-            timeout: How long to wait, in seconds; `None` for 60.
-
-        Returns:
-            Whether it has.
+        Waits up to `timeout` seconds, or 60 if it is `None`.
         """
         deadline = time.monotonic() + (_FLUSH_PATIENCE if timeout is None else timeout)
         if not self._flushing.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -127,7 +112,7 @@ class RemoteSession:
             self._flushing.release()
 
     def _is_answered(self, flush: tuple[int], deadline: float) -> bool:
-        """Return whether this flush is answered in time. Late answers to earlier ones do not count."""
+        """Whether this flush is answered in time. Late answers to earlier ones do not count."""
         connection = self._connection
         with suppress(EOFError, OSError):
             while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
