@@ -35,8 +35,7 @@ _MOST_FILES = 32  # files of one run that are searched for the last row; each ta
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str = STEP_METRIC) -> int:
     """Return the position on the x axis of the first row without a step, after the rows of a continued run.
 
-    It is 0 for a new run. Online it comes from the run's summary, offline from earlier files with the run's id. If
-    neither has any, it is W&B's first step.
+    It is 0 for a new run.
     """
     if not run or run.disabled:
         return 0

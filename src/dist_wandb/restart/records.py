@@ -23,29 +23,17 @@ _notices = Notices()
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """A record that one start of a job writes for a later one.
+    """A record that one start of a job writes for a later one."""
 
-    Args:
-        base_id: The id from which all run ids of the job are made; in a world of one, the run's id.
-        session: Name of the session, because a job may have several.
-        project: Name of the W&B project, if the user gave one.
-        entity: Owner of the project, if the user gave one.
-        run_mode: `"auto"`, `"shared"` or `"new"`.
-        rank_scope: `"global"` or `"worker"`.
-        world_size: Number of ranks.
-        job: The launcher's name for the job, by which it can be found again; `None` if there is none.
-        requeues: How often SLURM had requeued the job.
-    """
-
-    base_id: str
-    session: str
-    project: str | None
-    entity: str | None
+    base_id: str  # from which all run ids of the job are made; in a world of one, the run's id
+    session: str  # name of the session, because a job may have several
+    project: str | None  # name of the W&B project, if the user gave one
+    entity: str | None  # owner of the project, if the user gave one
     run_mode: str
     rank_scope: str
     world_size: int
-    job: str | None
-    requeues: int
+    job: str | None  # the launcher's name for the job, by which it can be found again, if there is one
+    requeues: int  # how often SLURM had requeued the job
 
     @classmethod
     def read(cls, path: Path) -> RestartRecord | None:
@@ -68,21 +56,14 @@ class RestartRecord:
     def read_own(cls, path: Path) -> RestartRecord:
         """Read a record of this process's user.
 
-        Raises:
-            FileNotFoundError: There is none.
-            ReadError: It is not a file, or it or its directory belongs to another user.
-            ValueError: It is not a restart record.
-            OSError: It cannot be read.
+        Raises `FileNotFoundError` if there is none, `ReadError` if it is not a file or another user's, `ValueError` if
+        it is not a restart record, or another `OSError`.
         """
         return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
 
     @classmethod
     def of(cls, record: Any) -> RestartRecord:
-        """Create a record from decoded JSON.
-
-        Raises:
-            ValueError: It is not a restart record.
-        """
+        """Create a record from decoded JSON. Raises `ValueError` if it is not a restart record."""
         if not isinstance(record, dict) or record.get("format") != _FORMAT:
             raise ValueError(f"it is not a restart record of format {_FORMAT}")
         given: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
@@ -103,9 +84,7 @@ class RestartRecord:
     def write(self, path: Path) -> None:
         """Write the record so that only this process's user can read and write it.
 
-        Raises:
-            ReadError: The directory is a link, or belongs to another user.
-            OSError: It cannot be written.
+        Raises `ReadError` if the directory is a link or belongs to another user, and `OSError` if it cannot be written.
         """
         with suppress(FileExistsError):
             path.parent.parent.mkdir(parents=True, exist_ok=True)

@@ -35,11 +35,7 @@ def continued(
 ) -> Mapping[str, Any]:
     """Return the arguments of `wandb.init` that continue the runs of an earlier start; unchanged if there is none.
 
-    Args:
-        init_arguments: As given by the user.
-        earlier: The earlier start to continue, on the rank that searched for it.
-        topology: Rank and layout of this process.
-        has_store: Whether the ranks can agree on the base id.
+    `earlier` is known only on the rank that searched for it. `has_store`: whether the ranks can agree on the base id.
     """
     resume = requested.resume(init_arguments)
     if earlier is not None:
@@ -67,11 +63,7 @@ def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> b
 
 
 def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: Topology, *, has_store: bool) -> None:
-    """Refuse ``resume="auto"`` if only one rank would know the run.
-
-    Raises:
-        ConfigurationError: The ranks need one id, the user gave none, and they cannot agree on one.
-    """
+    """Raise `ConfigurationError` for ``resume="auto"`` if only one rank would know the run."""
     if can_look_back(options, topology, has_store=has_store) or requested.run_id(init_arguments) is not None:
         return
     if requested.resume(init_arguments) == "auto":

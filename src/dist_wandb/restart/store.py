@@ -66,25 +66,16 @@ class RestartMessage(TypedDict):
 
 @dataclass(frozen=True)
 class Earlier:
-    """The earlier start of the job that this one continues.
-
-    Args:
-        record: Its record.
-        reason: Why it is continued, for messages.
-    """
+    """The earlier start of the job that this one continues."""
 
     record: RestartRecord
-    reason: str
+    reason: str  # why it is continued, for messages
 
 
 class RestartStore:
-    """Finds the record of an earlier start of this job, and writes one for a later start.
+    """Finds the record of an earlier start of this job, and writes one for a later start; used on the coordinator only.
 
-    Args:
-        session_name: Name of the session, equal at every start of the job.
-        options: The session's options.
-        topology: Rank and layout of this process, which should be the coordinator.
-        init_arguments: Keyword arguments of `wandb.init`, as given by the user.
+    The name of the session is equal at every start of the job.
     """
 
     def __init__(
@@ -157,7 +148,7 @@ class RestartStore:
             yield record, reason
 
     def _matches(self, record: RestartRecord, reason: str) -> bool:
-        """Return whether a record is of this same session, so that its runs correspond one by one."""
+        """Whether a record is of this same session, so that its runs correspond one by one."""
         differ = [
             f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
             for name in ("session", "project", "entity", "run_mode", "rank_scope")
