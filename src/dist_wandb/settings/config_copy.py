@@ -21,12 +21,6 @@ class ConfigCopy(dict[str, Any]):
     def update(  # type: ignore[override]  # as W&B's config
         self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
     ) -> None:
-        """Change values, in this copy only.
-
-        Args:
-            values: Values by name.
-            allow_val_change: Accepted as by W&B's config, without effect.
-            **kwargs: Further values.
-        """
+        """Change values, in this copy only."""
         del allow_val_change
         super().update(values, **kwargs)

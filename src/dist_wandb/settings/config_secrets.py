@@ -60,14 +60,9 @@ def _kind(name: str) -> int:
 def is_secret(name: object, value: object) -> bool:
     """Return whether a value of a config is classified as a secret: by its name, or as text that contains a password.
 
-    Args:
-        name: Name of the value, with or without the names that enclose it.
-        value: The value. `None`, booleans and empty text are not secrets. A list or dict under the name of a secret is
-            a secret as a whole; the items of a dict under another name are classified by their own names.
-
-    Example:
-        ``is_secret("hf_token", "hf_1")``, ``is_secret("db.passWord", 1234)``, ``is_secret("auth", {"user": "me"})``,
-        but not ``is_secret("max_tokens", 512)``, ``is_secret("use_auth", True)`` or ``is_secret("monkey", "x")``.
+    A list or dict under the name of a secret is a secret as a whole; the items of a dict under another name are
+    classified by their own names. ``hf_token="hf_1"``, ``db.passWord=1234`` and ``auth={"user": "me"}`` are secrets,
+    but not ``max_tokens=512``, ``use_auth=True`` or ``monkey="x"``.
     """
     return _holds_secret(value, _kind(name) if isinstance(name, str) else _NEVER, 0)
 
@@ -106,15 +101,9 @@ _HIDDEN = _Shown(HIDDEN)
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
-    """Return an object with the repr of a value, without the secrets that names and text reveal.
+    """Return an object to show in place of a value: the value itself if names and text in it reveal no secret.
 
-    Args:
-        value: Any value.
-        depth: Nesting depth of the value in the config.
-
-    Returns:
-        The value itself if it contains no secret. Otherwise an object to show in its place, with `HIDDEN` for each
-        secret; for an object whose repr contains the name of a secret, only its class is shown.
+    Otherwise its repr is that of the value, with `HIDDEN` for each secret. `depth` is the nesting depth in the config.
     """
     if value is None or isinstance(value, (bool, int, float, bytes)):
         return value

@@ -37,29 +37,18 @@ _NAMES_OF_RANKS = frozenset(
 
 
 def given_values(config: object) -> dict[str, Any]:
-    """Return the values of an argument `config` by name, as `plain` values.
-
-    Args:
-        config: A mapping, a config of a run, an object of values such as a namespace, or anything else.
-
-    Returns:
-        Values by name; none for an argument that wandb itself reads, such as the name of a file.
-    """
+    """Return the values of an argument `config` by name, as `plain` values."""
     config = _as_mapping(config)
     if hasattr(config, "keys") and hasattr(config, "__getitem__"):
         names = config.keys()  # wandb's config is not a mapping
         return {str(name): plain(config[name]) for name in names}
-    if isinstance(config, (str, type)) or not hasattr(config, "__dict__"):
+    if isinstance(config, (str, type)) or not hasattr(config, "__dict__"):  # such as a file that wandb reads itself
         return {}
     return {name: plain(value) for name, value in vars(config).items() if not name.startswith("__")}
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return a value of a config with objects of values as dicts, at any depth; the same object if there are none.
-
-    These are OmegaConf's, whose interpolations are resolved, namespaces, dataclasses and pydantic models. W&B would
-    write the text of some of them.
-    """
+    """Return a value of a config with objects of values as dicts, at any depth; the same object if there are none."""
     if value is None or type(value) in _SCALARS or depth > DEEPEST:
         return value
     value = _as_mapping(value)
@@ -74,7 +63,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _as_mapping(value: Any) -> Any:
-    """Return an object of values as a dict or list, or any other value itself."""
+    """Return an object of values as a dict or list: W&B would write the text of some. Any other value itself."""
     kind = type(value)
     if kind.__module__.startswith("omegaconf"):
         return _of_omegaconf(value)
@@ -102,15 +91,8 @@ def _of_omegaconf(value: Any) -> Any:
 def encoded(value: Any, depth: int = 0) -> Any:
     """Return a value in a form for JSON that `decoded` turns into the value shown by W&B on the rank with the run.
 
-    Args:
-        value: Anything; a value that JSON cannot hold is replaced by its repr.
-        depth: Nesting depth of the value in the config.
-
-    Returns:
-        Text, numbers, `None`, and lists and dicts of them.
-
-    Example:
-        ``encoded({1: (2, 3), "of": int})`` is ``{"__dist_wandb_pairs__": [[1, [2, 3]], ["of", "<class 'int'>"]]}``.
+    Values that JSON cannot hold become their repr. ``encoded({1: (2, 3), "of": int})`` is
+    ``{"__dist_wandb_pairs__": [[1, [2, 3]], ["of", "<class 'int'>"]]}``.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
@@ -180,23 +162,14 @@ def is_plain(value: object, depth: int = 0) -> bool:
 
 
 def differs_by_rank(name: str) -> bool:
-    """Return whether values of this name differ between ranks by nature.
-
-    Args:
-        name: A name in a config, with or without the names that enclose it.
-
-    Example:
-        ``differs_by_rank("ddp.local-rank")`` and ``differs_by_rank("GPU")``, but not ``differs_by_rank("gpus")``.
-    """
+    """Return whether values of this name differ between ranks by nature: ``ddp.local-rank``, ``GPU``; not ``gpus``."""
     return _LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
 
 
 def comparable(values: Mapping[str, Any], salt: str = "") -> dict[str, list[str]]:
     """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
 
-    Args:
-        values: Values by name, without secrets.
-        salt: Makes the digests useless outside of this job; the same on all ranks that compare their values.
+    `values` has no secrets. `salt`, the same on all ranks that compare, makes the digests useless outside of this job.
     """
     return {name: [_in_short(value), _digest(encoded(value), salt)] for name, value in values.items()}
 
@@ -213,7 +186,6 @@ def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt
 
 
 def _without_ranks(value: Any) -> Any:
-    """Return a result of `encoded` without values that differ between ranks by nature."""
     if isinstance(value, list):
         return [_without_ranks(item) for item in value]
     if isinstance(value, dict):
@@ -234,16 +206,9 @@ def _digest(encoded_value: object, salt: str) -> str:
 def differences(
     mine: Mapping[str, list[str]], rank: int, theirs: Mapping[str, list[str]], other_rank: int
 ) -> list[str]:
-    """Describe each name that two ranks were given with different values.
+    """Describe each name that two ranks were given with different values, from their results of `comparable`.
 
-    Args:
-        mine: The result of `comparable` for the config of `rank`.
-        rank: A global rank.
-        theirs: The result of `comparable` for the config of `other_rank`.
-        other_rank: The global rank whose values take precedence.
-
-    Returns:
-        For example ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``.
+    For example ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``.
     """
     return [
         f"{name!r} is {mine[name][0]} on rank {rank}, but {theirs[name][0]} on rank {other_rank}"

@@ -30,15 +30,9 @@ class _Note(dict[str, int]):
 
 
 def withheld(name: object, value: Any, given: Any = MISSING) -> Any:
-    """Return a value of a config in publishable form, with notes in place of secrets.
+    """Return a value of a config in publishable form, with notes in place of secrets; the value itself if it has none.
 
-    Args:
-        name: Name of the value.
-        value: The value.
-        given: The value that this rank was given under that name; `MISSING` if none.
-
-    Returns:
-        The value itself if it contains no secret.
+    `given` is the value that this rank was given under that name.
     """
     if is_secret(name, value):
         return _Note({_NOTE: _compared(value, given)})
@@ -85,15 +79,10 @@ def without_notes(value: Any) -> Any:
 
 
 def filled(value: Any, own: Any = MISSING) -> Any:
-    """Complete a value published by another rank with this rank's own secrets.
+    """Complete a published value (the result of `encoded`, applied to that of `withheld`) with this rank's own secrets.
 
-    Args:
-        value: The published value: the result of `encoded`, applied to the result of `withheld`.
-        own: The value that this rank was given under that name; `MISSING` if none.
-
-    Returns:
-        The value, as returned by `decoded`. A nested secret is left out if this rank was not given it, or if the
-        other rank has changed it since; `MISSING` if the whole value is such a secret.
+    The result is as returned by `decoded`. A nested secret is left out if this rank was not given it, or if the other
+    rank has changed it since; `MISSING` if the whole value is such a secret. `own` is what this rank was given.
     """
     if own is not MISSING and isinstance(value, dict) and value.get(_NOTE) == _AS_TEXT:
         return shown(own)
@@ -123,19 +112,13 @@ def _by_name(value: Any) -> dict[Any, Any]:
 
 
 class Known(dict[str, Any]):
-    """A config as known to a rank without a run.
-
-    Args:
-        values: Values by name.
-        hidden: Names whose values are secrets that this rank does not have.
-    """
+    """A config as known to a rank without a run; `hidden` are names of secrets that this rank does not have."""
 
     def __init__(self, values: Mapping[str, Any] = {}, hidden: frozenset[str] = frozenset()) -> None:
         super().__init__(values)
         self.hidden = hidden
 
     def __missing__(self, name: str) -> Any:
-        """Explain why the value is missing."""
         raise KeyError(self.why_not(name))
 
     def why_not(self, name: str) -> str:

@@ -77,14 +77,7 @@ LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 
 
 def as_limits(given: object) -> Limits:
-    """Return limits that were given as an object, or by name as in a configuration file.
-
-    Args:
-        given: `Limits`, or a mapping of its arguments.
-
-    Raises:
-        ConfigurationError: It is neither, or a limit is unknown or not a positive number.
-    """
+    """Return limits that were given as an object, or by name as in a configuration file."""
     if isinstance(given, Limits):
         return given
     if not isinstance(given, Mapping):

@@ -36,8 +36,7 @@ _T = TypeVar("_T")
 class Options:
     """The arguments that all integrations share, checked. `dist_wandb.init` documents each of them.
 
-    Raises:
-        ConfigurationError: A value that cannot be honoured.
+    Raises `ConfigurationError` for a value that cannot be honoured.
     """
 
     run_mode: RunMode = "auto"
@@ -83,12 +82,8 @@ class Options:
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """Select the options from the arguments of a call, such as its `locals()`.
 
-        Args:
-            arguments: Arguments by name. If `run_mode` or `rank_scope` is `None` or missing, the argument of the
-                enclosing decorator applies, else the environment, else the default.
-
-        Raises:
-            ConfigurationError: A value that cannot be honoured.
+        If `run_mode` or `rank_scope` is `None` or missing, the argument of the enclosing decorator applies, else the
+        environment, else the default.
         """
         given = {name: arguments[name] for name in OPTION_NAMES if name in arguments}
         given["run_mode"] = run_mode_or_default(given.get("run_mode"))
@@ -104,8 +99,7 @@ class Options:
     def unit_ranks(self) -> Sequence[int] | None:
         """Global ranks of the unit that this rank was given; `None` for all ranks, or all ranks of its node.
 
-        Raises:
-            ConfigurationError: `unit` is a name, and no integration has looked it up in a mesh.
+        Raises `ConfigurationError` if `unit` is a name, and no integration has looked it up in a mesh.
         """
         if isinstance(self.unit, str):
             raise ConfigurationError(
@@ -122,14 +116,8 @@ class Options:
     def in_mesh(self, mesh: Mesh | None, copies: Collection[str], rank: int) -> Options:
         """Return the options with the unit resolved to ranks, if the framework has a mesh.
 
-        Args:
-            mesh: The framework's mesh; `None` if it has none.
-            copies: Dimensions of the mesh along which ranks hold parts of one replica of the model. Unless the user
-                passed a unit, the other dimensions form it.
-            rank: Global rank of this rank.
-
-        Raises:
-            ConfigurationError: The user passed the name of a dimension that the mesh does not have.
+        Along the dimensions `copies` ranks hold parts of one replica of the model: unless the user passed a unit, the
+        other dimensions form it. Raises `ConfigurationError` for the name of a dimension that the mesh does not have.
         """
         if mesh is None:
             return self
@@ -152,15 +140,10 @@ OPTION_NAMES = tuple(field.name for field in fields(Options))
 
 
 class Current(Generic[_T]):
-    """A value that applies in this thread or task for the duration of a block.
-
-    Args:
-        name: Name of the context variable, for debuggers.
-        default: The value outside of any block.
-    """
+    """A value that applies in this thread or task for the duration of a block; outside of any, the default."""
 
     def __init__(self, name: str, default: _T) -> None:
-        self._variable = ContextVar(name, default=default)
+        self._variable = ContextVar(name, default=default)  # debuggers show the name
 
     def __call__(self) -> _T:
         """Return the current value."""
@@ -182,20 +165,12 @@ around: Current[Mapping[str, Any]] = Current("around", _NOTHING)
 
 
 def run_mode_or_default(run_mode: RunMode | None) -> RunMode:
-    """Return the run mode: as given, else from the enclosing decorator, else from the environment, else `"auto"`.
-
-    Raises:
-        ConfigurationError: `DIST_WANDB_RUN_MODE` is not a run mode.
-    """
+    """Return the run mode: as given, else from the enclosing decorator, else from the environment, else `"auto"`."""
     return run_mode if run_mode is not None else _ambient("run_mode", check_run_mode) or "auto"
 
 
 def rank_scope_or_default(rank_scope: RankScope | None) -> RankScope:
-    """Return the rank scope, looked up as in `run_mode_or_default`; else `"global"`.
-
-    Raises:
-        ConfigurationError: `DIST_WANDB_RANK_SCOPE` is not a rank scope.
-    """
+    """Return the rank scope, looked up as in `run_mode_or_default`; else `"global"`."""
     return rank_scope if rank_scope is not None else _ambient("rank_scope", check_rank_scope) or "global"
 
 

@@ -113,9 +113,7 @@ def needs_base_id(
 def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
     """Return whether a rank's numbers count: it belongs to the same unit as the job's primary.
 
-    Args:
-        topology: The rank.
-        unit: Global ranks of the unit that it was given; `None` for all ranks, or all ranks of its node.
+    `unit` has the global ranks of the unit that it was given; `None` for all ranks, or all ranks of its node.
     """
     return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
 
@@ -191,11 +189,7 @@ def plan_run(
 
 
 def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None) -> None:
-    """Refuse a unit together with the scope `"worker"`, and a unit without the job's primary on that primary.
-
-    Raises:
-        ConfigurationError: Both are given, or this rank is the job's primary and is not in its unit.
-    """
+    """Refuse a unit together with the scope `"worker"`, and a unit without the job's primary on that primary."""
     if unit is None:
         return
     if scope == "worker":
@@ -253,23 +247,14 @@ def _label(topology: Topology) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The ranks whose numbers belong together, from the point of view of one rank inside or outside of the unit.
+    """The ranks whose numbers belong together, from the point of view of one rank inside or outside of the unit."""
 
-    Args:
-        name: Name of the unit, equal on all its ranks; empty if the job has only one.
-        index: Index of this rank in the unit: 0 for the primary, -1 for a rank outside of the unit.
-        size: Number of ranks in the unit.
-        global_rank: Global rank of this rank.
-        ranks: Global ranks of the unit by index: in the order of the job, except that the primary comes first.
-        ranks_per_node: Number of consecutive ranks on each node, for messages; `None` if unknown.
-    """
-
-    name: str
-    index: int
+    name: str  # equal on all ranks of the unit; empty if the job has only one unit
+    index: int  # of this rank in the unit: 0 for the primary, -1 for a rank outside of the unit
     size: int
-    global_rank: int
-    ranks: Sequence[int]
-    ranks_per_node: int | None = None
+    global_rank: int  # of this rank
+    ranks: Sequence[int]  # global ranks by index: in the order of the job, except that the primary comes first
+    ranks_per_node: int | None = None  # number of consecutive ranks on each node, for messages; `None` if unknown
 
     @property
     def is_member(self) -> bool:

@@ -22,14 +22,8 @@ def too_large(
 ) -> str | None:
     """Return why a job is too large for its run mode, and what to use instead; `None` if it is not too large.
 
-    Args:
-        topology: Any rank of the job.
-        plan: The plan of that rank; if any rank opens a run, this one does.
-        largest_node: Number of ranks on the node with the most ranks; `None` if unknown.
-        unit: Global ranks of the unit; `None` for all ranks, or all ranks of each node.
-
-    Example:
-        ``"shared"`` in global scope on 512 ranks, 8 on each node: a run with 512 writers. In worker scope a run has 8.
+    `plan` is that of any rank that opens a run, if there is one. For example, `"shared"` in global scope on 512 ranks,
+    8 on each node, is a run with 512 writers; in worker scope a run has 8.
     """
     by_node = plan.rank_scope == "worker" and topology.num_nodes is not None
     members = topology.world_size if unit is None else len(unit)
@@ -54,9 +48,7 @@ def too_large(
 def beside_trial(topology: Topology, plan: RunPlan) -> str | None:
     """Return which runs of a job, started by a sweep's agent, do not belong to the sweep; `None` if all do.
 
-    Args:
-        topology: The job's primary.
-        plan: The plan of the primary.
+    Topology and plan are those of the job's primary.
     """
     by_node = plan.rank_scope == "worker" and (topology.num_nodes or 1) > 1
     if not plan.is_trial or topology.world_size == 1 or not (plan.run_mode == "new" or by_node):

@@ -36,23 +36,12 @@ LARGEST_EXACT_INTEGER = 2**53
 
 
 def check_reduce(reduce: object) -> dict[str, Reduction] | None:
-    """Check the argument `reduce` of an integration.
+    """Return the checked argument `reduce` of an integration as a mapping of name patterns to reductions, in its order.
 
-    Args:
-        reduce: `"auto"` for the mean, one reduction for all names, or any mapping of name patterns (as in `fnmatch`) to
-            reductions, of which the first match applies; `None` for no reduction at all.
+    The first matching pattern (as in `fnmatch`) applies. `None` is no reduction at all.
 
-    Returns:
-        A mapping of name patterns to reductions, in the given order, or `None`.
-
-    Raises:
-        ConfigurationError: An unknown reduction (the message suggests the nearest one), or a pattern that is not text.
-
-    Example:
-        >>> check_reduce("mean")
-        {'*': 'mean'}
-        >>> check_reduce({"tokens": "sum", "*": "mean"})
-        {'tokens': 'sum', '*': 'mean'}
+    >>> check_reduce("mean"), check_reduce({"tokens": "sum", "*": "mean"})
+    ({'*': 'mean'}, {'tokens': 'sum', '*': 'mean'})
     """
     if reduce is None:
         return None
@@ -74,25 +63,12 @@ STEP, BUSY = f"{TIMES}step", f"{TIMES}busy"
 
 
 def check_spread(spread: object) -> tuple[str, ...]:
-    """Return the patterns of the names whose spread is written, checked by `check_patterns`.
-
-    Example:
-        >>> check_spread(True), check_spread("loss"), check_spread(False)
-        (('*',), ('loss',), ())
-    """
+    """Return the patterns of the names whose spread is written, checked by `check_patterns`."""
     return check_patterns("spread", spread)
 
 
 def check_patterns(argument: str, given: object) -> tuple[str, ...]:
-    """Return the patterns of an argument that selects names.
-
-    Args:
-        argument: Name of the argument, for the message.
-        given: `True` for all names, `False` for none, or name patterns (as in `fnmatch`).
-
-    Raises:
-        ConfigurationError: Anything else was given.
-    """
+    """Return the patterns of an argument that selects names: `True` for all, `False` for none, or its own patterns."""
     if isinstance(given, bool):
         return ("*",) if given else ()
     if isinstance(given, str):
@@ -111,15 +87,10 @@ def plain_reduce(reduce: object) -> Reduce:
 
 
 class PerRankNames(NamedTuple):
-    """The names that each rank of a shared run also writes under its label.
-
-    Args:
-        patterns: Patterns of the names.
-        skips_equal: Whether to leave out numbers that are equal on all ranks by nature.
-    """
+    """The names that each rank of a shared run also writes under its label."""
 
     patterns: tuple[str, ...] = ("*",)
-    skips_equal: bool = True
+    skips_equal: bool = True  # whether to leave out numbers that are equal on all ranks by nature
 
     def has(self, name: str, *, is_number: bool) -> bool:
         """Return whether a value of this name is written under the label."""
@@ -131,17 +102,8 @@ class PerRankNames(NamedTuple):
 def check_per_rank(per_rank: object) -> PerRankNames:
     """Check the argument `per_rank` of an integration.
 
-    Args:
-        per_rank: `"auto"` for all names except those of numbers that are equal on all ranks by nature
-            (`EQUAL_BY_NATURE`); `True` for all, `False` for none, or name patterns (as in `fnmatch`).
-
-    Raises:
-        ConfigurationError: Anything else was given.
-
-    Example:
-        >>> names = check_per_rank("auto")
-        >>> [names.has(name, is_number=True) for name in ("loss", "epoch", "trainer/global_step", "lr-AdamW/pg1")]
-        [True, False, False, False]
+    `"auto"` is for all names except those of numbers that are equal on all ranks by nature (`EQUAL_BY_NATURE`); other
+    values as in `check_patterns`.
     """
     if isinstance(per_rank, str) and per_rank == "auto":
         return PerRankNames()
