@@ -49,22 +49,14 @@ if TYPE_CHECKING:
 class Comparison:
     """Compares the config that this rank was given with those of other ranks.
 
-    Args:
-        config: The config that this rank was given, without the names that W&B is told to exclude.
-        run: The arguments that name the run which this rank was asked for.
-
-    Attributes:
-        run: As given.
-        given: Values by name.
-        opened_at: The user's line that opened the session, for warnings.
-        publications: How often this rank has published the config that it was given.
+    `config` lacks the names that W&B is told to exclude; `run` has the arguments that name the run.
     """
 
     def __init__(self, options: Options, connection: Connection, config: object, run: Mapping[str, Any]) -> None:
         self.run: Mapping[str, Any] = run
         self.given: dict[str, Any] = given_values(config)
-        self.opened_at: Line | None = users_line()
-        self.publications: int = 0
+        self.opened_at: Line | None = users_line()  # the user's line that opened the session, for warnings
+        self.publications: int = 0  # how often this rank has published the config that it was given
         self._options = options
         self._connection = connection
         self._salt = secrets.token_hex(16)  # of digests that this rank publishes
@@ -76,9 +68,7 @@ class Comparison:
     def check(self) -> None:
         """Agree with all ranks on whether they were given the same config.
 
-        Raises:
-            ConfigurationError: They were not. It is raised on all ranks.
-            RendezvousError: There is no store to find out.
+        Raises `ConfigurationError` on all ranks if they were not, and `RendezvousError` without a store to find out.
         """
         job_store, topology = self._connection.open(), self._connection.topology
         if job_store is None:
@@ -189,7 +179,6 @@ class Comparison:
         return without_secrets(self.given)
 
     def _comparable(self, salt: str) -> dict[str, list[str]]:
-        """Return text and digest of each value, for other ranks to compare."""
         if salt not in self._made:
             self._made = {salt: comparable(self._publishable, salt)}
         return self._made[salt]

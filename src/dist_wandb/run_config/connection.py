@@ -22,21 +22,15 @@ _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 
 
 class Connection:
-    """A separate connection to the job's store, so that it is never in use by another thread of the exchange.
-
-    Attributes:
-        topology: As given.
-        rank: This rank, for messages.
-        join_timeout: How long to wait for a rank, in seconds.
-        find: Returns the job's store, which may appear only after this rank's session was opened.
-        has_ended: Returns whether the coordinator has ended this session, so that its config is not waited for.
-    """
+    """A separate connection to the job's store, so that it is never in use by another thread of the exchange."""
 
     def __init__(self, limits: Limits, topology: Topology) -> None:
         self.topology = topology
         self.rank: int = topology.global_rank
-        self.join_timeout: float = limits.join_timeout
+        self.join_timeout: float = limits.join_timeout  # seconds
+        # Returns the job's store, which may appear only after this rank's session was opened.
         self.find: Callable[[], JobStore | None] = lambda: None
+        # Whether the coordinator has ended this session, so that its config is not waited for.
         self.has_ended: Callable[[], bool] = lambda: False
         # The exchange's thread uses it, too: a stalled store must not make this rank look dead to the others.
         self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, limits.peer_timeout / 2))
@@ -63,8 +57,7 @@ class Connection:
     def try_get(self, key: str, kind: type[_T]) -> _T | None:
         """Return the message of a key; `None` if it is not set, or there is no store yet.
 
-        Raises:
-            ConfigurationError: It is not of this kind.
+        Raises `ConfigurationError` if it is not of this kind.
         """
         job_store = self.store()
         message = None if job_store is None else job_store.try_get(key)

@@ -16,18 +16,12 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """Follows the run of a primary, once `key` is set.
-
-    Attributes:
-        key: Key under which that run is published; `None` on a rank that follows no run.
-        has_ended: Whether that run was found to be finished by its user.
-        metadata: The known metadata of that run.
-    """
+    """Follows the run of a primary, once `key` is set."""
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:
-        self.key: str | None = None
-        self.has_ended: bool = False
-        self.metadata: Mapping[str, Any] = {}
+        self.key: str | None = None  # under which that run is published; `None` on a rank that follows no run
+        self.has_ended: bool = False  # whether that run was found to be finished by its user
+        self.metadata: Mapping[str, Any] = {}  # of that run, as far as it is known
         self._connection = connection
         self._comparison = comparison
         # Names whose values are this rank's own. `None`: the followed values replace all of this rank's.
@@ -41,11 +35,9 @@ class Follower:
         return self._version > 0
 
     def begin(self, key: str | None, *, completes: bool) -> None:
-        """Follow a run from now on.
+        """Follow the run under `key` from now on, or none.
 
-        Args:
-            key: Key under which that run is published; `None` on a rank that follows no run.
-            completes: Whether the followed values complete those that this rank was given, rather than replace them.
+        If it `completes`, the followed values complete those that this rank was given, rather than replace them.
         """
         self.key = key
         self._own = set(self._comparison.given) if completes else None

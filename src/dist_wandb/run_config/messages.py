@@ -51,25 +51,15 @@ class Digests(TypedDict):
 
 
 class PublishedRun(TypedDict):
-    """The run of a primary.
+    """The run of a primary."""
 
-    Attributes:
-        values: Its config, as JSON without secrets.
-        imposed: Names whose values come from a sweep, and replace those that any rank was given.
-        metadata: Its metadata.
-    """
-
-    values: str
-    imposed: list[str]
+    values: str  # its config, as JSON without secrets
+    imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
 
 
 def checked(message: Any, kind: type[_T], key: str) -> _T:
-    """Return a message from the job's store, if it is of a kind that is defined here.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
+    """Return a message from the job's store; raise `ConfigurationError` if it is not of this `kind`."""
     if not fits(message, kind):
         raise ConfigurationError(
             f"The job's store holds {str(message)[:100]!r} as {key!r}, which is not a {kind.__name__}. Something else "
@@ -100,11 +90,7 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def values_of(run: PublishedRun) -> dict[str, Any]:
-    """Return the config in a message.
-
-    Raises:
-        ConfigurationError: It has none.
-    """
+    """Return the config in a message; raise `ConfigurationError` if it has none."""
     try:
         return checked(json.loads(run["values"]), dict[str, Any], "values")
     except (ValueError, RecursionError) as error:

@@ -44,9 +44,7 @@ class Publisher:
     def publish(self, *, whole: bool) -> None:
         """Publish what has changed.
 
-        Args:
-            whole: Whether to check all values for changes. Otherwise only those that were written, and a few of those
-                that may have changed inside.
+        Only values that were written are checked, and a few of those that may have changed inside; all if `whole`.
         """
         if not self._keys or self._config is None:
             return

@@ -30,20 +30,12 @@ _SELDOM = 10.0  # seconds between two polls, at most, unless the exchange report
 
 
 class Schedule:
-    """When a session's thread refreshes and polls. Pure: the time is an argument, in seconds.
-
-    Args:
-        heartbeat: How often to refresh, and how often to poll at first, in seconds.
-
-    Attributes:
-        published: How often any rank had published something at the last poll.
-        next_poll: When to poll again, unless the exchange reports something new.
-    """
+    """When a session's thread refreshes and polls. Pure: the time is an argument, in seconds."""
 
     def __init__(self, heartbeat: float) -> None:
-        self._heartbeat = heartbeat
-        self.published: float = 0.0
-        self.next_poll: float = 0.0
+        self._heartbeat = heartbeat  # between two refreshes, and two polls at first
+        self.published: float = 0.0  # how often any rank had published something at the last poll
+        self.next_poll: float = 0.0  # when to poll again, unless the exchange reports something new
         self._next_refresh = 0.0
         self._pause = heartbeat  # before the next poll
 
@@ -67,11 +59,9 @@ class Schedule:
 class Refresh:
     """Refreshes the config on this rank. Never waits for a rank, and raises nothing.
 
-    Args:
-        connection: Connection to the other ranks.
-        heartbeat: How often to refresh, in seconds: longer than the exchange's if there are very many ranks.
-        update: Publishes what is new here, and applies what other ranks have published. Its arguments are whether to
-            check all values for changes, and whether to poll the other ranks.
+    `heartbeat` is in seconds, and longer than the exchange's if there are very many ranks. `update` publishes what is
+    new here, and applies what other ranks have published. Its arguments are whether to check all values for changes,
+    and whether to poll the other ranks.
     """
 
     def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool, bool], None]) -> None:
@@ -85,21 +75,14 @@ class Refresh:
         self._notices = Notices()
 
     def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
-        """Refresh and poll, if it is time to.
-
-        Args:
-            at_once: Whether to do so now, rather than once per heartbeat.
-            whole: Whether to check all values for changes. Otherwise only those that were written, and a few of those
-                that may have changed inside.
-        """
+        """Refresh and poll, if it is time to: once per heartbeat, or `at_once`; `whole` as for `Publisher.publish`."""
         if at_once or time.monotonic() >= self._next:
             self._refresh(_PATIENCE if at_once else 0.0, whole=whole, polls=True)
 
     def in_background(self, published: float) -> None:
         """Refresh, if it is time to, on a thread whose rounds other ranks wait for.
 
-        Args:
-            published: How often any rank has published something, as reported by the exchange.
+        The exchange reports how often any rank has published something: `published`.
         """
         now = time.monotonic()
         if not self._schedule.is_due(now, published):

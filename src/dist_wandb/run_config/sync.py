@@ -58,15 +58,7 @@ _CATCH_UP = 1.0  # seconds that `flush` and `finish` wait for the store
 
 
 class ConfigSync:
-    """One rank's end of the config sync.
-
-    Args:
-        config: The config that this rank was given, without the names that W&B is told to exclude.
-        run: The arguments that name the run which this rank was asked for.
-
-    Attributes:
-        refresh: Publishes new values of this rank, and applies those of other ranks.
-    """
+    """One rank's end of the config sync. Arguments as for `Comparison`."""
 
     def __init__(
         self, options: Options, topology: Topology, config: object, run: Mapping[str, Any] = MappingProxyType({})
@@ -87,12 +79,7 @@ class ConfigSync:
         self._target: RunConfig | LocalConfig | None = None
 
     def reach_by(self, find: Callable[[], JobStore | None], has_ended: Callable[[], bool] = lambda: False) -> None:
-        """Set how to reach the other ranks.
-
-        Args:
-            find: Returns the job's store, which may appear only after this rank's session was opened.
-            has_ended: Returns whether the coordinator has ended this session, so that its config is not waited for.
-        """
+        """Set how to reach the other ranks: see the attributes of `Connection`."""
         self._connection.find, self._connection.has_ended = find, has_ended
 
     def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
@@ -102,9 +89,7 @@ class ConfigSync:
     def compare(self) -> None:
         """Publish the given config. With ``config_sync="check"``, agree with all ranks on whether it is the same.
 
-        Raises:
-            ConfigurationError: It must be the same, and is not. It is raised on all ranks.
-            RendezvousError: It must be the same, but there is no store to find out.
+        Raises as `Comparison.check` does.
         """
         if self._checks_all:
             self._comparison.check()
@@ -112,11 +97,8 @@ class ConfigSync:
             self.refresh(at_once=True)
 
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
-        """Return the arguments of `wandb.init`, with a `config` that W&B can store.
-
-        A writer of a shared run other than the primary gets the config that the primary has published.
-        """
-        if plan.has_writers and not plan.primary:
+        """Return the arguments of `wandb.init`, with a `config` that W&B can store."""
+        if plan.has_writers and not plan.primary:  # these get the config that the primary has published
             config = published_values(self._connection, run_key(unit), self._comparison.given)
             init_arguments = init_arguments if config is None else {**init_arguments, "config": config}
         return self._guard.writable(init_arguments)
@@ -124,10 +106,7 @@ class ConfigSync:
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
         """Start to publish, follow or show the config, depending on this rank's part; or continue with another run.
 
-        Args:
-            run: This rank's run, or a `NullRun`, which gets a readable config.
-            plan: What this rank does with W&B.
-            unit: Name of its unit.
+        A `NullRun` gets a readable config. `unit` is the name of this rank's unit.
         """
         is_coordinator = self._connection.topology.is_coordinator
         if self._target is None:

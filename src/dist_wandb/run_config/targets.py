@@ -23,16 +23,12 @@ if TYPE_CHECKING:
 
 
 class RunConfig:
-    """The config of this rank's own run; a `runs.config_guard.Listener` to what the user reads and writes.
-
-    Args:
-        notice: Called with the names whose values should be published.
-    """
+    """The config of this rank's own run; a `runs.config_guard.Listener` to what the user reads and writes."""
 
     def __init__(self, refresh: Refresh, follower: Follower, notice: Callable[[Iterable[str]], None]) -> None:
         self._refresh = refresh
         self._follower = follower
-        self._notice = notice
+        self._notice = notice  # called with the names whose values should be published
         self._followed: set[str] = set()  # names that were set by following
         self._config: Any = None
         self._is_resumed = False
@@ -115,9 +111,8 @@ class LocalConfig:
     def apply(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Show new values; hide secrets that this rank cannot know.
 
-        Args:
-            values: All values of the primary, as published.
-            new: The new ones, as they are on this rank; `MISSING` for secrets that this rank was not given.
+        `values` are all values of the primary, as published; `new` the new ones, as they are on this rank, with
+        `MISSING` for secrets that it was not given.
         """
         hidden = (self._shown.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
         now = {name: value for name, value in self._shown.items() if name not in hidden or name in self._written}
@@ -150,13 +145,9 @@ class LocalConfig:
         return set()
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Return the config of the primary's run.
+        """Return the config of the primary's run, at most one heartbeat old; the given values until it is published.
 
-        Args:
-            name: The name to read. If it is not known yet, the primary is polled at once.
-
-        Returns:
-            Values by name, at most one heartbeat old; the given values until some are published.
+        If `name` is not known yet, the primary is polled at once.
         """
         if name not in self._shown:
             self._wait()
@@ -170,11 +161,7 @@ class LocalConfig:
         return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
-        """Return the known metadata of the primary's run, by attribute of `wandb.Run`.
-
-        Returns:
-            Values by name, at most one heartbeat old; none if the primary does not publish its run in time.
-        """
+        """Return the metadata of the primary's run, by attribute of `wandb.Run`; none if it is not known in time."""
         self._wait()
         self._refresh()
         return self._follower.metadata

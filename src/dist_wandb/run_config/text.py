@@ -17,20 +17,12 @@ _FIXED = (bool, int, float, str, type(None))  # types of values that cannot chan
 
 
 class ConfigText:
-    """Names and values of a config as JSON, without secrets.
-
-    Args:
-        clock: Returns the time in seconds.
-        given: Values that this rank was given, by name.
-
-    Example:
-        ``text.renew({"lr": 0.1, "net": [1]})``, then ``str(text)`` is ``{"lr": 0.1, "net": [1]}``.
-    """
+    """Names and values of a config as JSON, without secrets; `given` are the values that this rank was given."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, given: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        self._clock = clock
+        self._clock = clock  # in seconds
         self._given = given
         self._pieces: dict[str, str] = {}
         self._changeable: dict[str, None] = {}  # names of values that can change inside, the last checked at the end
@@ -49,14 +41,7 @@ class ConfigText:
         return is_new
 
     def renew_some(self, read: Callable[[str], Any]) -> bool:
-        """Check again some values that can change inside: for a short time, and not too often.
-
-        Args:
-            read: Returns the value of a name.
-
-        Returns:
-            Whether any of them has changed.
-        """
+        """Check again some values that can change inside: for a short time, not too often. Return as `renew` does."""
         began = self._clock()
         if began < self._next_check:
             return False

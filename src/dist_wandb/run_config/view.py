@@ -27,15 +27,6 @@ class ConfigView(Mapping[str, Any]):
     later, are visible here within one heartbeat; an unknown name is polled for at once. The first read waits up to
     `join_timeout` for the primary to open its run. Values written here do not reach the run: they are visible on this
     rank only, until the primary sets another value for the name.
-
-    Args:
-        source: The source of its values, such as a `LocalConfig`.
-
-    Example:
-        Two ranks, ``run_mode="auto"``::
-
-            run = dist_wandb.init(config={"lr": 0.1})
-            run.config.lr, run.config["lr"], dict(run.config)  # rank 0 and rank 1: 0.1, 0.1, {"lr": 0.1}
     """
 
     # It is not a `MutableMapping`: as in wandb's own, nothing can be deleted, so `clear` would never end.
