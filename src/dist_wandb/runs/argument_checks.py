@@ -29,16 +29,7 @@ _COMMON_INIT_ARGUMENTS = frozenset(
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
-    """Refuse arguments that `wandb.init` would not accept.
-
-    Args:
-        given: Keyword arguments for `wandb.init`.
-        integration: Name of the integration that received them, for the message.
-
-    Raises:
-        ConfigurationError: An unknown argument (the message suggests the nearest known one), ``mode="shared"``, or an
-            id that W&B refuses.
-    """
+    """Raise `ConfigurationError` for arguments that `wandb.init` would not accept; it names the `integration`."""
     unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
     if unknown:
         _check_against_signature(unknown, integration)
@@ -76,16 +67,7 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
 
 
 def check_id(run_id: object, origin: str) -> str:
-    """Return `run_id` if W&B accepts it.
-
-    Args:
-        run_id: The id to check.
-        origin: Source of the id, with its value, for the message.
-
-    Raises:
-        ConfigurationError: It is not a str, is empty, begins or ends with white space, is too long, names a directory,
-            or has a character that W&B refuses in run ids or that is not printable.
-    """
+    """Return `run_id` if W&B accepts it; raise `ConfigurationError`, which shows its `origin`, otherwise."""
     if len(origin) > _SHOWN_OF_AN_ORIGIN:
         origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"
     if not isinstance(run_id, str):

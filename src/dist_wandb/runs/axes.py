@@ -28,19 +28,11 @@ class Axes:
     ``*`` could take precedence over a pattern of the user. Therefore each name that matches a user's pattern is defined
     individually, by the longest such pattern, before it is logged for the first time; or before it is logged again, if
     the user defined the pattern later. A ``*`` of the user replaces ours.
-
-    Args:
-        record: Receives the rows.
-        axis: Name of our x axis.
-
-    Example:
-        ``run.define_metric("val/*", step_metric="epoch")``: before the first row with ``val/acc`` it is followed by
-        ``run.define_metric("val/acc", step_metric="epoch")``.
     """
 
     def __init__(self, record: Record, axis: str) -> None:
         self._record = record
-        self._axis = axis
+        self._axis = axis  # ours
         self._ours = {"step_metric": axis, "step_sync": False}
         self._patterns: dict[str, dict[str, Any]] = {}  # the user's definitions of patterns
         self._exact: dict[str, dict[str, Any]] = {}  # the user's definitions of single names
@@ -48,7 +40,6 @@ class Axes:
         self._settled: set[str] = set()  # names that need no further definition
 
     def __bool__(self) -> bool:
-        """Return whether there is a run."""
         return bool(self._record)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
@@ -117,13 +108,11 @@ def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:
-    """Make `step_metric` the x axis of every metric for which the user defines no other one.
-
-    For ``trainer/global_step``, as in Lightning's own logger, W&B writes the last value into rows without one. All rows
-    that pass through a session have `global_step`, and W&B must not write it into other rows.
-    """
+    """Make `step_metric` the x axis of every metric for which the user defines no other one."""
     if hasattr(run, "define_metric"):  # a mock of a run may not have it
         run.define_metric(step_metric)
+        # With `step_sync`, as in Lightning's own logger, W&B writes the last value into rows without one. All rows that
+        # pass through a session have `global_step`, and W&B must not write it into other rows.
         run.define_metric("*", step_metric=step_metric, step_sync=step_metric != STEP_METRIC)
 
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def client_settings() -> wandb.Settings:
     """Return W&B's settings outside of any run, which W&B reads once per process.
 
-    Raises:
-        ConfigurationError: A settings file of the current directory is not a regular file of a few kilobytes, or a
-            setting is invalid.
+    Raises `ConfigurationError` for an invalid setting, and as `check_workspace`.
     """
     import wandb
 
@@ -35,8 +33,7 @@ def client_settings() -> wandb.Settings:
 def check_workspace() -> None:
     """Refuse a settings file of the current directory that would block wandb forever, or exhaust the memory.
 
-    Raises:
-        ConfigurationError: It is a pipe, a device or similar, or too large.
+    Raises `ConfigurationError` for a pipe, a device or similar, or if it is too large.
     """
     for path in workspace_settings():
         with suppress(OSError):  # usually it does not exist
@@ -62,10 +59,8 @@ def users_settings() -> list[Path]:
 
 
 def own_entities() -> frozenset[str]:
-    """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file.
-
-    A settings file of the current directory does not count: it may be a stranger's.
-    """
+    """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
+    # A settings file of the current directory does not count: it may be a stranger's.
     named = [setting_in(path, "entity", Path.read_bytes) for path in users_settings()]
     return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *named)))
 
@@ -93,8 +88,7 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
 def hidden_values() -> Iterator[None]:
     """Replace pydantic's errors about W&B's settings: they repeat the values, such as the password of an address.
 
-    Raises:
-        ConfigurationError: W&B refuses a setting. It names the setting without its value.
+    The `ConfigurationError` names the refused setting without its value.
     """
     try:
         yield

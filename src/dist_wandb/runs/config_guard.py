@@ -56,21 +56,15 @@ class Listener(Protocol):
 class ConfigGuard:
     """Keeps wandb from raising over values of this rank's config.
 
-    Args:
-        rank: Global rank, for messages.
-        opened_at: The user's line that opened the session, for warnings.
-        is_first: Returns whether this rank is the first to warn of a list of names.
-
-    Attributes:
-        replace_run: Called if wandb's own process is lost; it must `guard` the replacement of the run.
-        listener: Called before and after the guarded config is read and written.
+    `is_first` returns whether this rank is the first to warn of a list of names.
     """
 
     def __init__(self, rank: int, opened_at: Line | None, is_first: Callable[[str], bool]) -> None:
+        # Called if wandb's own process is lost; it must `guard` the replacement of the run.
         self.replace_run: Callable[[AnyRun, Exception], None] | None = None
         self.listener: Listener
         self._rank = rank
-        self._opened_at = opened_at
+        self._opened_at = opened_at  # the user's line that opened the session, for warnings
         self._is_first = is_first
         self._refused: set[str] = set()  # names with a warning
         self._run: AnyRun = NullRun()
@@ -98,11 +92,7 @@ class ConfigGuard:
     def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the argument `config` of `wandb.init` plain, and what W&B cannot hold text, with a warning.
 
-        Args:
-            init_arguments: Keyword arguments of `wandb.init`.
-
-        Returns:
-            The same object if W&B can hold all values; otherwise a copy.
+        Returns the same arguments if W&B can hold all values; otherwise a copy.
         """
         config = init_arguments.get("config")
         values = given_values(config)
@@ -132,10 +122,7 @@ class ConfigGuard:
     def write(self, config: Any, given: Any, write: Callable[[Any, bool], None]) -> None:
         """Write values; values that this rank did not set itself are changed even if wandb would refuse the change.
 
-        Args:
-            config: The guarded config.
-            given: Values, as accepted by its `update`.
-            write: Writes values into it; its second argument is whether to allow changes in any case.
+        The second argument of `write` is whether to allow changes in any case.
         """
         self.listener.before_write()
         values = given_values(given)

@@ -48,34 +48,22 @@ _notices = Notices()
 
 @dataclass(frozen=True)
 class Setup:
-    """How wandb is set up in this environment.
+    """How wandb is set up in this environment."""
 
-    Args:
-        mode: Mode of `wandb.init`: `"online"`, `"offline"` or `"disabled"`; `None` if it would raise.
-        problem: Why it would raise; empty otherwise.
-        server: The server, its source, and whether the API key may go there; `None` if `wandb.init` would raise.
-        entity: Owner of new runs, if set.
-        project: Project of new runs, if set.
-        key: The API key, if any.
-        key_from: Source of the API key.
-        inherits_service: Whether this process would use the wandb process of another process.
-    """
-
-    mode: Mode | None
-    problem: str
-    server: Destination | None
-    entity: str | None
-    project: str | None
+    mode: Mode | None  # of `wandb.init`; `None` if it would raise
+    problem: str  # why it would raise; empty otherwise
+    server: Destination | None  # `None` if `wandb.init` would raise
+    entity: str | None  # owner of new runs, if set
+    project: str | None  # project of new runs, if set
     key: str | None = field(repr=False)
     key_from: str | None
-    inherits_service: bool
+    inherits_service: bool  # whether this process would use the wandb process of another process
 
 
 def setup(trusted: str | None = None) -> Setup:
     """Determine how wandb is set up in this environment, without opening a run or contacting a server.
 
-    Args:
-        trusted: The server to which the user allows the API key to go in any case, if any.
+    The user allows the API key to go to the server `trusted` in any case.
     """
     try:
         mode, settings = requested.mode({}), client_settings()
@@ -92,18 +80,11 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
     The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by keeping W&B's default. All other
     sources, above all ``./wandb/settings``, may be a stranger's. A server that only such a source names gets the key if
     the user's netrc has a key for that host, or if the user allows it. Over plain http only a server on this host gets
-    the key, unless the user allows it. The user allows it with ``--trust-server URL`` (`destination.TRUST_OPTION`), in
-    all commands. This function opens no run and contacts no server.
+    the key, unless the user allows it, with ``--trust-server URL`` (`destination.TRUST_OPTION`) in all commands that
+    send the key. This function opens no run and contacts no server.
 
-    Args:
-        init_arguments: Keyword arguments of `wandb.init`, whose `settings` may name a server.
-        trusted: The value of ``--trust-server``, if given.
-
-    Returns:
-        The server. If its `refusal` is not empty, neither the key nor runs may go there.
-
-    Raises:
-        ConfigurationError: wandb refuses its settings, or the address is ambiguous.
+    If the `refusal` of the result is not empty, neither the key nor runs may go there. Raises `ConfigurationError` if
+    wandb refuses its settings, or the address is ambiguous.
     """
     try:
         settings = client_settings()
@@ -150,7 +131,6 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
 
 
 def _is_only_in(paths: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether only settings files of the current directory set a value."""
     if user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
         return False
     own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}

@@ -29,21 +29,13 @@ _UNTRUSTED = ("workspace settings", "elsewhere")
 
 @dataclass(frozen=True)
 class Destination:
-    """The server that receives runs.
+    """The server that receives runs."""
 
-    Args:
-        url: Address of the server, with its password, if any. For connections only, never for output.
-        shown: Address without user name and password.
-        origin: Kind of source of the address.
-        source: Source of the address for messages: a variable, a file.
-        refusal: Why the API key may not go there, and what the user can do, as text; empty if it may.
-    """
-
-    url: str = field(repr=False)
-    shown: str
+    url: str = field(repr=False)  # with its password, if any: for connections only, never for output
+    shown: str  # without user name and password
     origin: Origin
-    source: str
-    refusal: str = ""
+    source: str  # of the address, for messages: a variable, a file
+    refusal: str = ""  # why the API key may not go there, and what the user can do; empty if it may
 
     @property
     def takes_key(self) -> bool:
@@ -54,13 +46,8 @@ class Destination:
 def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = False, trusted: str | None = None) -> str:
     """Return why the API key may not go to a server, and what to do, as text; empty if it may.
 
-    Args:
-        url: Address of the server.
-        origin: Kind of source of the address.
-        source: Source of the address for messages.
-        has_own_key: Whether the key is the one for this very host in the user's netrc, so that no key of another server
-            is sent.
-        trusted: The address that the user has allowed by `TRUST_OPTION`, if any.
+    `has_own_key`: the key is the one for this very host in the user's netrc, so that no key of another server is sent.
+    `trusted` is the address that the user has allowed by `TRUST_OPTION`.
     """
     shown = without_password(url)
     if trusted is not None and is_same_server(trusted, url):
@@ -91,16 +78,14 @@ def without_password(url: str) -> str:
 
 
 def is_address(url: str) -> bool:
-    """Return whether this is the address of a server that all URL parsers read in the same way.
-
-    They disagree about a backslash, white space and several ``@``, and thus about the host: the connection could go to
-    another host than the one that was checked.
-    """
+    """Return whether this is the address of a server that all URL parsers read in the same way."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # a port that is not a number, a malformed IPv6 address
         return False
+    # Parsers disagree about a backslash, white space and several "@", and thus about the host: the connection could go
+    # to another host than the one that was checked.
     is_unambiguous = _CHARACTERS.fullmatch(url) is not None and parts.netloc.count("@") <= 1
     return is_unambiguous and parts.scheme in _PORTS and bool(parts.hostname)
 

@@ -18,11 +18,9 @@ def artifact_staging() -> Path:
 
 
 def state_directory() -> Path:
-    """Return the directory for the state of this user's uploads: ``$XDG_STATE_HOME/dist-wandb``.
-
-    According to the XDG base directory specification, a relative path in the variable is ignored.
-    """
+    """Return the directory for the state of this user's uploads: ``$XDG_STATE_HOME/dist-wandb``."""
     path = Path(os.environ.get("XDG_STATE_HOME") or "")
+    # According to the XDG base directory specification, a relative path in the variable is ignored.
     return (path if path.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
 
 

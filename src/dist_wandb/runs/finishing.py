@@ -40,17 +40,10 @@ def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
 
 
 def finish(run: AnyRun, exit_code: int | None) -> str | None:
-    """End a run.
+    """End a run; without an exit code, with that of the process.
 
-    Args:
-        run: The run, or a `NullRun`.
-        exit_code: Exit code of the run; `None` for the exit code of the process.
-
-    Returns:
-        The problem and what to do, as a sentence; `None` if the run is complete.
-
-    Raises:
-        OSError: wandb's own process is lost.
+    Returns the problem and what to do, as a sentence; `None` if the run is complete. Raises `OSError` if wandb's own
+    process is lost.
     """
     if not hasattr(run, "finish"):  # a mock of a run
         return None

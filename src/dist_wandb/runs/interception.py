@@ -34,12 +34,7 @@ Handler: TypeAlias = Callable[..., Any]
 
 
 class Interception:
-    """Replaces a method of one object by the handler that was added last.
-
-    Args:
-        owner: The object. It must have a `__dict__`.
-        name: Name of the method.
-    """
+    """Replaces a method of one object, which must have a `__dict__`, by the handler that was added last."""
 
     def __init__(self, owner: object, name: str) -> None:
         self.original: Callable[..., Any] = getattr(owner, name)
@@ -88,13 +83,7 @@ _MARK = "__intercepted_by_dist_wandb__"
 def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception, Callable[[], None]]:
     """Call `handler` in place of a method of `owner`, but of no other object.
 
-    Args:
-        owner: The object.
-        name: Name of the method.
-        handler: Called with the original method and the arguments of the call.
-
-    Returns:
-        The interception, and a function that removes the handler.
+    Returns the interception, and a function that removes the handler.
     """
     interception = _found(owner, name) or Interception(owner, name)
     return interception, interception.add(handler)
@@ -137,18 +126,11 @@ def _found(owner: object, name: str) -> Interception | None:
 
 
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_current: bool = True) -> Callable[[], None]:
-    """Call a session's handlers when methods of its run are called directly.
+    """Call a session's handlers, by method name, when methods of its run are called directly; return what removes them.
 
     Only the methods of this object are replaced, not those of its class. ``wandb.log`` and ``wandb.define_metric`` are
-    replaced as well if ``wandb.run`` is this run; ``wandb.log`` also if this process has no run.
-
-    Args:
-        run: The run, or a `NullRun`.
-        handlers: Handlers by method name, called with the original method and the arguments.
-        is_current: Whether ``wandb.log`` is for this run if this process has none.
-
-    Returns:
-        A function that removes the handlers. It restores wandb's functions unless wandb has replaced them meanwhile.
+    replaced as well if ``wandb.run`` is this run; if this process has no run, ``wandb.log`` too for the run that
+    `is_current`. They are restored unless wandb has replaced them meanwhile.
     """
     removals = [remove for name, handler in handlers.items() for remove in _replaced(run, name, handler, is_current)]
 
@@ -162,10 +144,8 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
 def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
     """Let wandb's functions, ``wandb.config`` and ``wandb.summary`` use the stand-in, in a process that has no run.
 
-    Without it they raise an error, so that a script or library that imports wandb itself would need a guard.
-
-    Returns:
-        A function that undoes it, unless wandb has set the names anew meanwhile.
+    Without it they raise an error, so that a script or library that imports wandb itself would need a guard. The
+    returned function undoes it, unless wandb has set the names anew meanwhile.
     """
     module = sys.modules.get("wandb")
     if module is None or not is_current or getattr(module, "run", None) is not None:
@@ -224,7 +204,7 @@ def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Ite
 
 
 def _has_method(run: AnyRun, name: str) -> bool:
-    """Return whether a run has a method that may be replaced; not that of a mock, which a test inspects."""
+    """Whether a run has a method that may be replaced; not that of a mock, which a test inspects."""
     if not hasattr(run, "__dict__") or not hasattr(run, name):
         return False
     return isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))

@@ -150,9 +150,7 @@ class NullRun(StandIn):
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
         """Set the source of the metadata of the run that receives this rank's numbers.
 
-        Args:
-            read: Returns the currently known metadata by name.
-            planned_id: Id of the run until `read` returns one.
+        It has the `planned_id` until `read` returns one.
         """
         self.__dict__["_read"] = read
         self.__dict__["_known"] = {**self.__dict__["_known"], "id": planned_id}

@@ -43,17 +43,11 @@ _PAUSE = 1.0  # seconds before the second attempt, doubled before the third
 
 
 class OpenedRun(TypedDict):
-    """A primary's message about its open run.
+    """A primary's message about its open run."""
 
-    Attributes:
-        url: Address of the run; `None` if it is not on the server.
-        offline: Whether the run is not on the server.
-        first_row: Position on the x axis of the first row without a step.
-    """
-
-    url: str | None
-    offline: bool
-    first_row: int
+    url: str | None  # `None` if the run is not on the server
+    offline: bool  # whether it is not on the server
+    first_row: int  # position on the x axis of the first row without a step
 
 
 class FailedRun(TypedDict):
@@ -64,31 +58,18 @@ class FailedRun(TypedDict):
 
 @dataclass(frozen=True)
 class Opening:
-    """Opens the run of one rank.
-
-    Args:
-        options: The options of the integration.
-        topology: This rank.
-        plan: The plan of this rank.
-        job_store: The job's store, if any.
-        arguments: Keyword arguments of `wandb.init`.
-        complete: Adds the config, which is known only after the primary has opened its run.
-        create_new: Whether this process may already have another run.
-        is_alone: Whether no other run of this process is open.
-        as_given: Whether wandb gets only the user's settings.
-        is_current: Whether ``wandb.run`` may be the run.
-    """
+    """Opens the run of one rank."""
 
     options: Options
     topology: Topology
     plan: RunPlan
     job_store: JobStore | None
-    arguments: Mapping[str, Any]
-    complete: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    create_new: bool
-    is_alone: bool
-    as_given: bool
-    is_current: bool = True
+    arguments: Mapping[str, Any]  # of `wandb.init`
+    complete: Callable[[Mapping[str, Any]], Mapping[str, Any]]  # adds the config, known only after the primary's run
+    create_new: bool  # whether this process may already have another run
+    is_alone: bool  # whether no other run of this process is open
+    as_given: bool  # whether wandb gets only the user's settings
+    is_current: bool = True  # whether ``wandb.run`` may be the run
 
     def run(self) -> AnyRun:
         """Open the run.
@@ -96,10 +77,9 @@ class Opening:
         Online, a secondary of a shared run waits until the primary has opened it: if it attaches earlier, it may lose
         rows (wandb issue 12269). If the primary's run is on disk, so are the others.
 
-        Raises:
-            wandb.errors.CommError: W&B's server refused the run: its answer concerns the arguments.
-            UnavailableError: W&B cannot be reached and `strict` makes it an error, on all ranks of the unit.
-            RendezvousError: The primary did not begin to open the run within `join_timeout`.
+        Raises `wandb.errors.CommError` if W&B's server refused the run because of the arguments, `UnavailableError` on
+        all ranks of the unit if W&B cannot be reached and `strict` is set, and `RendezvousError` if the primary did not
+        open the run in time.
         """
         if not self.plan.opens_run:
             return NullRun()
@@ -147,12 +127,9 @@ class Opening:
         return self._try(offline=True)
 
     def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
-        """Open the same run again, on disk; raise an `UnavailableError` if this fails.
+        """Open the same run again, on disk, by its id, which W&B may have generated.
 
-        Args:
-            run_id: Id of the run, which W&B may have generated.
-            config: Config of the run.
-            step_metric: Name of its x axis; `None` for none.
+        Raises an `UnavailableError` if this fails. `step_metric` is the name of its x axis; `None` for none.
         """
         kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
         arguments = {**kept, "config": config, "id": run_id}
@@ -164,11 +141,7 @@ class Opening:
     def publish(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
         """Publish that this rank's run is open, for ranks without a run and the other writers of a shared run.
 
-        Args:
-            url: Address of the run.
-            offline: Whether the run is not on the server.
-            writer: Index of this rank in its unit.
-            first_row: Position on the x axis of the first row without a step.
+        `writer` is the index of this rank in its unit; for the others see `OpenedRun`.
         """
         self._publish_start()
         self._publish({"url": url, "offline": offline, "first_row": first_row})

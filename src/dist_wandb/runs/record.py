@@ -45,10 +45,7 @@ _MOST_UNSAFE = 20_000  # rows kept for that time
 class Record:
     """Logs rows into a run, or into its replacement on disk.
 
-    Args:
-        run: The run, or a `NullRun`.
-        rank: Global rank, for messages.
-        reopen: Opens another run on disk, given the id and config of the lost run.
+    If the run is lost, `reopen` opens another one on disk, with the id and config of the lost run.
     """
 
     def __init__(self, run: AnyRun, rank: int, reopen: Callable[[str, Mapping[str, Any]], AnyRun]) -> None:
@@ -63,15 +60,13 @@ class Record:
         self._late: deque[_LoggedRow] = deque()  # rows logged by the signal handler during the replacement
 
     def __bool__(self) -> bool:
-        """Return whether there is a run."""
         return bool(self.run)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
         """Log a row as `wandb.Run.log` does; if wandb's own process is lost, into another run on disk.
 
-        Raises:
-            Exception: An error of wandb about this row: a value that it cannot write, or no space for a file of the
-                row. The run is intact, and the row is not written.
+        Raises an error of wandb about this row: a value that it cannot write, or no space for a file of the row. The
+        run is intact then, and the row is not written.
         """
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
@@ -96,11 +91,7 @@ class Record:
                 self._unsafe.popleft()
 
     def stored(self, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-        """Return what W&B stores of a value at this moment; see `wandb_private.stored`.
-
-        Raises:
-            Exception: An error of wandb about this value.
-        """
+        """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""
         run = self.run
         try:
             return _with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
@@ -130,8 +121,7 @@ class Record:
     def _switch(self, lost: AnyRun, error: Exception) -> bool:
         """Replace a lost run by another run of the same id, on disk, and log the rows again that it had not written.
 
-        Returns:
-            Whether the run is replaced: `False` in a signal handler that interrupts the replacement.
+        Returns whether the run is replaced: `False` in a signal handler that interrupts the replacement.
         """
         with self._lock:
             if self._is_replacing:
@@ -204,7 +194,6 @@ class _LoggedRow(NamedTuple):
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The row with its parts."""
         return {name: value for logged in (*self.parts, self) for name, value in logged.row.items()}
 
 
@@ -213,13 +202,10 @@ def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:
 
 
 def _with_media_directory(write: Callable[[], _T]) -> _T:
-    """Call `write`; again, if the directory for files of tables and other media was missing.
-
-    Forked processes remove this directory when they end, as do programs that clean up temporary files.
-    """
+    """Call `write`; again, if the directory for files of tables and other media was missing."""
     try:
         return write()
-    except FileNotFoundError as error:
+    except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
         if not wandb_process.restore_media_directory(error):
             raise
         return write()

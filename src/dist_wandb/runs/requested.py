@@ -88,12 +88,7 @@ def _branch_point(init_arguments: Mapping[str, Any]) -> Any:
 
 
 def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    """Return a requested value: from the arguments, else the settings, else the environment; `None` for none.
-
-    Args:
-        init_arguments: Keyword arguments of `wandb.init`.
-        name: `"project"`, `"entity"`, `"group"` or `"name"`.
-    """
+    """Return a requested value (a key of `_SOURCES`): from the arguments, else the settings, else the environment."""
     setting, variable = _SOURCES[name]
     found = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
     return str(found) if found else None
@@ -115,8 +110,7 @@ def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
     """Return the requested W&B mode: from the arguments, else the settings, `WANDB_MODE`, or ``wandb offline``.
 
-    Raises:
-        ConfigurationError: A mode that W&B does not know, or an empty `WANDB_MODE`.
+    Raises `ConfigurationError` for a mode that W&B does not know, or an empty `WANDB_MODE`.
     """
     in_environment = os.environ.get("WANDB_MODE")
     found = init_arguments.get("mode") or user_setting(init_arguments, "mode") or in_environment
@@ -141,11 +135,8 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
 def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
     """Check W&B's own settings for several writers of a run, which `run_mode` sets on every rank.
 
-    Returns:
-        The user's label of a writer, which is replaced; `None` for none.
-
-    Raises:
-        ConfigurationError: Several ranks ask W&B, but not this package, for a run that all of them write into.
+    Returns the user's label of a writer, which is replaced. Raises `ConfigurationError` if several ranks ask W&B, but
+    not this package, for a run that all of them write into.
     """
     if ranks == 1:
         return None

@@ -90,13 +90,10 @@ class SummaryWrites:
     """The user's last writes into the summary, of each name.
 
     The user's threads add them, and one other thread writes them again. Neither waits for the other.
-
-    Attributes:
-        count: The number of writes so far, and of actions that were put off. A call of `log` with this number follows
-            all of them.
     """
 
     def __init__(self) -> None:
+        # Of writes so far, and of actions that were put off. A call of `log` with this number follows all of them.
         self.count: int = 0
         self._numbers = itertools.count(1)
         self._writes: dict[
@@ -157,13 +154,9 @@ class SummaryWrites:
     ) -> None:
         """Write again what a row has replaced that was just written, but ended before these writes.
 
-        Args:
-            row: The values of the row.
-            follows: The number of writes that its call of `log` follows; `None` for a row of other ranks, which has no
-                place in the user's script: it replaces all of them.
-            x: Its position.
-            is_open: Whether the row does not end with this call.
-            corrects: Whether it was written before: it keeps the place that it had then.
+        `follows`: how many writes precede the row's call of `log`; `None` for a row of other ranks, which has no place
+        in the user's script and replaces all of them. `x`: the row's position. `is_open`: the row does not end with
+        this call. `corrects`: the row was written before, and keeps the place that it had then.
         """
         if corrects:
             self._write_again(row, 0)

@@ -42,10 +42,7 @@ def trial_id() -> str | None:
 
 
 def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of `wandb.init` with the agent's id, project and entity, if an agent has started this job.
-
-    If the agent has given no id, the script's id is kept.
-    """
+    """Return the arguments of `wandb.init`, in a trial with the id, project and entity of its agent."""
     if not is_trial():
         return init_arguments
     values = {name: os.environ.get(variable) for name, (_, variable) in _AGENT_VARIABLES.items()}
@@ -90,15 +87,7 @@ def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def planned(arguments: Mapping[str, Any], plan: RunPlan) -> Iterator[Mapping[str, Any]]:
-    """Make `wandb.init` open the planned run even if an agent's variables name another one.
-
-    Args:
-        arguments: The arguments of `wandb.init`.
-        plan: The plan of this rank.
-
-    Yields:
-        The arguments to use instead.
-    """
+    """Make `wandb.init` open the planned run, even if an agent's variables name another one; yield its arguments."""
     if not is_trial():
         yield arguments
         return

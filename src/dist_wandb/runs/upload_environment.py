@@ -13,36 +13,26 @@ _RUN_VARIABLES = frozenset(
         *("MODE", "SILENT", "QUIET", "X_LABEL", "X_PRIMARY", "X_UPDATE_FINISH_STATE"),
     )
 )
-_RETRY_LIMITS = {  # W&B waits 2 s after the first failure, and twice as long after each further failure
-    f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
-}
+# W&B waits 2 s after the first failure, and twice as long after each further failure: so it gives up after about two
+# minutes without a server, instead of two hours. The user may set other limits.
+_RETRY_LIMITS = {f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 
 
 def upload_environment(
-    directory: Path,
+    directory: Path,  # for W&B's log, for this user alone
     *,
-    shared: bool,
-    label: str | None,
-    primary: bool,
-    finishes: bool,
-    resume: str | None,
-    server: str | None = None,
+    shared: bool,  # whether a writer of a shared run wrote the file
+    label: str | None,  # of the writer; `None` in a plain run
+    primary: bool,  # whether the writer is the primary of the shared run, or the run is a plain one
+    finishes: bool,  # whether the end of the file is the end of the run
+    resume: str | None,  # W&B's ``resume``, for a plain run that continues; `None` for a new run
+    server: str | None = None,  # `None` for the user's own setting, or W&B's default
 ) -> dict[str, str]:
     """Return the environment in which ``wandb sync`` uploads one file, derived from that of this process.
 
     Settings of a single run (id, name, tags, group, …) are left out, because they belong to another run. Python imports
     nothing from its working directory. Settings files of the current directory are ignored: one that sets a proxy and
-    disables the check of certificates could intercept the API key on its way to the right server. Unless the user sets
-    other limits, W&B gives up after about two minutes without a server, instead of two hours.
-
-    Args:
-        directory: Directory for W&B's log, for this user alone.
-        shared: Whether a writer of a shared run wrote the file.
-        label: The writer's label; `None` in a plain run.
-        primary: Whether the writer is the primary of the shared run, or the run is a plain one.
-        finishes: Whether the end of the file is the end of the run.
-        resume: W&B's ``resume``, for a plain run that continues; `None` for a new run.
-        server: Address of the server; `None` for the user's own setting, or W&B's default.
+    disables the check of certificates could intercept the API key on its way to the right server.
     """
     own = {name: value for name, value in own_environment().items() if name not in _RUN_VARIABLES}
     role = {

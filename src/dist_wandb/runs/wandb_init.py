@@ -62,29 +62,14 @@ def open_run(
     topology: Topology,
     init_arguments: Mapping[str, Any],
     *,
-    create_new: bool = False,
-    upload_timeout: float | None = None,
-    offline: bool = False,
+    create_new: bool = False,  # even if this process has a run, which wandb would otherwise return
+    upload_timeout: float | None = None,  # seconds, unless the user has set it; `None`: no settings but the user's
+    offline: bool = False,  # regardless of the user's mode
 ) -> AnyRun:
-    """Open the run of a plan.
+    """Open the run of a plan; return a `NullRun` if it opens none. The given arguments are not changed.
 
-    Args:
-        plan: The plan of this rank.
-        topology: This rank. In a world of one, `wandb.init` gets `init_arguments` without planned arguments.
-        init_arguments: Keyword arguments of `wandb.init`, as given by the user. They are not changed.
-        create_new: Whether to open a new run even if this process already has one. Otherwise wandb's own rule applies:
-            it returns the open run.
-        upload_timeout: How long the end of the run may wait for the server, in seconds, unless the user has set it;
-            `None` passes only the user's settings to wandb.
-        offline: Whether to open the run offline, regardless of the user's mode.
-
-    Returns:
-        The W&B run, or a `NullRun` if the plan opens none.
-
-    Raises:
-        UnavailableError: W&B could not open the run: its server does not answer, or refuses.
-        ConfigurationError: W&B refuses a setting.
-        wandb.Error: wandb does not accept the arguments.
+    Raises `UnavailableError` if W&B could not open the run because its server does not answer, or refuses;
+    `ConfigurationError` if W&B refuses a setting; `wandb.Error` if wandb does not accept the arguments.
     """
     if not plan.opens_run and not plan.attaches:
         return NullRun()
@@ -141,27 +126,23 @@ def _init(arguments: Mapping[str, Any]) -> Run:
 
 
 def is_answer(error: BaseException | None) -> bool:
-    """Return whether an error is what W&B's server answers about the arguments, so that a later upload fails, too.
-
-    Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
-    """
+    """Return whether an error is what W&B's server answers about the arguments, so that a later upload fails, too."""
     import wandb
 
     if not isinstance(error, wandb.errors.CommError):
         return False
+    # Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
     return bool(_REFUSED.search(str(error))) or not _SILENCE.search(str(error))
 
 
 def _passed_on(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments without those that wandb must not get.
-
-    ``resume="auto"`` would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id
-    already. Some versions warn of ``anonymous=None`` because it differs from the default.
-    """
+    """Return the arguments without those that wandb must not get."""
     import wandb
 
+    # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
     if requested.resume(arguments) == "auto":
         arguments = {**arguments, "resume": "allow"}
+    # Some versions warn of ``anonymous=None`` because it differs from the default.
     parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
     if arguments.get("anonymous") is not None or parameter is None or parameter.default is None:
         return arguments
@@ -169,7 +150,6 @@ def _passed_on(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `wandb.init` that the plan changes."""
     arguments: dict[str, Any] = {"id": unit_run_id(plan)}
     name = requested.value(given, "name")
     if name and plan.name_suffix:
@@ -212,13 +192,10 @@ def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.
 
 
 def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
-    """Return a copy of the user's settings with limits for a dead server and for the loss of a killed rank.
-
-    Values that the user has set, also in the environment, are kept. Limits unknown to this version of wandb are left
-    out.
-    """
+    """Return a copy of the user's settings with limits for a dead server and for the loss of a killed rank."""
     settings = _copied_settings(given)
     limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
+    # Values that the user has set are kept; limits unknown to this version of wandb are left out.
     for name in limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set:
         if f"WANDB_{name.upper()}" not in os.environ:
             setattr(settings, name, limits[name])
@@ -241,15 +218,11 @@ def _writer_settings(
 
 
 def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: bool) -> None:
-    """Create the directory, or choose a new private one if it cannot be used.
+    """Create the directory, or choose a new private one if it cannot be used, as `dir` of the arguments.
 
     wandb would create it only after a warning about a missing git repository. Instead of a directory that it cannot
-    write to it would use the shared temporary directory, where it follows and removes files that anybody can leave.
-
-    Args:
-        arguments: Keyword arguments of `wandb.init`; `dir` is changed if necessary.
-        topology: This rank.
-        is_own: Whether `dir` is the rank's own, with a fixed name. A link in its place is not followed.
+    write to it would use the shared temporary directory, where it follows and removes files that anybody can leave. If
+    `dir` is the rank's own, with a fixed name, a link in its place is not followed.
     """
     if requested.mode_if_given(arguments) == "disabled":
         return

@@ -36,12 +36,9 @@ def images(values: Iterable[Any]) -> list[Any]:
 
 
 def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any) -> Any:
-    """Return a W&B image.
+    """Return a W&B image of a value for `wandb.Image`, or of the bytes of a PNG, which are not encoded again.
 
-    Args:
-        value: A value for `wandb.Image`, or the bytes of a PNG, which are not encoded again.
-        files: Returns the directory for a file with these bytes; it must exist until the image is logged.
-        **arguments: Further arguments of `wandb.Image`.
+    `files` returns the directory for a file with these bytes; it must exist until the image is logged.
     """
     import wandb
 
@@ -60,14 +57,10 @@ def table(columns: list[str | int] | None, data: list[list[Any]] | None, datafra
 
 
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
-    """Return a W&B table, also if cells of one column have different types.
-
-    wandb infers the types of columns row by row, which is slow. For plain types such as numbers and text, it gets a few
-    rows with the same types as all rows.
-    """
+    """Return a W&B table, also if cells of one column have different types."""
     import wandb
 
-    typical = _typical_rows(data)
+    typical = _typical_rows(data)  # wandb infers the types of columns row by row, which is slow
     try:
         found = wandb.Table(columns=columns, data=typical)
     except TypeError:
@@ -102,18 +95,13 @@ def _package(value: object) -> str:
 
 
 class AsLogged:
-    """What W&B stores of a value, taken when it was logged.
-
-    Args:
-        value: The stored value.
-        name: The name under which it is stored, at the top of the row; `None` for that of the value.
-    """
+    """What W&B stores of a value, taken when it was logged."""
 
     __slots__ = ("name", "value")
 
     def __init__(self, value: Any, name: str | None = None) -> None:
         self.value = value
-        self.name = name
+        self.name = name  # under which it is stored, at the top of the row; `None` for the name of the value
 
 
 def may_change(value: object, depth: int = _DEEPEST) -> bool:
@@ -133,11 +121,8 @@ def may_change(value: object, depth: int = _DEEPEST) -> bool:
 def taken(values: Mapping[str, Any], take: Callable[[str, str, Any], dict[str, Any]], path: str = "") -> dict[str, Any]:
     """Return a row in which `take` has replaced the values that may change, also in nested mappings.
 
-    Args:
-        values: Values by name.
-        take: Called with the name of a value from the top of the row, its name in its mapping, and the value. Returns
-            its replacement by the latter name, or nothing.
-        path: What precedes the names.
+    `take` gets the name of a value from the top of the row (with `path`), its name in its mapping, and the value. It
+    returns the replacement by the latter name, or nothing.
     """
     row: dict[str, Any] = {}
     for name, value in values.items():
@@ -195,9 +180,7 @@ def has_merged(row: Mapping[str, Any]) -> bool:
 def made_of_merged(row: Mapping[str, Any], warn: Callable[[str, Exception], None]) -> Iterator[dict[str, Any]]:
     """Convert the merged tables and images of a row to W&B's objects. The row must be logged inside the context.
 
-    Args:
-        row: Values by name.
-        warn: Called for values that cannot be converted, which are then left out.
+    `warn` is called for values that cannot be converted, which are then left out.
     """
     with ExitStack() as stack:
 

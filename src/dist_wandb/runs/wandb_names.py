@@ -27,12 +27,7 @@ def has_run() -> bool:
 def of_its_run(name: str, why_not: Callable[[], str]) -> Callable[..., Any]:
     """Return the function of wandb that acts on ``wandb.run``.
 
-    Args:
-        name: Name of the function.
-        why_not: Returns an explanation why this package has no run.
-
-    Raises:
-        wandb.Error: There is no such run. wandb raises the same error.
+    Without such a run, raises the same `wandb.Error` as wandb, with an explanation why this package has no run.
     """
     if not has_run():
         import wandb

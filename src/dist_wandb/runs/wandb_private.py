@@ -84,12 +84,9 @@ def set_starting_step(run: Any, step: int) -> None:
 
 
 def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
-    """Let `run.step` return the user's step, not W&B's number of rows; return a function that undoes it.
-
-    Older versions count it themselves; there, it remains W&B's.
-    """
+    """Let `run.step` return the user's step, not W&B's number of rows; return a function that undoes it."""
     interface = getattr(run, "_interface", None) if is_wandbs(run) else None
-    if not hasattr(interface, _STEP_ASKED):
+    if not hasattr(interface, _STEP_ASKED):  # older versions count it themselves; there, it remains W&B's
         return lambda: None
     return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))[1]
 
@@ -129,17 +126,10 @@ def can_store(run: AnyRun) -> bool:
 
 
 def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-    """Return what `run.log` stores of a value at this moment, as JSON values; files of media are written now.
+    """Return what `run.log` stores of a value at this moment, as JSON values, and the name under which it is stored.
 
-    Args:
-        run: The run, for which `can_store` is true.
-        name: The name in the row.
-        key: The name for files.
-        value: The value. A chart is replaced by its table, which has another name.
-        step: A number for the names of files.
-
-    Returns:
-        The name under which it is stored, and what is stored.
+    Files of media are written now, under names with `key` and `step`. A chart is replaced by its table, which has
+    another name. `can_store` must be true for the run.
     """
     from wandb import util
     from wandb.sdk.data_types.utils import val_to_json

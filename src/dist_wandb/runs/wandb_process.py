@@ -35,16 +35,16 @@ def drop_inherited_service() -> None:
     """Remove a `WANDB_SERVICE` that another process has set, so that this rank starts its own wandb process.
 
     Call it before the first use of wandb in this process, also before its settings are read.
-
-    Ranks whose common parent process used wandb would share the parent's service, which refuses a run id that a sibling
-    has open: "run ID X is in use". The service writes the process id of its owner into the variable.
     """
+    # Ranks whose common parent process used wandb would share the parent's service, which refuses a run id that a
+    # sibling has open: "run ID X is in use".
     if inherits_service():
         del os.environ["WANDB_SERVICE"]
 
 
 def inherits_service() -> bool:
     """Return whether `WANDB_SERVICE` names the wandb process of another process."""
+    # The service writes the process id of its owner into the variable.
     owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
     return owner is not None and int(owner[1]) != os.getpid()
 
@@ -74,11 +74,7 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
 
 
 def restore_media_directory(error: FileNotFoundError) -> bool:
-    """Recreate wandb's directory for files of tables and media if the error is about it.
-
-    Returns:
-        Whether it was missing and now exists.
-    """
+    """Recreate wandb's directory for media if the error is about it; return whether it was missing and now exists."""
     path = Path(str(error.filename or ""))
     if not path.parent.name.endswith(_MEDIA_DIRECTORY) or path.parent.exists():
         return False

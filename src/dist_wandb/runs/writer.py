@@ -45,22 +45,15 @@ _LONGEST_TURN = 1.0  # seconds to wait for another thread: a signal handler that
 
 @dataclass
 class _OpenRow:
-    """A row to which further calls may add values.
+    """A row to which further calls may add values."""
 
-    Args:
-        x: Its position on the x axis; `None` if it is not known.
-        values: The values that were not passed to wandb yet.
-        is_begun: Whether others were.
-        time: When the last of them was logged, in seconds since the epoch.
-    """
-
-    x: float | None
-    values: dict[str, Any] = field(default_factory=dict)
-    is_begun: bool = False
-    time: float = 0.0
+    x: float | None  # its position on the x axis, if it is known
+    values: dict[str, Any] = field(default_factory=dict)  # those that were not passed to wandb yet
+    is_begun: bool = False  # whether others were
+    time: float = 0.0  # when the last of them was logged, in seconds since the epoch
 
     def is_elsewhere(self, x: float | None, *, is_left_open: bool) -> bool:
-        """Return whether a call at position `x` does not add to this row.
+        """Whether a call at position `x` does not add to this row.
 
         As in wandb, a call without a position does. So does one that ends a row without one, as a Trainer's rows do.
         """
@@ -68,16 +61,9 @@ class _OpenRow:
 
 
 class RunWriter:
-    """Writes the rows of one rank into its run.
+    """Writes the rows of one rank into its run, or none if that is a `NullRun`.
 
-    Args:
-        run: The run, or a wrapper of it; a `NullRun` on a rank without a run.
-        plan: Determines whether this rank writes the plain names, and its label in a shared run.
-        step_metric: Name of the x axis in every row; `None` for none.
-        rank: Global rank, for messages.
-
-    Attributes:
-        lost: How many values were accepted and are not in the run, by the cause in words.
+    The plan determines whether this rank writes the plain names, and its label in a shared run.
     """
 
     def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
@@ -85,8 +71,8 @@ class RunWriter:
         self.is_primary: bool = plan.primary
         self.has_own_run: bool = plan.run_mode == "new"
         self._run = run
-        self.step_metric = step_metric
-        self.lost: Counter[str] = Counter()
+        self.step_metric = step_metric  # name of the x axis in every row; `None` for none
+        self.lost: Counter[str] = Counter()  # how many values were accepted and are not in the run, by cause in words
         self._rescue = _Rescue(rank, self.lost)
         self._notices = Notices()
         self._open: _OpenRow | None = None
@@ -101,21 +87,14 @@ class RunWriter:
         self,
         metrics: Mapping[str, Any],
         per_rank: PerRankNames,
-        step: int,
-        store: Callable[[str, str, Any, int], tuple[str, Any]],
+        step: int,  # for the names of files
+        store: Callable[[str, str, Any, int], tuple[str, Any]],  # `Record.stored`
         *,
-        flat: bool,
+        flat: bool,  # whether nested mappings will be flattened
     ) -> Mapping[str, Any]:
         """Return a row with what W&B stores, at this moment, of the values that the script may change.
 
         Values that W&B cannot write become text or are left out, with a warning, as in `write`.
-
-        Args:
-            metrics: The values of a call.
-            per_rank: Names that each rank of a shared run writes under its label.
-            step: A number for the names of files.
-            store: As `Record.stored`.
-            flat: Whether nested mappings will be flattened.
         """
 
         def take(path: str, key: str, value: Any) -> dict[str, Any]:
@@ -133,12 +112,9 @@ class RunWriter:
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write a row, or add to the row that earlier calls left open. A call at another step ends that row first.
 
-        Tables and images of the ranks that W&B refuses are left out, with a warning.
-
-        Args:
-            metrics: The values of this rank by final name.
-            step: Position of the row on the x axis; `None` leaves the x axis out of the row.
-            commit: `False` leaves the row open; otherwise it is written. Without values, `None` only ends an open row.
+        Without a step, the row has no x axis. ``commit=False`` leaves the row open; otherwise it is written. Without
+        values, `None` only ends an open row. Tables and images of the ranks that W&B refuses are left out, with a
+        warning.
         """
         x = metrics.get(str(self.step_metric)) if step is None else step
         x = x if isinstance(x, (int, float)) else None
