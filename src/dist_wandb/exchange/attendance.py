@@ -15,31 +15,16 @@ UNOPENED = "unopened"  # kind of the warning about ranks that have opened no ses
 
 
 class Attendance:
-    """The ranks that participate together with this one, generation after generation.
-
-    Attributes:
-        is_only_one: Whether no other rank had opened a session when this was checked last: after `join_timeout`, and at
-            the end.
-        lost: Indices in the unit of ranks that opened a session, and are gone without having finished.
-    """
+    """The ranks that participate together with this one, generation after generation."""
 
     def __init__(self, context: Context) -> None:
-        self.is_only_one: bool = False
-        self.lost: frozenset[int] = frozenset()
+        self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
+        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
         self._context = context
         self._has_checked = False
 
     def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
-        """Begin a generation, and warn about missing ranks.
-
-        Args:
-            presence: The ranks that are present.
-            before: The generation in which this rank participated last.
-            generation: The one that begins.
-
-        Returns:
-            The missing ranks.
-        """
+        """Begin a generation after the one in which this rank participated last; return, and report, missing ranks."""
         if before is not None and self._speaks(before):
             self._welcome(presence, set(generation.joined) - set(before.lost))
         absent = presence.absent(generation)
@@ -60,7 +45,7 @@ class Attendance:
         return generation.members[0] == self._context.unit.index
 
     def _welcome(self, presence: Presence, late: Collection[int]) -> None:
-        """Report ranks that the others did not wait for, because they had not opened a session."""
+        """Report ranks for which the others did not wait, because they had not opened a session."""
         if not late:
             return
         is_one = len(late) == 1
@@ -96,12 +81,7 @@ class Attendance:
     def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
         """Report ranks that have opened no session: once `join_timeout` has passed, or at the end.
 
-        Those that have, and with which there was no round until the end, are lost.
-
-        Args:
-            presence: The ranks that are present.
-            generation: The one in which this rank participates, if any.
-            is_end: Whether this rank leaves.
+        Those that have, and with which there was no round until the end, are lost: `generation` is `None` then.
         """
         if is_end and generation is None:
             with suppress(RendezvousError):

@@ -15,15 +15,15 @@ from dist_wandb.settings.plan import Unit
 class Context:
     """The objects that all parts of one rank's exchange share."""
 
-    unit: Unit  # the unit, seen from this rank
-    limits: Limits  # timeouts and queue limits
-    rows: Rows  # makes totals of contributions, and rows of finished values
-    reports: Reports  # this rank's warnings
-    lifecycle: Lifecycle  # the requests to the exchange, and its phase
+    unit: Unit
+    limits: Limits
+    rows: Rows
+    reports: Reports
+    lifecycle: Lifecycle
 
     @property
     def rank(self) -> int:
-        """The index of this rank in the job."""
+        """Index of this rank in the job."""
         return self.unit.global_rank
 
     def warn(self, kind: str, message: str) -> None:

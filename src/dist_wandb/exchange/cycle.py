@@ -24,16 +24,11 @@ from dist_wandb.exchange.transport.group import Alone, Group
 
 
 class Cycle:
-    """Carries out one rank's rounds over a group.
-
-    Attributes:
-        group: The participating members; `None` between two generations.
-        has_more: Whether some rank has more to contribute at once, as of the last round.
-    """
+    """Carries out one rank's rounds over a group."""
 
     def __init__(self, context: Context, rounds: Rounds, output: Output, pacer: Pacer) -> None:
-        self.group: Group | None = None
-        self.has_more: bool = False
+        self.group: Group | None = None  # between two generations
+        self.has_more: bool = False  # whether some rank has more to contribute at once, as of the last round
         self._members: Sequence[int] = ()
         self._rows = context.rows
         self._unit = context.unit
@@ -46,14 +41,8 @@ class Cycle:
     def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
         """Begin a generation: do the work that remained on some members when the last one broke.
 
-        Args:
-            group: Its members.
-            members: Their indices in the unit.
-            learn_ranks: Called with the index in the job, by index in the unit, of members for which
-                `Unit.global_rank_of` is wrong.
-
-        Raises:
-            BrokenError: The exchange failed.
+        `members` are indices in the unit. `learn_ranks` gets the indices in the job, by index in the unit, of those for
+        which `Unit.global_rank_of` is wrong. Raises BrokenError if the exchange failed.
         """
         self.group, self._members = group, members
         unit = self._unit  # its ranks are usually known, so that greetings of thousands of members are equal
@@ -71,13 +60,9 @@ class Cycle:
         self._write_due()
 
     def round(self, *, regroup: bool = False) -> Outcome:
-        """Take part in one round, and do the work that follows from it.
+        """Take part in one round, and do the work that follows from it; raise BrokenError if the exchange failed.
 
-        Args:
-            regroup: Whether to request a new generation after it.
-
-        Raises:
-            BrokenError: The exchange failed.
+        `regroup` requests a new generation after it.
         """
         group = self.group
         if group is None:
@@ -122,8 +107,7 @@ class Cycle:
     def is_awaited(self, *, by_late: bool = False) -> bool:
         """Return whether the others will request more than numbers of this rank: states, tables or spreads.
 
-        Args:
-            by_late: Whether to include what they may request because a late rank corrects a value with its part.
+        With `by_late`, also if they may do so because a late rank corrects a value with its part.
         """
         has_spread = self._rows.held.spreads.wants
         if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
@@ -140,11 +124,7 @@ class Cycle:
         return Checkpoint(self._rounds.table.round, self._result)
 
     def catch_up(self, checkpoint: Checkpoint) -> bool:
-        """Catch up with the others, who are at most one round ahead.
-
-        Returns:
-            Whether all ranks were done then.
-        """
+        """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
         if checkpoint.round != self._rounds.table.round + 1 or checkpoint.result is None:
             return False
         self._rounds.plan(checkpoint.result.offers)

@@ -35,25 +35,18 @@ from dist_wandb.settings.limits import Limits
 class DirectExchange:
     """The exchange of a rank that writes its own rows only.
 
-    `put` takes no lock for which a signal handler that interrupts it and logs would wait.
-
-    Args:
-        rows: Makes rows of contributions.
-        limits: `finish_timeout` limits `flush` and `close`, `max_pending_rows` the rows that wait for wandb's own
-            process, `join_timeout` the time to wait for other writers.
-        rank: This rank's index in the job, for messages.
-        at_once: Whether rows are written on the calling thread, unless a value has to be waited for.
-        has_all_writers: Called on the thread, repeatedly, before anything is written: returns whether the other writers
-            of a shared run are attached. `None` if there are none to wait for.
+    `put` takes no lock for which a signal handler that interrupts it and logs would wait. `has_all_writers` is called
+    on the thread, repeatedly, before anything is written: are the other writers of a shared run attached? `None` if
+    there are none to wait for.
     """
 
     def __init__(
         self,
         rows: Rows,
         limits: Limits,
-        rank: int,
+        rank: int,  # in the job, for messages
         *,
-        at_once: bool,
+        at_once: bool,  # whether rows are written on the calling thread, unless a value has to be waited for
         has_all_writers: Callable[[], bool] | None = None,
     ) -> None:
         self._rows = rows
@@ -83,7 +76,7 @@ class DirectExchange:
 
     @property
     def _is_free(self) -> bool:
-        """Whether this thread may write, because no earlier row waits, and it is not interrupted while it writes."""
+        """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""
         return self._at_once and self._waiting.is_empty and self._writing_thread != threading.get_ident()
 
     def _write_directly(self, contribution: Contribution) -> None:
@@ -105,7 +98,7 @@ class DirectExchange:
             remember(self)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until everything that was put is written; see `Exchange.flush`. `together` has no effect."""
+        """Wait until everything that was put is written; `together` has no effect."""
         if self._is_foreign() or self._lifecycle.ended.is_set() or not self._rows.has_run:
             return True
         if self._is_free:
@@ -167,7 +160,7 @@ class DirectExchange:
 
     @property
     def unwritten(self) -> int:
-        """Number of rows that were put, and that `close` has given up."""
+        """How many rows `close` has given up."""
         return self._lifecycle.unwritten
 
     @property
@@ -176,5 +169,4 @@ class DirectExchange:
         return not self._thread.is_alive()
 
     def _is_foreign(self) -> bool:
-        """Return whether this process is a fork, in which the thread does not exist."""
-        return os.getpid() != self._pid
+        return os.getpid() != self._pid  # a fork does not have the thread

@@ -44,19 +44,13 @@ def keep_nothing(*_: object, **__: object) -> None:
 
 
 class Reductions:
-    """The reduction of each name, by patterns as in `Rows`.
-
-    Attributes:
-        unused: The patterns that no name has matched yet.
-        known: The reductions of the names that were logged.
-        weighted: Names that this rank has given weights.
-    """
+    """The reduction of each name, by patterns as in `Rows`."""
 
     def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
-        self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())
+        self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self._reduce = reduce or {}
-        self.known: dict[str, Reduction] = {}
-        self.weighted: set[str] = set()
+        self.known: dict[str, Reduction] = {}  # of the names that were logged
+        self.weighted: set[str] = set()  # names that this rank has given weights
         self._of_all: dict[tuple[str, ...], tuple[Reduction, ...]] = {}
 
     def of(self, name: str) -> Reduction:
@@ -84,34 +78,23 @@ class Reductions:
 
 @dataclass(frozen=True)
 class Held:
-    """The state with which rows are made.
-
-    Args:
-        reductions: How the ranks' numbers of each name are reduced.
-        attachments: Metric states, tables and images.
-        spreads: The spreads of numbers over the ranks.
-        own_axes: Returns the names that are x axes of the user in this rank's run.
-        keep_summary: Called after each row, to keep what the user has written into the summary since.
-        act: Called before each row, to do what the user has done with the run between the calls before it.
-        counts: Whether rows without a step lie at the number of calls on the x axis.
-        first: Position of the first row without a step.
-    """
+    """The state with which rows are made."""
 
     reductions: Reductions
     attachments: Attachments
     spreads: Spreads
-    own_axes: Callable[[], Collection[str]]
-    keep_summary: Callable[..., None] = keep_nothing
-    act: Callable[..., None] = keep_nothing
-    counts: bool = True
-    first: int = 0
+    own_axes: Callable[[], Collection[str]]  # the names that are x axes of the user in this rank's run
+    keep_summary: Callable[..., None] = keep_nothing  # after each row: keeps what the user has written there since
+    act: Callable[..., None] = keep_nothing  # before each row: does what the user did with the run before its call
+    counts: bool = True  # whether rows without a step lie at the number of calls on the x axis
+    first: int = 0  # position of the first of these rows
 
     def axes(self) -> list[str]:
-        """Return the x axes of the user: each row has the value of one call. Not those whose reduction was chosen."""
+        """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
         return [name for name in self.own_axes() if not self.reductions.names(name)]
 
     def x(self, x: int) -> int | None:
-        """Return the position of a row on the x axis of this rank's run; see `protocol.calls.Call`."""
+        """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""
         if x >= 0:
             return x
         return self.first - 1 - x if self.counts else 0

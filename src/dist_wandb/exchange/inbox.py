@@ -30,9 +30,8 @@ class Inbox:
     `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
     lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not.
 
-    Args:
-        post: Called, on the thread of the exchange, with each contribution whose values are computed. The thread never
-            blocks on a device, because other ranks would then wait as well.
+    The thread of the exchange calls `post` with each contribution once its values are computed. It never blocks on a
+    device, because other ranks would then wait as well.
     """
 
     def __init__(self, post: Callable[[Contribution], None]) -> None:
@@ -59,18 +58,18 @@ class Inbox:
         self._hurry()
 
     def _hurry(self) -> None:
-        """End the thread's lingering. Called after the reason for it was put into the inbox."""
+        """End the thread's lingering; called after the reason for it was put."""
         if self._urgent.empty():
             self._urgent.put(None)
 
     @property
     def unread(self) -> int:
-        """Approximate number of contributions that were not read yet."""
+        """Approximately how many contributions were not read yet."""
         return self._unread.qsize()
 
     @property
     def computing(self) -> int:
-        """Number of contributions that wait for a device, or for those before them."""
+        """How many contributions wait for a device, or for those before them."""
         return len(self._computing)
 
     @property
@@ -81,7 +80,7 @@ class Inbox:
     # On the thread of the exchange
 
     def drain(self, timeout: float = 0.0) -> bool:
-        """Post the contributions that are ready; return whether there was anything to read or post."""
+        """Post the contributions that are ready; return whether there was anything to read or post in time."""
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -114,12 +113,7 @@ class Inbox:
         return has_posted
 
     def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
-        """Wait for further contributions, unless a caller waits for the present ones.
-
-        Args:
-            seconds: How long to wait.
-            is_open: Returns whether further contributions may come.
-        """
+        """Wait for further contributions if they may come, unless a caller waits for the present ones."""
         with suppress(Empty):
             while True:
                 self._urgent.get_nowait()

@@ -36,29 +36,18 @@ class Exchange(Protocol):
         """Add a contribution, without waiting for other ranks."""
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until everything that was put is finished, and written if this rank writes it.
+        """Wait until everything that was put is finished, and written if this rank writes it; return whether it is.
 
-        Args:
-            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            together: Whether all ranks flush at this point. The flush then ends once all of them have reached it, and
-                everything that any of them put is finished.
-
-        Returns:
-            Whether it is finished.
+        The timeout is in seconds, by default `finish_timeout`. If all ranks flush at this point, `together`, the flush
+        ends once all of them have reached it, and everything that any of them put is finished.
         """
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait as `flush` does, write what is left, as long as W&B takes it, and end; nothing may be put afterwards.
 
-        Args:
-            timeout: How long to wait for other ranks, in seconds; `None` for `finish_timeout`.
-            failed: Whether to wait for them no longer than a heartbeat, because the process has failed.
-
-        Returns:
-            Whether everything that was put is written, or delivered to the rank that writes it.
-
-        Raises:
-            KeyboardInterrupt: The first Ctrl-C ends the waiting for other ranks, the second one the writing.
+        Returns whether everything that was put is written, or delivered to the rank that writes it. If the process has
+        failed, waits for other ranks no longer than a heartbeat. The first Ctrl-C ends the waiting for other ranks, the
+        second one the writing; then KeyboardInterrupt is raised.
         """
 
     def detach(self) -> None:
@@ -73,7 +62,7 @@ class Exchange(Protocol):
 
     @property
     def unwritten(self) -> int:
-        """Number of rows that were put, and that `close` has given up."""
+        """How many rows that were put `close` has given up."""
 
     @property
     def has_ended(self) -> bool:
@@ -99,23 +88,15 @@ def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[],
 
 def write_rest(
     lifecycle: Lifecycle,
-    left: Callable[[], int],
-    rank: int,
-    standstill: float,
+    left: Callable[[], int],  # how many rows, approximately
+    rank: int,  # in the job, for messages
+    standstill: float,  # seconds without a written row after which the others are given up
     interrupt: KeyboardInterrupt | None = None,
 ) -> None:
     """Wait until an exchange's thread has written its last rows, as long as W&B takes them, and report the progress.
 
-    Args:
-        lifecycle: The life cycle of the exchange, which notes how many rows are given up.
-        left: Returns how many rows are left, approximately.
-        rank: This rank's index in the job, for messages.
-        standstill: Seconds without a written row after which the others are given up.
-        interrupt: The user has interrupted the end before. Then, or if the process has failed, Ctrl-C gives the rows
-            up.
-
-    Raises:
-        KeyboardInterrupt: The user has interrupted the end.
+    Raises KeyboardInterrupt at the end if the user has interrupted it, or had before (`interrupt`). The second Ctrl-C,
+    or the first one if the process has failed, gives up the rows that are left.
     """
     why = None
     while True:
@@ -139,7 +120,7 @@ def write_rest(
 
 
 def _ends(ended: threading.Event, left: Callable[[], int], rank: int, standstill: float) -> bool:
-    """Return whether a thread ends before it stands still."""
+    """Wait for a thread; return whether it ends before it stands still."""
     all_rows = rows = left()
     moved = told = time.monotonic()
     quiet = _QUIET
@@ -165,7 +146,7 @@ _live: list[Exchange] = []
 
 
 def remember(exchange: Exchange) -> None:
-    """Register an exchange, whose thread is to end with the process."""
+    """Register an exchange for `end_all`."""
     _live[:] = [known for known in _live if not known.has_ended]
     _live.append(exchange)
 

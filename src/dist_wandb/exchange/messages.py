@@ -42,7 +42,6 @@ class Messages:
             self._uneven(outcome.uneven)
 
     def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
-        """Warn, at the end, of names that ranks have logged unequally often without a step."""
         name, of_name = next(iter(counts.items()))
         by_count: dict[int, list[int]] = {}
         for rank, count in of_name.items():
@@ -58,7 +57,6 @@ class Messages:
         )
 
     def _silent(self, keys: Sequence[Key]) -> None:
-        """Warn that this rank kept the others waiting for these cells."""
         rank, patience = self._context.rank, self._context.limits.peer_timeout
         self._context.reports.values(
             "silent",
@@ -70,12 +68,7 @@ class Messages:
         )
 
     def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
-        """Warn that this rank contributed to cells that were finished already.
-
-        Args:
-            late: Cells that are corrected.
-            lost: Cells that are not corrected, because the others' contributions are forgotten.
-        """
+        """Warn of cells that were finished before, and are corrected, or not: the others' parts are forgotten."""
         rank, reports = self._context.rank, self._context.reports
         self._context.rows.lost["that came too late"] += len(lost)
         reports.values(
@@ -143,12 +136,7 @@ class Messages:
         self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:
-        """Warn, at the end of the session, that the rank that writes has not returned for the rows kept for it.
-
-        Args:
-            limit: How long it was waited for, in seconds.
-            kept_after: The position after which the rows were kept.
-        """
+        """Warn at the end that the rank that writes has not returned within `limit` seconds for rows kept for it."""
         self._context.warn(
             "lost",
             f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "
@@ -157,12 +145,7 @@ class Messages:
         )
 
     def time_is_over(self, limit: float, backlog: int) -> None:
-        """Warn that the session ends before the others have received everything.
-
-        Args:
-            limit: How long they were waited for, in seconds.
-            backlog: Approximate number of rows of this rank that the others have not received.
-        """
+        """Warn that the others have not finished within `limit` seconds, or not received this rank's `backlog` rows."""
         rank, rows = self._context.rank, self._context.rows
         if not backlog:
             self._context.warn(

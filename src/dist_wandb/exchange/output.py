@@ -30,7 +30,7 @@ class Output:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows are kept for a primary that is away."""
+        """Whether there are rows kept for a primary that is away."""
         return bool(self._kept) and not self.has_primary
 
     def write(self, rows: Sequence[Row]) -> None:

@@ -50,7 +50,7 @@ class OwnRows:
         return not self._waiting
 
     def put(self, item: Contribution | Flush) -> None:
-        """Add a row, or a flush, which is set when everything before it is written."""
+        """Add a row, or a flush that is set when everything before it is written."""
         self._waiting.append(item)
         self.wake()
 
@@ -63,7 +63,7 @@ class OwnRows:
         self._written_at = time.monotonic()
 
     def has_room(self) -> bool:
-        """Return whether another row may wait. While rows are being written, block until it may, as wandb does."""
+        """Return whether another row may wait; while rows are being written, block until it may, as wandb does."""
         most = self._limits.max_pending_rows
         while len(self._waiting) >= most:
             if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:

@@ -31,18 +31,12 @@ PRIMARY = 0  # its index in the unit
 
 
 class Participation:
-    """One rank's way through generations.
-
-    Attributes:
-        attendance: The missing ranks.
-        generation: The one in which this rank participates, or participated last.
-        membership: This rank's part in agreeing on the participants; `None` before there is a store.
-    """
+    """One rank's way through generations."""
 
     def __init__(self, context: Context, rounds: Rounds, cycle: Cycle, output: Output) -> None:
         self.attendance: Attendance = Attendance(context)
-        self.generation: Generation | None = None
-        self.membership: Membership | None = None
+        self.generation: Generation | None = None  # in which this rank participates, or participated last
+        self.membership: Membership | None = None  # before there is a store
         self._context = context
         self._rounds = rounds
         self._cycle = cycle
@@ -56,18 +50,10 @@ class Participation:
     def arrive(
         self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
     ) -> Generation:
-        """Return the first generation of the unit.
+        """Return the first generation of the unit; `find` is called until it returns the job's store.
 
-        Args:
-            find: Finds the job's store; called until it returns one.
-            gives_up: Returns whether to stop waiting for other ranks.
-            situation: What the session knows.
-
-        Raises:
-            Stopped: The wait was ended.
-            Over: There is no rank left to wait for.
-            Moved: Another rank, or this one, is the primary.
-            RendezvousError: There is no store, or it is gone.
+        Raises Stopped if it `gives_up` to wait, RendezvousError if there is no store, or it is gone, and as
+        `Membership.arrive` does.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
         job_store = find_store(self._context, find, gives_up)
@@ -81,10 +67,8 @@ class Participation:
     def enter(self, generation: Generation) -> Generation:
         """Begin a generation, or, if this rank is not in it, the next one in which it is.
 
-        Raises:
-            Stopped: The wait was ended.
-            Over: The others have ended.
-            RendezvousError: The store is gone, or no rank admits this one.
+        Raises Stopped, Over if the others have ended, and RendezvousError if the store is gone, or no rank admits this
+        one.
         """
         membership = self._joined()
         if self._context.unit.index not in generation.members:
@@ -122,11 +106,7 @@ class Participation:
     # The end of a generation
 
     def catch_up(self, generation: Generation) -> bool:
-        """Catch up with the state of the others when a generation began.
-
-        Returns:
-            Whether all ranks were done then.
-        """
+        """Catch up with the others' state when a generation began; return whether all ranks were done then."""
         if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
             return False
         checkpoint = self._joined().generations.checkpoint_before(generation)
@@ -149,11 +129,9 @@ class Participation:
         return following or self.recover(generation)
 
     def leave(self, is_delivered: Callable[[], bool], *, is_closed: bool) -> None:
-        """Announce that this rank leaves.
+        """Announce that this rank leaves: as one of all ranks after the same round (`is_closed`), or before others.
 
-        Args:
-            is_delivered: Returns whether the others have received everything that it logged.
-            is_closed: Whether all ranks leave after the same round.
+        `is_delivered` returns whether the others have received everything that it logged.
         """
         if self.membership is None:
             return

@@ -26,26 +26,15 @@ _FLOATS = {float}
 
 @dataclass(frozen=True)
 class Contribution:
-    """The values of one `log` call on one rank.
+    """The values of one `log` call on one rank."""
 
-    Args:
-        metrics: Values by name.
-        step: Position on the x axis; `None` for none.
-        commit: As in `wandb.Run.log`; `None` leaves it to wandb.
-        weight: Weight of the values in means: a number, a mapping of names to numbers, or `None` for 1.
-        x: The position of its row: its step, or the last one before; -1 - n before any step, after n other calls.
-        in_order: Whether it comes from the first thread that logged, and therefore follows all its earlier
-            contributions.
-        follows: How many writes of the user into the summary it follows.
-    """
-
-    metrics: Mapping[str, Any]
-    step: int | None
-    commit: bool | None = None
-    weight: Any = None
-    x: int = -1
-    in_order: bool = True
-    follows: int = 0
+    metrics: Mapping[str, Any]  # as from `scalars.copied_row`
+    step: int | None  # position on the x axis
+    commit: bool | None = None  # as in `wandb.Run.log`; `None` leaves it to wandb
+    weight: Any = None  # of the values in means: a number, a mapping of names to numbers, or `None` for 1
+    x: int = -1  # position of its row, as in `protocol.calls.Call`
+    in_order: bool = True  # whether it is of the first thread that logged, and so follows all earlier ones of that
+    follows: int = 0  # how many writes of the user into the summary it follows
 
     def is_ready(self) -> bool:
         """Return whether it can be sent without waiting for a device, or for the encoding of images."""
@@ -58,7 +47,7 @@ class Contribution:
         )
 
     def has_arrived(self) -> bool:
-        """Return whether it can be written, as this rank's own row, without waiting for a device."""
+        """Return whether it can be written as this rank's own row without waiting for a device."""
         return all(
             value.has_arrived() for value in self.metrics.values() if isinstance(value, (Later, LaterValue, *ATTACHED))
         )
@@ -93,15 +82,9 @@ class Posting:
             self._keep_summary(row, contribution, is_open=contribution.commit is False)
 
     def post(self, contribution: Contribution, rounds: Rounds, now: float) -> Iterable[str]:
-        """Post a contribution to the rounds; write this rank's own values, or keep them for their row.
+        """Post a contribution whose values are computed; write this rank's own values, or keep them for their row.
 
-        Args:
-            contribution: The contribution, all of whose values are computed.
-            rounds: The rounds.
-            now: The time, in seconds.
-
-        Returns:
-            The names that were posted.
+        Returns the names that were posted.
         """
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
@@ -141,7 +124,7 @@ class Posting:
                     self._held.attachments.keep(key, others[key.name])
 
     def _lanes(self, contribution: Contribution) -> Lanes | None:
-        """Return the numbers of the most common call: floats with one weight, all of which are reduced."""
+        """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
         metrics, weight = contribution.metrics, contribution.weight
         if set(map(type, metrics.values())) != _FLOATS or not (weight is None or type(weight) in (int, float)):
             return None
@@ -154,7 +137,7 @@ class Posting:
         self._held.attachments.settle(rounds.outbox, rounds.table.names)
 
     def _with_axes(self, labelled: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values under this rank's label with the x axes of their call: W&B fills in the last ones otherwise."""
+        """Add the x axes of their call to values under this rank's label: otherwise W&B fills in the last ones."""
         if not labelled:
             return {}
         names = (*self._held.own_axes(), self._writer.step_metric)

@@ -31,10 +31,8 @@ class _Event:
 class Reports(Notices):
     """The warnings of one rank's exchange.
 
-    Args:
-        quiet: Seconds without an occurrence after which the next one of its kind is a new event. Each message of the
-            kind doubles it, so a recurring event is reported less and less often.
-        clock: Returns the time, in seconds.
+    After `quiet` seconds without an occurrence, the next one of its kind is a new event. Each message of the kind
+    doubles this time.
     """
 
     def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
@@ -44,12 +42,9 @@ class Reports(Notices):
         self._events: dict[str, _Event] = {}
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
-        """Warn about values, unless an earlier message covers them.
+        """Warn about values, given as cells, unless an earlier message covers them.
 
-        Args:
-            kind: The kind of the warning.
-            keys: The cells of the values.
-            message: Makes the message, given the names and position of the values.
+        `message` makes the text from the names and position of the values.
         """
         if not keys:
             return
@@ -89,7 +84,7 @@ class Reports(Notices):
 
 
 def report_lost(rank: int, lost: Mapping[str, int]) -> None:
-    """Report, in one line, how many values of a rank are lost, by the cause in words."""
+    """Report how many values of a rank are lost, by the cause in words."""
     causes = ", ".join(f"{number} {cause}" for cause, number in lost.items() if number)
     if causes:
         _log.warning("dist_wandb: rank %d has lost values: %s.", rank, causes)

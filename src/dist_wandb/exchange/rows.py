@@ -18,43 +18,22 @@ from dist_wandb.settings.reduction import PerRankNames, Reduction, matches_any
 
 
 class Rows:
-    """Processes the contributions and the finished rows of one rank.
-
-    Args:
-        writer: Writes rows into this rank's run.
-        reduce: Name patterns and reductions; the first match applies. `None` for no reduction.
-        per_rank: Names that each rank of a shared run also writes under its label.
-        spread: Patterns of names whose spread over ranks is wanted.
-        own_axes: Returns the names that are x axes of the user in this rank's run.
-        keep_summary: Called after each row; see `runs.summary.SummaryWrites.keep`.
-        act: Called before each row; see `runs.summary.SummaryWrites.act`.
-        counts: Whether rows without a step lie at the number of calls on the x axis.
-        first: Position on the x axis of the first row without a step, in this rank's run.
-        rank: This rank's index in the job, for messages.
-        index: This rank's index in its unit.
-
-    Attributes:
-        writes: Whether this rank writes the rows of its unit.
-        held: The values that wait for their row.
-        posting: Processes contributions.
-        writing: Processes finished rows.
-        lost: How many values of this rank are lost, by the cause in words.
-    """
+    """Processes the contributions and the finished rows of one rank."""
 
     def __init__(
         self,
         writer: RowWriter,
-        reduce: Mapping[str, Reduction] | None,
-        per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable
-        spread: Sequence[str] = (),
-        own_axes: Callable[[], Collection[str]] = tuple,
-        keep_summary: Callable[..., None] = keep_nothing,
-        act: Callable[..., None] = keep_nothing,
+        reduce: Mapping[str, Reduction] | None,  # by name pattern; the first match applies
+        per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable; what ranks also write under their label
+        spread: Sequence[str] = (),  # patterns of names whose spread over ranks is wanted
+        own_axes: Callable[[], Collection[str]] = tuple,  # see `Held`, also for the following
+        keep_summary: Callable[..., None] = keep_nothing,  # `runs.summary.SummaryWrites.keep`
+        act: Callable[..., None] = keep_nothing,  # `runs.summary.SummaryWrites.act`
         *,
         counts: bool = True,
         first: int = 0,
-        rank: int = 0,
-        index: int = 0,
+        rank: int = 0,  # in the job, for messages
+        index: int = 0,  # in the unit
     ) -> None:
         self.writes: bool = writer.is_primary
         self.held: Held = Held(
@@ -74,7 +53,7 @@ class Rows:
         )
         self.posting: Posting = Posting(writer, self.held, per_rank, rank, is_first=not index)
         self.writing: Writing = Writing(writer, self.held, rank)
-        self.lost: Counter[str] = writer.lost
+        self.lost: Counter[str] = writer.lost  # how many values of this rank, by the cause in words
         self._writer = writer
 
     @property

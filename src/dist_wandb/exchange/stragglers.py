@@ -29,24 +29,14 @@ class Stragglers:
         self._more = 0.0
 
     def add(self, busiest: int, largest: float, others: float) -> None:
-        """Add the next row.
-
-        Args:
-            busiest: The rank that was busy longest.
-            largest: The share of the time in which it was busy.
-            others: Mean share of the other ranks.
-        """
+        """Add the next row: the busiest rank, the share of the time that it was busy, and the mean of the others."""
         self._more = largest - others
         self._rows.append((busiest, self._more / others if others > 0 else float(self._more > 0)))
 
     def detect(self, seconds: float | None) -> dict[str, float]:
-        """Return the straggler's columns for the last row; empty if no rank delays the others.
+        """Return the straggler of the last row, if any, and how many seconds longer than the others it was busy.
 
-        Args:
-            seconds: The time that the row covers, as a mean over ranks; `None` if it is not known.
-
-        Returns:
-            The rank, and how many seconds longer than the others it was busy.
+        `seconds` is the time that the row covers, as a mean over ranks; `None` if unknown.
         """
         if seconds is None or not self._rows:
             return {}

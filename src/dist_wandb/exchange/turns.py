@@ -53,7 +53,7 @@ class Turns:
 
     @property
     def backlog(self) -> int:
-        """Approximate number of rows of this rank that the others have not received."""
+        """Approximately how many rows of this rank the others have not received."""
         return self._inbox.unread + self._inbox.computing + len(self._rounds.outbox.waiting)
 
     def left(self) -> int:
@@ -72,12 +72,9 @@ class Turns:
         return self._context.lifecycle.is_closing or time.monotonic() - oldest >= presence.APART
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
-        """Wait for contributions, for peers, or for the next heartbeat.
+        """Wait for contributions, for peers, or for the next heartbeat, unless some rank has more at once.
 
-        Args:
-            has_more: Whether some rank has more to contribute at once.
-            awaits_primary: Returns whether the rank that writes is away but may return: then this rank does not close
-                yet.
+        This rank does not close yet while the rank that writes is away but may return (`awaits_primary`).
         """
         lifecycle, rounds, inbox = self._context.lifecycle, self._rounds, self._inbox
         inbox.drain()
@@ -102,7 +99,7 @@ class Turns:
             self._messages.many_unsent()
 
     def give_up_overdue(self) -> None:
-        """Stop waiting for ranks that do not contribute to rows that have contributions of others."""
+        """Stop waiting for ranks that do not contribute to rows of others."""
         rounds, table = self._rounds, self._rounds.table
         oldest = next(table.unwritten(), None)
         born = None if oldest is None else table.cells[oldest].born
@@ -124,12 +121,8 @@ class Turns:
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
         """Answer this rank's flush requests, but give other ranks the chance to pause as well.
 
-        When all ranks pause, cells with contributions of only some of them are finished. A rank without open cells
-        waits a little for that if others have open cells or more to contribute.
-
-        Args:
-            is_paused: Whether all ranks have paused.
-            has_more: Whether some rank has more to contribute at once.
+        When all ranks have paused, cells with contributions of only some of them are finished. A rank without open
+        cells waits a little for that if others have open cells, or more to contribute at once.
         """
         flushes = self._inbox.flushes
         is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty

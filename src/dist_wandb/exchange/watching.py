@@ -26,10 +26,7 @@ Succeed = Callable[[Callable[[], bool], Callable[[], bool]], "Exchange | None"]
 class WatchingExchange:
     """The exchange of a rank that writes nothing, unless the primary is missing.
 
-    Args:
-        limits: `finish_timeout` limits `close`, `max_pending_rows` the rows that are kept.
-        rank: This rank's index in the job, for messages.
-        succeed: Called on the thread. Returns the exchange that takes the rows; `None` if the primary is here.
+    `succeed` is called on the thread. It returns the exchange that takes the rows; `None` if the primary is here.
     """
 
     def __init__(self, limits: Limits, rank: int, succeed: Succeed) -> None:
@@ -58,12 +55,12 @@ class WatchingExchange:
             self._dropped += 1
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """See `Exchange.flush`; there is nothing to wait for unless the session has moved."""
+        """Wait only if the session has moved."""
         successor = self._lifecycle.successor
         return successor is None or successor.flush(timeout, together=together)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """Wait until it is certain which rank writes the run; see `Exchange.close`."""
+        """Wait until it is certain which rank writes the run."""
         lifecycle, limit = self._lifecycle, self._limits.flush_timeout if timeout is None else timeout
         if self._is_foreign():
             return True
@@ -102,8 +99,7 @@ class WatchingExchange:
         return not self._thread.is_alive()
 
     def _is_foreign(self) -> bool:
-        """Return whether this process is a fork, in which the thread does not exist."""
-        return os.getpid() != self._pid
+        return os.getpid() != self._pid  # a fork does not have the thread
 
     def _is_stopped(self) -> bool:
         is_unused = self._lifecycle.is_closing and not self._kept

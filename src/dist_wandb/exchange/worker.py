@@ -64,14 +64,7 @@ class Hooks:
 
 
 class Worker:
-    """The work of an exchange's thread.
-
-    Attributes:
-        inbox: The contributions of the user's threads.
-        messages: The warnings.
-        turns: Counts the rows that are not written yet.
-        output: Writes rows, or keeps them for the primary.
-    """
+    """The work of an exchange's thread."""
 
     def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
         self.inbox: Inbox = Inbox(self._post)
@@ -86,7 +79,7 @@ class Worker:
         self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
 
     def run(self) -> None:
-        """Take part in rounds until all ranks close; then write the remaining rows."""
+        """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""
         is_closed = False
         try:
             with suppress(Stopped):
@@ -218,7 +211,6 @@ class Worker:
         return is_full or self.participation.is_broken()
 
     def _has_delivered(self) -> bool:
-        """Return whether the others have received everything that this rank logged."""
         self.inbox.drain()  # stopping this thread also wakes it
         return not self._rounds.outbox.waiting and self.inbox.is_empty and not self.cycle.is_awaited()
 

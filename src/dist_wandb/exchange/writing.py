@@ -34,20 +34,13 @@ _NONE = _OpenRow({}, None, 0.0)
 
 
 class Writing:
-    """Turns finished rows into rows of this rank's run, if this rank writes the rows of its unit.
-
-    Attributes:
-        is_over: Whether the run is being finished: nothing more is written.
-        due: Number of rows that are being written.
-        last_position: The position of the last row, for messages.
-        global_rank_of: Returns the index in the job of a rank of the unit.
-    """
+    """Turns finished rows into rows of this rank's run, if this rank writes the rows of its unit."""
 
     def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
-        self.is_over = False
-        self.due: int = 0
-        self.last_position: str = "the start"
-        self.global_rank_of: Any = lambda index: index
+        self.is_over = False  # whether the run is being finished: nothing more is written
+        self.due: int = 0  # how many rows are being written
+        self.last_position: str = "the start"  # of the last row, for messages
+        self.global_rank_of: Any = lambda index: index  # in the job, given that in the unit
         self._writer = writer
         self._held = held
         self._rank = rank
@@ -104,7 +97,7 @@ class Writing:
         return same and self._open.values.keys().isdisjoint(values.keys() - axes.keys())
 
     def _values(self, row: Row) -> tuple[dict[str, Any], int]:
-        """Return the reduced values of a row, and the number of missing ranks."""
+        """Return the reduced values of a row, and how many ranks are missing."""
         names, held = row.names, self._held
         numbers = reduced_numbers(*row.lanes, held.reductions.of_all(names), row.ranks[0])
         values = dict(zip(names, numbers, strict=True))
@@ -118,7 +111,7 @@ class Writing:
         return values, missing
 
     def _add_attached(self, values: dict[str, Any], key: Key, row: Row, index: int) -> int:
-        """Replace a value without a number by what the ranks attached; return the number of missing parts."""
+        """Replace a value without a number by what the ranks attached; return how many parts are missing."""
         del values[key.name]
         added, missing = self._held.attachments.pop_values(key, row.ranks[index], corrects=row.corrects)
         values.update(added)

@@ -12,11 +12,7 @@ from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 
 def checked_weight(argument: str, weight: float, rank: int) -> float:
-    """Return a weight.
-
-    Raises:
-        ConfigurationError: It is negative or not finite.
-    """
+    """Return a weight; raise ConfigurationError if it is negative or not finite."""
     if 0 <= weight < math.inf:
         return weight
     raise ConfigurationError(
@@ -30,11 +26,7 @@ class NotARowError(ConfigurationError, TypeError):
 
 
 def check_row(metrics: object, rank: int) -> None:
-    """Refuse a row that is not a mapping of names to values.
-
-    Raises:
-        ConfigurationError: It is not a mapping, or a name is not text that W&B can store.
-    """
+    """Raise NotARowError for a row that is not a mapping of names to values, or has a name that W&B cannot store."""
     if not isinstance(metrics, (dict, Mapping)):  # the check for a dict is faster
         raise NotARowError(
             f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
@@ -50,7 +42,7 @@ def check_row(metrics: object, rank: int) -> None:
 
 
 def check_name(name: object, rank: int) -> None:
-    """Refuse a name that W&B cannot store, such as one with NUL characters or lone surrogates."""
+    """Raise NotARowError for a name that W&B cannot store, such as one with NUL characters or lone surrogates."""
     if isinstance(name, str) and "\0" not in name:
         if name.isascii():
             return
@@ -64,11 +56,7 @@ def check_name(name: object, rank: int) -> None:
 
 
 def checked_step(step: object, rank: int) -> int:
-    """Return the step as an integer.
-
-    Raises:
-        ConfigurationError: It is not an integer, negative, or too large to be exact in a float64.
-    """
+    """Return the step as an integer; raise ConfigurationError if it is none, negative, or not exact in a float64."""
     try:
         number = operator.index(step)  # type: ignore[arg-type]  # anything else raises
     except TypeError:

@@ -16,11 +16,7 @@ PLAIN = frozenset({float, int, bool, str})  # types whose objects cannot change
 
 
 class HostCopy:
-    """An asynchronous copy of device tensors to the host.
-
-    Args:
-        tensors: A tensor of any shape; or several tensors of one element each, with the same device and dtype.
-    """
+    """An asynchronous copy of a tensor to the host, or of several with one element each, of one device and dtype."""
 
     def __init__(self, tensors: torch.Tensor | list[torch.Tensor]) -> None:
         import torch
@@ -36,11 +32,11 @@ class HostCopy:
         self._has_arrived = False
 
     def is_ready(self) -> bool:
-        """Return whether the copy can be read without waiting; always true if the device has no events."""
+        """Return whether the copy can be read without waiting; always true if its device has no events."""
         return self._has_arrived or self._event is None or bool(self._event.query())
 
     def has_arrived(self) -> bool:
-        """Return whether the copy has arrived for certain; false before `tensor` was called if there are no events."""
+        """Return whether the copy has arrived for certain; without events, only once `tensor` was called."""
         return self._has_arrived or (self._event is not None and bool(self._event.query()))
 
     def tensor(self) -> torch.Tensor:
@@ -61,7 +57,7 @@ class HostCopy:
 
 
 class Later:
-    """The number at an index of a copy, which is known once the copy has arrived on the host."""
+    """The number at an index of a copy, known once the copy has arrived."""
 
     __slots__ = ("_copy", "_index")
 
@@ -78,7 +74,7 @@ class Later:
         return self._copy.has_arrived()
 
     def number(self) -> float:
-        """Return the number. Waits for the device, so do not call it on the training thread."""
+        """Return the number. Waits for the device, like `HostCopy.tensor`."""
         return self._copy.numbers()[self._index]
 
 
@@ -100,7 +96,7 @@ class LaterValue:
         return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
-        """Return the value. Waits for the devices, so do not call it on the training thread."""
+        """Return the value. Waits for the devices, like `HostCopy.tensor`."""
         return _arrived(self._value)
 
 
@@ -126,7 +122,7 @@ def _known(value: Any) -> Any:
 
 
 def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor, without its graph, in a dtype that numpy, and therefore wandb, supports."""
+    """Return a copy of a tensor, without its graph, in a dtype that numpy and wandb support."""
     import torch
 
     is_unknown = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
@@ -134,24 +130,15 @@ def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_tensor(value: object) -> torch.Tensor | None:
-    """Return a value if it is a tensor; otherwise `None`. Does not import torch."""
+    """Return a value if it is a tensor, otherwise `None`. Does not import torch."""
     torch = sys.modules.get("torch")
     return value if torch is not None and isinstance(value, torch.Tensor) else None
 
 
 def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return a tensor that is completely on this rank: a `DTensor` may be distributed over ranks.
+    """Return a tensor; for a replicated `DTensor`, this rank's local one. `what` is its name, for messages.
 
-    Args:
-        what: The argument or name of the tensor, for messages.
-        tensor: A tensor of any kind.
-        rank: This rank, for messages.
-
-    Returns:
-        The tensor; for a replicated `DTensor`, this rank's local tensor.
-
-    Raises:
-        ConfigurationError: This rank has only a part, and gathering the other parts would wait for other ranks.
+    Raises ConfigurationError if this rank has only a part of it, because gathering the parts waits for other ranks.
     """
     placements = getattr(tensor, "placements", None)  # a plain tensor has none
     if placements is None:
@@ -167,15 +154,7 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors.
-
-    Args:
-        metrics: Values by name.
-        rank: This rank, for messages.
-
-    Raises:
-        ConfigurationError: As for `whole`.
-    """
+    """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors; see `whole`."""
     others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
     found = {name: _whole_value(name, value, rank) for name, value in others.items()}
     is_same = all(value is others[name] for name, value in found.items())
@@ -190,7 +169,7 @@ def _whole_value(name: str, value: Any, rank: int) -> Any:
 
 
 def copied_tensor(value: Any) -> Any:
-    """Return a copy of a tensor, without its graph; return any other value unchanged."""
+    """Return a copy of a tensor, without its graph, or any other value unchanged."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
 

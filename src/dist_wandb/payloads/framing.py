@@ -21,7 +21,7 @@ def framed(*parts: bytes) -> bytes:
 
 
 def frame(*parts: Sequence[Bytes]) -> list[Bytes]:
-    """Return what `framed` joins; each part is given, and returned, as the pieces of which it consists."""
+    """Return what `framed` joins; each part is given and returned in pieces."""
     return [piece for part in parts for piece in (sum(map(len, part)).to_bytes(_LENGTH, "little"), *part)]
 
 
@@ -31,11 +31,7 @@ def memory(size: int) -> memoryview:
 
 
 def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
-    """Split bytes into the parts that `framed` joined; `what` is their expected content, for messages.
-
-    Raises:
-        ConfigurationError: The bytes are malformed.
-    """
+    """Split bytes into the parts that `framed` joined. For `what`, and malformed bytes, see `parsing`."""
     parts, position = [], 0
     with parsing(data, what):
         while position < len(data):
@@ -49,11 +45,7 @@ def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
 
 @contextmanager
 def parsing(data: bytes, what: str) -> Iterator[None]:
-    """Turn errors in the block, which parses bytes from a rank, into an error for users; `what` as in `unframed`.
-
-    Raises:
-        ConfigurationError: The bytes are malformed.
-    """
+    """Turn errors in the block, which parses bytes from a rank, into a ConfigurationError that says `what` they are."""
     try:
         yield
     except ConfigurationError:

@@ -26,25 +26,15 @@ _DEEPEST = 8  # maximum depth of nested containers that are copied, because a li
 
 
 def are_plain(metrics: Mapping[str, Any]) -> bool:
-    """Return whether all values of a row are Python numbers and strings, which cannot change."""
+    """Return whether all values are Python numbers and strings, which cannot change."""
     return PLAIN.issuperset(map(type, metrics.values()))
 
 
 def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
-    """Return a copy of a row.
+    """Return a copy of a row: with Python numbers, snapshots of metrics, copies of arrays; other objects as they are.
 
-    Args:
-        metrics: Values by name.
-        rank: This rank, for messages.
-        flat: Whether mappings are flattened, with a dot between the names, as W&B shows them. Otherwise only mappings
-            that contain torchmetrics' objects are flattened.
-
-    Returns:
-        Values by name: Python numbers, or `Later` for those on a device; snapshots of torchmetrics' objects; copies of
-        lists, arrays and tensors, or `LaterValue` for those on a device; other objects unchanged.
-
-    Raises:
-        ConfigurationError: This rank has only a part of a tensor.
+    Values on a device become `Later` or `LaterValue`. Mappings are flattened as W&B shows them, with a dot between the
+    names; without `flat`, only those that contain metrics. Raises ConfigurationError for a part of a tensor.
     """
     return dict(metrics) if are_plain(metrics) else _copied_others(metrics, rank, flat=flat)
 
@@ -76,13 +66,9 @@ def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict
 
 
 def copied_weight(weight: object, rank: int) -> Any:
-    """Check and copy a weight: a number, a mapping of names to numbers, or `None`.
+    """Check and copy a `Weight`: with Python numbers, or `Later` for numbers on a device.
 
-    Returns:
-        The same with Python numbers, or `Later` for numbers on a device.
-
-    Raises:
-        ConfigurationError: The weight has another type, or a number is negative or not finite.
+    Raises ConfigurationError for other types, and for numbers that are negative or not finite.
     """
     if weight is None:
         return None
@@ -141,7 +127,7 @@ def _copied(name: str, value: Any, rank: int) -> Any:
 
 
 def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: int) -> Any:
-    """Copy a value. Replace each tensor on a device by a `HostCopy`, which is added to `copies`."""
+    """Copy a value, with a `HostCopy` for each tensor on a device, also added to `copies`."""
     if isinstance(value, (list, tuple)) and depth:
         items = iter(value)
         if not PLAIN.issuperset(map(type, value)):

@@ -17,10 +17,7 @@ _ANY_PORT = 9  # nothing is sent to it
 
 
 def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
-    """Return the address from which this host reaches another one; `None` if there is no route.
-
-    Nothing is sent: connecting a datagram socket only selects a route.
-    """
+    """Return the address from which this host reaches another one; `None` if there is no route. Sends nothing."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:
@@ -28,7 +25,7 @@ def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
     for family, kind, protocol, _, place in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.connect(place)
+                probe.connect(place)  # only selects a route
                 return str(probe.getsockname()[0])
         except OSError:  # noqa: PERF203  # there are only a few
             continue
@@ -36,18 +33,11 @@ def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
 
 
 def address_among(own: str | None, published: Collection[str | None]) -> str | None:
-    """Return the address at which other ranks can reach this rank.
+    """Return the address at which other ranks can reach this rank; `None` if gloo's own choice is sufficient.
 
-    Args:
-        own: The address from which this rank reaches the job's store; `None` if unknown.
-        published: The `own` addresses of all ranks, including this one.
-
-    Returns:
-        `None` if gloo's own choice is sufficient: on one host, or if nothing is known.
-
-    Example:
-        Rank 0 hosts the store and reaches it from 127.0.1.1. Rank 1 has published 10.0.0.2. Then the result on rank 0
-        is its address towards 10.0.0.2, such as 10.0.0.1; on rank 1 it is 10.0.0.2.
+    `own` is the address from which it reaches the job's store, and `published` has those of all ranks; `None` is
+    unknown. If rank 0 hosts the store and reaches it from 127.0.1.1, and rank 1 has published 10.0.0.2, the result on
+    rank 0 is its address towards 10.0.0.2, such as 10.0.0.1.
     """
     if own is None or len(set(published)) == 1:
         return None
@@ -58,7 +48,7 @@ def address_among(own: str | None, published: Collection[str | None]) -> str | N
 
 
 def connections_to(port: int) -> set[int]:
-    """Return file descriptors of this process's connections to a port on any host; none if they cannot be listed."""
+    """Return file descriptors of this process's connections to a port of any host; none if they cannot be listed."""
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208  # names are numbers, not paths
     except OSError:

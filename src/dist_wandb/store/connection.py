@@ -23,7 +23,7 @@ _LEAST_PATIENCE = 2.0  # minimum timeout of the store, in seconds, even if other
 
 
 class _State:
-    """State that all connections of a session to the job's store share."""
+    """What all connections of a session to the job's store share."""
 
     gone: RuntimeError | None = None  # shows that the store's host has ended
 
@@ -31,39 +31,24 @@ class _State:
 class StoreConnection:
     """One rank's connection to the store of the job.
 
-    Args:
-        store: A store that all ranks of the job reach.
-        rank: Index of this rank in the job, for messages.
-        timeout: How long to wait for other ranks, in seconds.
-        caller: Limits the time of calls; `None` for a limit of `timeout`, but at least two seconds.
-        state: The shared state, for a duplicate of another connection.
-
-    Attributes:
-        root: The store, as given.
-        descriptor: The file descriptor of its socket, if the connection is a duplicate; otherwise `None`.
+    `caller` limits the time of calls. Without one, that is the timeout for other ranks, but at least two seconds.
     """
 
     def __init__(
         self, store: Store, rank: int, timeout: float, caller: TimedCaller | None = None, state: _State | None = None
     ) -> None:
         self.root = store
-        self.descriptor: int | None = None
+        self.descriptor: int | None = None  # of the socket, if this is a duplicate with a connection of its own
         self._rank = rank
-        self._timeout = timeout
+        self._timeout = timeout  # for other ranks, in seconds
         self._caller = caller or TimedCaller(max(timeout, _LEAST_PATIENCE))
         self._quick_caller = self._caller.at_most(_QUICK_TIMEOUT)
         self._state = state or _State()
 
     def call(self, use_store: Callable[[], _T], *, soon: bool = False) -> _T:
-        """Call the store within the timeout.
+        """Call the store; raise RendezvousError if it is gone, or does not answer in time.
 
-        Args:
-            use_store: Calls the store.
-            soon: Whether the timeout is one second.
-
-        Raises:
-            UnansweredError: The store should answer soon, but did not.
-            RendezvousError: The store is gone, or did not answer.
+        With `soon`, it has one second, and an UnansweredError is raised after that.
         """
         import torch.distributed as dist
 
@@ -86,12 +71,7 @@ class StoreConnection:
     def duplicate(self, store: Store, caller: TimedCaller | None) -> StoreConnection:
         """Return a dedicated connection to the same store if torch can make one (2.8 and newer); otherwise reuse this.
 
-        Args:
-            store: The store with a prefix of its keys, which `root` of the new connection has as well.
-            caller: Limits the time of calls, as in the constructor.
-
-        Raises:
-            RendezvousError: The store is gone, or did not answer.
+        `store` is the store with a prefix of its keys, which the new connection has as well. Errors as for `call`.
         """
         clone = getattr(store, "clone", None)
         new: set[int] = set()

@@ -50,15 +50,8 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
     """Complete the layout of `topology` from the node names that all ranks publish.
 
     All ranks call this. A rank that knows its layout publishes its name without waiting, because others may need it.
-    The last rank publishes the layout, so that the others poll a single key.
-
-    Args:
-        job_store: The job's store.
-        topology: The topology of this rank.
-        needed: Whether a plan depends on the layout. Otherwise it is for a message only, and waited for only briefly.
-
-    Raises:
-        RendezvousError: The layout is needed, but some ranks did not publish their node in time.
+    The last rank publishes the layout, so that the others poll a single key. Raises RendezvousError if a plan needs the
+    layout, and some ranks did not publish their node in time.
     """
     nodes = RankValues(job_store, _NODE)
     if nodes.publish(node_identity()) and (names := nodes.try_get_all(_OPTIONAL_TIMEOUT)) is not None:
@@ -73,7 +66,6 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
 
 
 def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]]:
-    """Publish the layout in compressed form: consecutive ranks on the same node are one block."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     layout = blocks_of(numbers[name] for name in names)
     job_store.publish(_LAYOUT, layout)
@@ -81,7 +73,7 @@ def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]
 
 
 def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
-    """Find the reason for a missing layout. An elected rank does this for all; if it is gone, each rank does."""
+    """Find out why the layout is missing. An elected rank does this for all; if it is gone, each rank does."""
     rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
     if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
         within = interval(_TERM, world_size)
@@ -101,19 +93,10 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
 def agree_on_base_id(
     job_store: JobStore | None, topology: Topology, requested: str | None, proposed: str | None, session_name: str
 ) -> str:
-    """Return the coordinator's base id on all ranks.
+    """Return the coordinator's base id on all ranks: `requested` by the user, otherwise `proposed`, otherwise random.
 
-    Args:
-        job_store: The job's store, if there is one yet.
-        topology: The topology of this rank.
-        requested: The id that the user has given on this rank. Only the coordinator's is used, because scripts often
-            generate one per process.
-        proposed: On the coordinator, the id to use if the user has given none; random if `None`.
-        session_name: Name of the session, equal on all ranks, for launchers that name the job but have no store.
-
-    Raises:
-        RendezvousError: There is no way to agree, or the coordinator did not publish its id in time.
-        ConfigurationError: The coordinator opens no run; see `refuse`.
+    Only the coordinator's request is used, because scripts often generate an id in each process. Without a store, the
+    id depends on the session's name. Raises RendezvousError if there is no way to agree, and as `wait_base_id` does.
     """
     if job_store is None:
         return requested or id_of_job(session_name, topology) or _no_way_to_agree(topology)
@@ -130,12 +113,12 @@ def agree_on_base_id(
 
 
 def publish_base_id(job_store: JobStore, base_id: str | None) -> None:
-    """Publish the base id, on the coordinator."""
+    """Publish the base id on the coordinator."""
     job_store.publish(_BASE_ID, BaseIdMessage(base_id=base_id, refused=None))
 
 
 def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
-    """Publish, on the coordinator, that there will be no base id, for ranks that wait for it."""
+    """Publish on the coordinator that there will be no base id, for ranks that wait for it."""
     if job_store is not None and topology.is_coordinator:
         job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
 
@@ -143,9 +126,7 @@ def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
 def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
     """Wait for the coordinator's base id, up to the timeout of the store, or `within` seconds.
 
-    Raises:
-        RendezvousError: It was not published in time.
-        ConfigurationError: The coordinator opens no run.
+    Raises RendezvousError if it was not published in time, and ConfigurationError if the coordinator has refused.
     """
     message = job_store.wait_get(_BASE_ID, f"rank {topology.coordinator}", within)
     if isinstance(message, dict) and message.get("refused"):

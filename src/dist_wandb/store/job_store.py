@@ -36,27 +36,14 @@ _MOST_AT_ONCE = 1024  # maximum keys in one call, during which the store does no
 
 
 class JobStore:
-    """One rank's access to the keys of a session in the job's store.
-
-    Args:
-        store: A store that all ranks of the job reach.
-        namespace: Prefix of the session's keys, equal on all ranks.
-        topology: The topology of this rank.
-        timeout: How long to wait for other ranks, in seconds.
-        connection: The connection to `store`; a new one if `None`.
-
-    Attributes:
-        namespace, topology, timeout: As given.
-        connection: The connection that all calls use.
-        own_keys: Keys that this rank has set, including those set through `beside` and `below`.
-    """
+    """One rank's access to the keys of a session in the job's store."""
 
     def __init__(
         self,
         store: Store,
-        namespace: str,
+        namespace: str,  # prefix of the session's keys, equal on all ranks
         topology: Topology,
-        timeout: float,
+        timeout: float,  # for other ranks, in seconds
         connection: StoreConnection | None = None,
     ) -> None:
         import torch.distributed as dist
@@ -65,25 +52,16 @@ class JobStore:
         self.topology = topology
         self.timeout = timeout
         self.connection: StoreConnection = connection or StoreConnection(store, topology.global_rank, timeout)
-        self.own_keys: set[str] = set()
+        self.own_keys: set[str] = set()  # those that this rank has set, also through `beside` and `below`
         self._whole: JobStore | None = None
         self._store = dist.PrefixStore(namespace, store)
 
     @classmethod
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> JobStore | None:
-        """Find the job's store: that of an initialised ``torch.distributed``, otherwise that of torchrun's agent.
+        """Return access to the store of ``torch.distributed``, or of torchrun's agent; `None` if there is none yet.
 
-        Args:
-            namespace: Prefix of the keys, equal on all ranks.
-            topology: The topology of this rank.
-            timeout: How long to wait for other ranks, in seconds.
-            lasting: Whether the keys are shared by all attempts of the launcher.
-
-        Returns:
-            The job's store, or `None` if there is none yet.
-
-        Raises:
-            RendezvousError: torchrun's store does not answer.
+        Keys are of this attempt of the launcher, or of all attempts (`lasting`). Raises RendezvousError if torchrun's
+        store does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
         """
         launch = Launch.detect()
         store = _store_of_process_group() or _store_of_agent(launch, topology, timeout)
@@ -93,26 +71,20 @@ class JobStore:
         return cls(store, f"dist_wandb/{attempt}/{namespace}", topology, timeout)
 
     def publish(self, key: str, value: Any) -> None:
-        """Set `key` to a JSON value, which all ranks can read."""
+        """Set a key to a JSON value, which all ranks can read."""
         self.record_key(key)
         self.connection.call(lambda: self._store.set(key, json.dumps(value)))
 
     def claim(self, key: str, value: Any) -> Any:
-        """Set `key` to a JSON value unless it is set. Return its value: the first claim of all ranks."""
+        """Set a key to a JSON value unless it is set; return its value: the first claim of all ranks."""
         self.record_key(key)
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
         """Return access to keys with a further prefix, on a dedicated connection if torch can make one (2.8 and newer).
 
-        A thread that waits for an answer blocks its connection, which must not be the training's.
-
-        Args:
-            namespace: Prefix of the keys.
-            caller: Limits the time of calls on that connection; `None` for the timeout of this store.
-
-        Raises:
-            RendezvousError: The store is gone, or does not answer.
+        A thread that waits for an answer blocks its connection, which must not be the training's. `caller` limits the
+        time of calls on it.
         """
         connection = self.connection.duplicate(self._store, caller)
         part = JobStore(connection.root, namespace, self.topology, self.timeout, connection)
@@ -126,14 +98,14 @@ class JobStore:
         return part
 
     def record_key(self, key: str) -> None:
-        """Add a key that this rank, or its process group, sets to `own_keys`."""
+        """Add a key to `own_keys` that this rank, or its process group, sets."""
         if self._whole is None:
             self.own_keys.add(key)
         else:
             self._whole.record_key(f"{self.namespace}/{key}")
 
     def count(self, key: str) -> int:
-        """Increment a counter that all ranks share. Return its new value."""
+        """Increment a counter that all ranks share; return its new value."""
         return int(self.connection.call(lambda: self._store.add(key, 1)))
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -148,11 +120,11 @@ class JobStore:
         return dist.PrefixStore(prefix, self._store)
 
     def try_get(self, key: str) -> Any | None:
-        """Return the value of `key`, or `None` if it is not set. Does not wait for other ranks."""
+        """Return the value of a key, or `None` if it is not set. Does not wait for other ranks."""
         return self.connection.call(lambda: _look_up(self._store, key))
 
     def try_get_soon(self, key: str) -> Any | None:
-        """Return the value of `key`, or `None` if it is not set or the store does not answer soon."""
+        """Return the value of a key, or `None` if it is not set or the store does not answer soon."""
         with suppress(UnansweredError):
             return self.connection.call(lambda: _look_up(self._store, key), soon=True)
         return None
@@ -162,11 +134,7 @@ class JobStore:
         return bool(self.connection.call(lambda: self._store.check(keys)))
 
     def get_present(self, keys: list[str], *, soon: bool = False) -> dict[str, Any]:
-        """Return the values of those keys that are set, by key. Does not wait for other ranks.
-
-        Raises:
-            UnansweredError: The store should answer `soon`, but did not.
-        """
+        """Return the values of those keys that are set; for `soon`, see `StoreConnection.call`."""
         call = functools.partial(self.connection.call, soon=soon)
         if len(keys) <= _FEW:
             found = {key: call(functools.partial(_stored, self._store, key)) for key in keys}
@@ -178,12 +146,9 @@ class JobStore:
         return {**self.get_present(keys[:middle], soon=soon), **self.get_present(keys[middle:], soon=soon)}
 
     def wait_get(self, key: str, publisher: str, within: float | None = None) -> Any:
-        """Wait for the value of `key`, up to the timeout of this store, or `within` seconds.
+        """Wait for the value of a key up to the timeout, or `within` seconds; then raise RendezvousError.
 
-        Poll with `check`: a blocking `wait` would block the store, which the training uses as well.
-
-        Raises:
-            RendezvousError: The key was not set in time. The message names `publisher`.
+        Polls with `check`, because a blocking `wait` would block the store, which the training uses as well.
         """
         within = self.timeout if within is None else within
         if not poll(lambda: self.has([key]) or None, within, LONGEST_PAUSE, self.topology.world_size):
@@ -196,13 +161,7 @@ class JobStore:
 
 
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:
-    """Return the error for a value in the store that does not have the expected form.
-
-    Args:
-        what: The expected kind of value.
-        message: The value.
-        topology: The topology of this rank.
-    """
+    """Return the error for a value in the store that does not have the form of `what` it should be."""
     return RendezvousError(
         f"Rank {topology.global_rank} found {repr(message)[:100]} in the job's store as {what}, which no rank has "
         "written. Install the same version of dist_wandb on all ranks, and let nothing else write to the store."

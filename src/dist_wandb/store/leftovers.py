@@ -30,8 +30,8 @@ class _Leftover:
     """The keys that this rank has set for a session that it has ended."""
 
     namespace: str  # prefix of the keys
-    keys: set[str]  # names of the keys; more may be added later
-    has_ended: Callable[[], bool]  # returns whether all threads of the session have ended
+    keys: set[str]  # more may be added later
+    has_ended: Callable[[], bool]  # whether all threads of the session have ended
     is_counted: bool = False  # whether this rank is counted as having left the session
 
 
@@ -39,7 +39,7 @@ _leftovers: list[_Leftover] = []
 
 
 def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
-    """Schedule the keys of an ended session for deletion, once `has_ended` returns that its threads have ended, too."""
+    """Schedule the keys of an ended session for deletion, once its threads have ended, too (`has_ended`)."""
     del _leftovers[:-_MOST_KEPT]
     _leftovers.append(_Leftover(job_store.namespace, job_store.own_keys, has_ended))
 
@@ -77,7 +77,7 @@ def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
 
 
 def publish_over(job_store: JobStore) -> None:
-    """Publish, on the coordinator, that a session has ended, so that a late rank does not join it."""
+    """Publish on the coordinator that a session has ended, so that a late rank does not join it."""
     number, over = _number_of(job_store), keys_of_integration(job_store)
     over.publish(_OVER, spans_of([*numbers_in(over.try_get(_OVER) or ()), number]))
 

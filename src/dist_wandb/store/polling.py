@@ -22,17 +22,10 @@ def poll(
     ranks: int = 1,
     sleep: Callable[[float], None] | None = None,
 ) -> _T | None:
-    """Call `query` until it returns a result. An error ends the loop.
+    """Call `query` until it returns something other than `None`, up to `within` seconds; return that, or `None`.
 
-    Args:
-        query: Returns the result, or `None` if it is not available yet.
-        within: The timeout, in seconds.
-        longest_pause: The pause between two calls doubles up to this, in seconds; then it grows with the time waited.
-        ranks: Number of ranks that poll at the same time.
-        sleep: Waits for a pause, in seconds; `time.sleep` if `None`.
-
-    Returns:
-        The result; `None` after the timeout.
+    The pause between two calls doubles up to the longest one, in seconds; then it grows with the time waited. It is
+    longer if many `ranks` poll at the same time.
     """
     began, pause = time.monotonic(), first_pause(longest_pause, ranks)
     while (found := query()) is None and (waited := time.monotonic() - began) < within:
@@ -42,20 +35,15 @@ def poll(
 
 
 def first_pause(longest_pause: float, ranks: int) -> float:
-    """Return the pause between the first two calls, in seconds; arguments as for `poll`."""
+    """Return the pause between the first two calls, in seconds; see `poll`."""
     return min(_FIRST_PAUSE * max(1.0, ranks / _RANKS_AT_ONCE), longest_pause)
 
 
 def next_pause(pause: float, waited: float, longest_pause: float, ranks: int) -> float:
-    """Return the pause after a pause, in seconds; arguments as for `poll`."""
+    """Return the pause after a pause, in seconds; see `poll`."""
     return min(2 * pause, max(longest_pause, min(_SHARE * waited, interval(_SLOWEST, ranks))))
 
 
 def interval(seconds: float, ranks: int) -> float:
-    """Return the interval at which each of many ranks may poll the job's store, so that they do not overload it.
-
-    Args:
-        seconds: The interval for up to 256 ranks, in seconds.
-        ranks: Number of ranks.
-    """
+    """Return the interval at which each of many ranks may poll the job's store; it is `seconds` for up to 256 ranks."""
     return max(seconds, min(seconds * ranks / _RANKS, _SLOWEST_OF_MANY))

@@ -12,7 +12,7 @@ from dist_wandb.topology.ranges import named
 
 
 class RankValue(NamedTuple):
-    """An entry of the list: the global rank, and its value."""
+    """An entry of the list: a global rank, and its value."""
 
     rank: int
     value: Any
@@ -27,12 +27,12 @@ class RankValues:
         self._published = SharedList(job_store, key)
 
     def publish(self, value: Any) -> bool:
-        """Publish the value of this rank. Return whether it is the last one."""
+        """Publish the value of this rank; return whether it is the last one."""
         topology = self._job_store.topology
         return self._published.append_one_of(RankValue(topology.global_rank, value), topology.world_size)
 
     def read(self) -> dict[int, Any]:
-        """Read all published values. Return them by global rank."""
+        """Return all published values by global rank."""
         self._published.read_new()
         return self._known()
 

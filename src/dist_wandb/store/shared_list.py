@@ -16,34 +16,27 @@ class SharedList:
     To append a value, a rank increments the counter of the list, then sets the value at the new index. A rank that dies
     in between leaves an index without a value. A rank may append several values, for example if a session is opened
     again under the same name.
-
-    Attributes:
-        values: All values that this rank has read.
     """
 
     def __init__(self, keys: JobStore, name: str) -> None:
         self._keys = keys
         self._name = name
-        self.values: list[Any] = []
+        self.values: list[Any] = []  # those that this rank has read
         self._known = 0  # number of indices that were read, or are in `_unread`
         self._unread: list[int] = []
         self._lock = threading.Lock()  # an abandoned call may overlap with the next one
 
     def append(self, value: Any) -> int:
-        """Append a value. Return its index, starting at 1."""
+        """Append a value; return its index, starting at 1."""
         self._keys.record_key(f"{self._name}/count")
         index = self._keys.count(f"{self._name}/count")
         self._keys.publish(f"{self._name}/{index}", value)
         return index
 
     def append_one_of(self, value: Any, number: int) -> bool:
-        """Append this rank's value, if `number` ranks append one each. Return whether the list is now complete.
-
-        The index does not show that: the rank with the last index may set its value before another rank does. So each
-        rank increments a second counter after it has set its value. Exactly one rank finds the list complete, and does
-        not have to wait.
-        """
+        """Append a value, as `number` ranks do once each; return whether the list is complete, as exactly one finds."""
         self.append(value)
+        # A second counter, because the rank with the last index may set its value before another rank does.
         self._keys.record_key(f"{self._name}/there")
         return self._keys.count(f"{self._name}/there") >= number
 
@@ -62,7 +55,7 @@ class SharedList:
         return self._read(self.count())
 
     def read_new_soon(self) -> list[Any]:
-        """Read and return the new values like `read_new`, or none if the store does not answer soon."""
+        """Read and return the new values, in order; none if the store does not answer soon."""
         with suppress(UnansweredError):
             return self._read(int(self._keys.try_get_soon(f"{self._name}/count") or 0), soon=True)
         return []

@@ -46,17 +46,12 @@ class TimedCaller:
     """Makes calls on other threads, and abandons them after a timeout.
 
     Until an abandoned call has returned, all others are refused immediately, because they would wait behind it.
-
-    Args:
-        limit: The timeout of a call, in seconds.
-        is_over: Polled while a call runs; returns whether to abandon it soon.
-        returns: Whether calls always return within the timeout. Then the end of the process waits for them.
     """
 
     def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False, *, returns: bool = False) -> None:
-        self._limit = limit
-        self._is_over = is_over
-        self._returns = returns
+        self._limit = limit  # seconds
+        self._is_over = is_over  # polled during a call: whether to abandon it soon
+        self._returns = returns  # whether calls always return in time: then the end of the process waits for them
         self._stuck: _Call | None = None
 
     def at_most(self, limit: float) -> TimedCaller:
@@ -64,11 +59,7 @@ class TimedCaller:
         return TimedCaller(limit, self._is_over)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function. Return its result, or raise its error.
-
-        Raises:
-            UnansweredError: The call has timed out, or an abandoned one has not returned yet.
-        """
+        """Call a function; raise UnansweredError if it has timed out, or an abandoned call has not returned yet."""
         if self._stuck is not None and self._stuck.is_under_way:
             raise UnansweredError("it has stopped answering")
         began, outer = time.monotonic(), getattr(_of_thread, "call", None)
@@ -89,18 +80,12 @@ class TimedCaller:
 
 
 class BackgroundPoll(Generic[_T]):
-    """A poll in the background: its current result can be read without waiting.
-
-    Args:
-        query: Returns the result, or `None` if it is not available yet. An error counts as `None`.
-        pause: The initial pause between two calls, in seconds; it grows as in `polling.poll`.
-        ranks: Returns the number of ranks that poll at the same time.
-    """
+    """A `polling.poll` in the background: its current result can be read without waiting."""
 
     def __init__(self, query: Callable[[], _T | None], pause: float, ranks: Callable[[], int] = lambda: 1) -> None:
-        self._query = query
-        self._first_pause = self._pause = pause
-        self._ranks = ranks
+        self._query = query  # an error counts as `None`: no result yet
+        self._first_pause = self._pause = pause  # between two calls, in seconds; it grows
+        self._ranks = ranks  # how many poll at the same time
         self._began = time.monotonic()
         self._call: _Call | None = None
         self._has_waited = False  # whether `result` has waited for the current call
@@ -108,10 +93,9 @@ class BackgroundPoll(Generic[_T]):
         self._result: _T | None = None
 
     def result(self, within: float = 0.0) -> _T | None:
-        """Return the result, or `None` if it is not available yet. Start the next call if it is due.
+        """Return the result, or `None` if there is none yet. Starts the next call if it is due.
 
-        Args:
-            within: How long to wait for the current call, in seconds. Each call is waited for once only.
+        Waits for the current call up to `within` seconds, but only once for each call.
         """
         if self._result is None and self._call is None and time.monotonic() >= self._next:
             self._begin()
@@ -138,32 +122,20 @@ class BackgroundPoll(Generic[_T]):
 
 
 def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether a call ends in time. A suspension of this process counts as one slice, however long it is.
-
-    Args:
-        call: A call that was started.
-        within: The timeout, in seconds.
-        is_over: Polled meanwhile; returns whether to stop waiting soon.
-    """
+    """Return whether a started call ends within some seconds, or soon after `is_over` returns true."""
     has_to_end = False
     while True:
         if not has_to_end and is_over():
             has_to_end, within = True, min(within, _LAST)
         if call.wait(min(_SLICE, within)):
             return True
-        within -= _SLICE
+        within -= _SLICE  # even if this process was suspended for longer
         if within <= 0:
             return False
 
 
 def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
-    """Call the job's store within a timeout, because its calls have none.
-
-    Args:
-        use_store: Calls the store.
-        otherwise: The result if the store does not answer, or is gone.
-        within: The timeout, in seconds.
-    """
+    """Call the job's store within some seconds; return `otherwise` if it does not answer, or is gone."""
     try:
         return TimedCaller(within).call(use_store)
     except (RendezvousError, UnansweredError):
@@ -179,13 +151,9 @@ _of_thread = threading.local()  # `call`: the current call of this thread
 
 
 def settle(within: float) -> None:
-    """Wait for abandoned calls to return, because this process ends.
+    """Wait for abandoned calls to return, at the end of the process: up to `within` seconds for all together.
 
-    A call that returns while the interpreter shuts down aborts the process.
-
-    Args:
-        within: How long to wait for all of them together, in seconds. Calls that always return within their timeout are
-            waited for until then.
+    Calls that always return within their timeout are waited for until then.
     """
     deadline = time.monotonic() + within
     for call in list(_under_way):
@@ -193,17 +161,11 @@ def settle(within: float) -> None:
 
 
 class _Call:
-    """One call on another thread.
-
-    Args:
-        function: The function to call.
-        given_up_by: When the call is abandoned, on the monotonic clock, in seconds.
-        returns_by: When the call has returned for certain, on the monotonic clock, in seconds; 0 if unknown.
-    """
+    """One call on another thread. Times are those of the monotonic clock."""
 
     def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
         self.given_up_by = given_up_by
-        self.returns_by = returns_by
+        self.returns_by = returns_by  # when it has returned for certain; 0 if unknown
         self._function = function
         self._caller: _Caller | None = None
         self._done = threading.Lock()
@@ -212,11 +174,7 @@ class _Call:
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        """Start the call on an idle thread, or on a new one.
-
-        Raises:
-            RuntimeError: The interpreter shuts down.
-        """
+        """Start the call on an idle thread, or on a new one; raise RuntimeError if the interpreter shuts down."""
         if sys.is_finalizing():
             raise RuntimeError("the interpreter shuts down")
         try:
@@ -228,7 +186,7 @@ class _Call:
         self._caller.calls.put(self)
 
     def make(self) -> None:
-        """Make the call, on this thread."""
+        """Make the call on this thread."""
         try:
             self.result = self._function()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
@@ -246,7 +204,7 @@ class _Call:
         return self._done.locked() and self._caller is not None and self._caller.is_alive()  # it is dead in a fork
 
     def wait(self, within: float) -> bool:
-        """Wait up to `within` seconds. Return whether the call has returned."""
+        """Wait up to `within` seconds; return whether the call has returned."""
         if not self.is_under_way:
             return True
         if not self._done.acquire(timeout=within):
@@ -284,8 +242,7 @@ class _Caller(threading.Thread):
             del call  # with its result
 
 
-def _forget_threads() -> None:
-    """Forget all threads: a fork has none of them."""
+def _forget_threads() -> None:  # a fork has none of them
     _idle.clear()
     _under_way.clear()
 

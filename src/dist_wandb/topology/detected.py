@@ -16,41 +16,28 @@ from dist_wandb.topology.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ
 from dist_wandb.topology.model import Topology
 
 Status = Literal[
-    "used",
-    "agrees",
-    "contradicts",
+    "used",  # the ranks are taken from it
+    "agrees",  # with the used one
+    "contradicts",  # the used one, because it is stale or meant for another process
+    # another rank of as many processes: either may be stale, such as `export RANK=$SLURM_PROCID` in a batch script
     "other rank",
-    "outer",
-    "incomplete",
-    "rank alone",
-    "unreadable",
-    "not asked",
-    "not this process",
+    "outer",  # has probably started the used launcher, as srun or mpirun starts a torchrun on each node
+    "incomplete",  # lacks the global rank or the world size
+    "rank alone",  # a rank above 0 of a launcher whose variables do not give more
+    "unreadable",  # a variable is malformed
+    "not asked",  # would be used, but an earlier launcher is incomplete or unreadable
+    "not this process",  # belongs to a batch shell, not to a process that the shell started
 ]
 
 
 @dataclass(frozen=True)
 class DetectedLauncher:
-    """The variables of one launcher in the environment, and their status.
-
-    Args:
-        name: Name of the launcher.
-        variables: Its variables that are set, with their values.
-        status: ``"used"``: the ranks are taken from it. ``"agrees"``: it agrees with the used one. ``"contradicts"``:
-            it contradicts the used one, because it is stale or meant for another process. ``"other rank"``: it gives
-            another rank of the same number of processes, so either may be stale, such as an ``export
-            RANK=$SLURM_PROCID`` in a batch script. ``"outer"``: it has probably started the used launcher, as srun or
-            mpirun starts a torchrun on each node. ``"incomplete"``: it lacks the global rank or the world size.
-            ``"rank alone"``: a rank above 0 of a launcher whose variables do not give more. ``"unreadable"``: a
-            variable is malformed. ``"not asked"``: an earlier launcher is incomplete or unreadable; otherwise this one
-            would be used. ``"not this process"``: it belongs to a batch shell, not to a process that the shell started.
-        reason: The reason as text; empty if there is nothing to add.
-    """
+    """The variables of one launcher in the environment, and their status."""
 
     name: str
-    variables: Environ
+    variables: Environ  # those that are set
     status: Status
-    reason: str = ""
+    reason: str = ""  # empty if there is nothing to add
 
     @property
     def assignments(self) -> str:
@@ -59,7 +46,7 @@ class DetectedLauncher:
 
 
 def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]:
-    """Return all launchers that have variables in `environ` (by default, the process's), by descending priority."""
+    """Return all launchers that have variables in the environment, by descending priority."""
     environ = os.environ if environ is None else environ
     found: list[DetectedLauncher] = []
     used: tuple[Launcher, Readings] | None = None
@@ -78,9 +65,7 @@ def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]
 def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
     """Return warnings about launchers that seem to have started this process as another rank than that of `topology`.
 
-    Args:
-        found: The result of `detected_launchers`.
-        topology: The topology from the launchers' variables.
+    The topology is that of the launchers' variables.
     """
     used = next((launcher for launcher in found if launcher.status == "used"), None)
     doubts: list[str] = []
@@ -124,7 +109,7 @@ def _status_of(launcher: Launcher, environ: Environ, used: tuple[Launcher, Readi
 
 
 def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
-    """Return the status of readings that are not used. They may come from an outer launcher: inner ones come first."""
+    """Return the status of readings that are not used. An outer launcher may have set them: inner ones come first."""
     if readings.agrees_with(used):
         return "agrees", ""
     reason = f"it set {_ranks(readings)}, but {_ranks(used)} is used"

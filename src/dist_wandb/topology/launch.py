@@ -20,19 +20,19 @@ _OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
 class Launch:
     """The launcher's variables about the whole job."""
 
-    agent_store: tuple[str, int] | None  # address of the store of torchrun's agent, as `(host, port)`
+    agent_store: tuple[str, int] | None  # host and port of the store of torchrun's agent
     attempt: int  # number of restarts of the job's processes by the launcher
     requeues: int  # number of restarts of the job by SLURM
     torchrun_start: str | None  # a name of this start of torchrun on this node, equal for all restarts of its processes
     # SLURM's name of the job and, within an srun, of the step; equal for all restarts of the job
     slurm_step: str | None
-    parent_pid: int  # process id of the parent, which is the script that started this process under Lightning
-    node_rank: int | None  # the node rank from `NODE_RANK` or `GROUP_RANK`, which may be set before there are ranks
+    parent_pid: int  # under Lightning, of the script that started this process
+    node_rank: int | None  # from `NODE_RANK` or `GROUP_RANK`, which may be set before there are ranks
     is_lightning_child: bool  # whether Lightning has started this script again for another rank of the first node
 
     @classmethod
     def detect(cls, environ: Environ | None = None) -> Launch:
-        """Read the environment variables (of this process if `environ` is `None`)."""
+        """Read the environment variables."""
         environ = os.environ if environ is None else environ
         node_rank = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in environ), None)
         return cls(
@@ -54,12 +54,8 @@ def job_name(topology: Topology, environ: Environ | None = None) -> str | None:
 
     SLURM restarts a job under the same name. TORCHELASTIC_RUN_ID is not suitable: it is "none", or chosen by the user,
     and the same for every start. A PMIx namespace that is a number is not unique: jsrun counts from 1 in each job, and
-    Open MPI 4 has only 65536 of them, but it also gives each job a random key.
-
-    Args:
-        topology: The topology of this process. A SLURM step with other ranks belongs to another job, or to the shell
-            that has started this one, and perhaps many more.
-        environ: The environment variables to read; those of this process if `None`.
+    Open MPI 4 has only 65536 of them, but it also gives each job a random key. A SLURM step with other ranks than
+    `topology` belongs to another job, or to the shell that has started this one, and perhaps many more.
     """
     environ = os.environ if environ is None else environ
     namespace, key = environ.get("PMIX_NAMESPACE", ""), environ.get("OMPI_MCA_orte_precondition_transports", "")
@@ -76,7 +72,7 @@ def node_identity(environ: Environ | None = None) -> str:
     """Return a name of this node that is equal for all its processes and differs between nodes.
 
     The host name is not sufficient: containers share names, and two nodes of a test may share a host. So the name
-    includes the kernel's boot id and, from `environ` (by default the process's), the launcher's node rank.
+    includes the kernel's boot id and the launcher's node rank.
     """
     environ = os.environ if environ is None else environ
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment
@@ -108,7 +104,7 @@ def _slurm_step(environ: Environ) -> str | None:
 
 
 def _torchrun_start(environ: Environ) -> str | None:
-    """Return a name of this start of torchrun. Its agent uses a new random directory for the error files of workers."""
+    # torchrun's agent uses a new random directory for the error files of its workers
     directory = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return None if directory is None else f"torchrun-{socket.gethostname()}-{directory[1]}"
 

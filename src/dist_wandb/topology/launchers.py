@@ -24,12 +24,7 @@ _SHOWN = 100  # characters of a value in messages
 
 
 class Readings:
-    """Values of topology fields, each with its source.
-
-    Args:
-        values: The values by field name.
-        source: The common source of these values, for messages.
-    """
+    """Values of topology fields, each with its source for messages."""
 
     def __init__(self, values: Mapping[str, int], source: str) -> None:
         self.values: dict[str, int] = dict(values)
@@ -46,18 +41,14 @@ class Readings:
         return sorted({"global_rank", "world_size"} - self.values.keys())
 
     def complete_on_first_node(self) -> bool:
-        """Use the local rank as global rank on the first node, for processes that Lightning has started.
-
-        Returns:
-            Whether that is possible.
-        """
+        """Use the local rank as global rank on the first node, for Lightning's processes; return whether that works."""
         is_clear = {"world_size", "local_rank"} <= self.values.keys() and self.values.get("node_rank") == 0
         if is_clear and self.missing:
             self.add("global_rank", self.values["local_rank"], self.sources["local_rank"])
         return is_clear
 
     def agrees_with(self, other: Readings) -> bool:
-        """Return whether both give the same ranks. Otherwise one of them is stale, or from another launcher."""
+        """Return whether both give the same ranks; otherwise one of them is stale, or from another launcher."""
         shared = self.values.keys() & other.values.keys()
         return "world_size" in shared and all(self.values[name] == other.values[name] for name in shared)
 
@@ -72,20 +63,16 @@ class Readings:
 class Launcher:
     """The variables of one launcher."""
 
-    name: str  # name of the launcher, for messages
+    name: str
     present: tuple[str, ...]  # variables of which any one shows that this launcher has started the process
-    variables: Mapping[str, str]  # the variable of each topology field
+    variables: Mapping[str, str]  # by topology field
 
     def is_present(self, environ: Environ) -> bool:
         """Return whether this launcher has started the process."""
         return any(name in environ for name in self.present)
 
     def read(self, environ: Environ) -> Readings:
-        """Read the variables.
-
-        Raises:
-            TopologyError: A variable does not have the form that this launcher gives it.
-        """
+        """Read the variables; raise TopologyError if one does not have the form that this launcher gives it."""
         readings = Readings({}, self.name)
         for name, variable in self.variables.items():
             if variable in environ:
@@ -196,11 +183,8 @@ RANKS_ALONE = {
 def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
     """Return the first launcher that gives the ranks, and its readings; `None` if no launcher is present.
 
-    An incomplete launcher leads to an error, unless a later one agrees with it and is complete. For example, a batch
-    script that exports WORLD_SIZE for its srun leaves such an incomplete set.
-
-    Raises:
-        TopologyError: The variables cannot be read, or are incomplete.
+    Raises TopologyError if variables cannot be read, or are incomplete and no later launcher agrees with them and is
+    complete. For example, a batch script that exports WORLD_SIZE for its srun leaves such an incomplete set.
     """
     incomplete: Readings | None = None
     for launcher in LAUNCHERS:
@@ -238,11 +222,7 @@ def complete(readings: Readings, environ: Environ) -> Readings:
 
 
 def integer(variable: str, text: str) -> int:
-    """Parse a variable as a whole number.
-
-    Raises:
-        TopologyError: The text is not a whole number.
-    """
+    """Parse a variable as a whole number; raise TopologyError if it is none."""
     try:
         return int(text if len(text) <= _LONGEST_NUMBER else "")
     except ValueError:

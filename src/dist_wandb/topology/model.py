@@ -83,31 +83,14 @@ class Topology:
 
     @classmethod
     def from_environ(cls, environ: Environ | None = None) -> Topology | None:
-        """Read the variables of the first launcher that is present.
-
-        Args:
-            environ: The environment variables to read; those of this process if `None`.
-
-        Returns:
-            The topology, or `None` if there are no variables of a launcher.
-
-        Raises:
-            TopologyError: As for `detect`.
-        """
+        """Read the variables of the first launcher that is present; `None` without any. Errors as for `detect`."""
         environ = os.environ if environ is None else environ
         found = started_by(environ)
         return None if found is None else cls._of(complete(found[1], environ))
 
     @classmethod
     def from_torch_distributed(cls, environ: Environ | None = None) -> Topology | None:
-        """Read an initialised ``torch.distributed``, and the layout over nodes from launcher variables that agree.
-
-        Args:
-            environ: The environment variables to read; those of this process if `None`.
-
-        Returns:
-            The topology, or `None` if no default process group is initialised.
-        """
+        """Read an initialised ``torch.distributed``, and other fields as in `from_framework`; `None` without one."""
         if "torch.distributed" not in sys.modules:  # then it is not initialised, and importing it takes long
             return None
         import torch.distributed as dist
@@ -129,16 +112,7 @@ class Topology:
     ) -> Topology:
         """Take the ranks from a framework, and other fields from launcher variables that agree with them.
 
-        Args:
-            global_rank: Index of this process among all.
-            world_size: Number of processes of the job.
-            source: The source of the ranks, for messages.
-            local_rank: Index of this process on its node, if the framework knows it.
-            leader: Which rank leads the job and each node, by the framework's rule.
-            environ: The environment variables to read; those of this process if `None`.
-
-        Returns:
-            The topology. Launcher variables that contradict the framework are stale, and ignored.
+        Variables that contradict the framework are stale, and ignored. `source` names the framework in messages.
         """
         readings = Readings({"global_rank": global_rank, "world_size": world_size}, source)
         if local_rank is not None:
@@ -169,14 +143,10 @@ class Topology:
         return None not in (self.local_rank, self.node_rank, self.local_world_size, self.num_nodes)
 
     def led_by(self, primary_rank: int | None) -> Topology:
-        """Return the same topology with another leader.
+        """Return the same topology with another leader; raise ConfigurationError if there is no such rank.
 
-        Args:
-            primary_rank: Global rank of the leader. Negative ranks count from the end. With -1, the last rank of each
-                node also leads its node. `None` keeps the current leader.
-
-        Raises:
-            ConfigurationError: There is no such rank.
+        Negative ranks count from the end. With -1, the last rank of each node also leads its node. `None` keeps the
+        current leader.
         """
         if primary_rank is None:
             return self
@@ -189,17 +159,9 @@ class Topology:
         return replace(self, leader=leader, primary_rank=primary_rank % self.world_size)
 
     def with_layout(self, nodes: Sequence[str]) -> Topology:
-        """Complete the layout from the nodes of all ranks.
+        """Complete the layout from the nodes of all ranks by `node_identity`, numbered by their lowest global ranks.
 
-        Args:
-            nodes: For each global rank, a name of its node that is equal on one node and differs between nodes
-                (`node_identity`). Nodes are numbered in the order of their lowest global rank.
-
-        Returns:
-            The same rank, with every field known.
-
-        Raises:
-            TopologyError: `nodes` does not have one entry per rank.
+        Raises TopologyError if there is not one for each rank.
         """
         if len(nodes) != self.world_size:
             raise TopologyError(
@@ -219,7 +181,7 @@ class Topology:
         )
 
     def origin(self, name: str) -> str:
-        """Return the source of the field `name`, as text for a message."""
+        """Return the source of a field, for messages."""
         return self.sources.get(name, "given")
 
 

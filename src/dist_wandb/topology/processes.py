@@ -19,7 +19,7 @@ def ancestors() -> Iterator[int]:
 
 
 def started_at(process: int) -> int | None:
-    """Return when a process was started, in the kernel's ticks; `None` if unknown. Ids of processes are used again."""
+    """Return when a process was started, in the kernel's ticks; `None` if unknown. Its id may be used again."""
     return _field(process, _START)
 
 

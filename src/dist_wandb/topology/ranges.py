@@ -11,12 +11,7 @@ _MOST = 20  # maximum number of ranges or ranks in a message
 
 
 def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the first and the last number of each run of consecutive numbers.
-
-    Example:
-        >>> spans_of([9, 0, 1, 2])
-        [(0, 2), (9, 9)]
-    """
+    """Return the first and the last number of each run: [(0, 2), (9, 9)] for [9, 0, 1, 2]."""
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:
@@ -32,14 +27,9 @@ def numbers_in(spans: Iterable[Sequence[int]]) -> list[int]:
 
 
 def blocks_of(values: Iterable[int]) -> list[list[int]]:
-    """Compress numbers that grow in steps, such as the node ranks of all ranks.
+    """Compress numbers that grow in steps, such as the node ranks of all ranks: [0, 0, 1, 1, 2, 2, 0].
 
-    Returns:
-        Blocks of [first number, repetitions of each number, count of numbers].
-
-    Example:
-        >>> blocks_of([0, 0, 1, 1, 2, 2, 0])
-        [[0, 2, 3], [0, 1, 1]]
+    Returns blocks of [first number, repetitions of each number, count of numbers]: [[0, 2, 3], [0, 1, 1]].
     """
     found: list[list[int]] = []
     for value, times in ((value, sum(1 for _ in same)) for value, same in groupby(values)):
@@ -56,14 +46,7 @@ def values_in(blocks: Iterable[Sequence[int]]) -> list[int]:
 
 
 def ranges_of(ranks: Iterable[int]) -> str:
-    """Format ranks as ranges, in a short text for any number of ranks.
-
-    Args:
-        ranks: The ranks, in any order.
-
-    Example:
-        ``"3"``, ``"0-3, 8"``, ``"0, 8, 16, ..., 16376"`` for every eighth of 16,384 ranks, and ``"none"``.
-    """
+    """Format any number of ranks as a short text: "3", "0-3, 8", "none", or "0, 8, 16, ..., 16376"."""
     words = [str(first) if first == last else f"{first}-{last}" for first, last in spans_of(ranks)]
     if len(words) > _MOST_PARTS:
         words = [*words[: _MOST_PARTS - 1], "...", words[-1]]
@@ -71,18 +54,7 @@ def ranges_of(ranks: Iterable[int]) -> str:
 
 
 def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
-    """Format ranks for a message.
-
-    Args:
-        ranks: Global ranks, in any order.
-        ranks_per_node: Number of consecutive ranks on each node; `None` if unknown.
-
-    Example:
-        >>> named([3]), named([1, 3]), named([1, 8, 9, 10, 11])
-        ('rank 3', 'ranks 1, 3', 'ranks 1, 8-11')
-        >>> named(range(8, 24), ranks_per_node=8), named([8, 9, 10, 11], 2)
-        ('ranks 8-23 (nodes 1-2)', 'ranks 8-11 (nodes 4-5)')
-    """
+    """Format global ranks for a message: "rank 3", "ranks 1, 8-11", or "ranks 8-23 (nodes 1-2)" with 8 on each node."""
     found = spans_of(ranks)
     texts = [text for first, last in found for text in _texts(first, last, ranks_per_node)]
     if len(texts) > _MOST:
@@ -100,7 +72,7 @@ def _texts(first: int, last: int, ranks_per_node: int | None) -> list[str]:
 
 
 def _nodes(first: int, last: int, ranks_per_node: int) -> str:
-    """Return the nodes of ranks, as text; empty if they are not whole nodes of several ranks."""
+    """Return the nodes as text; empty if the ranks are not whole nodes of several ranks."""
     if ranks_per_node == 1 or first % ranks_per_node or (last + 1) % ranks_per_node:
         return ""
     node, last_node = first // ranks_per_node, last // ranks_per_node

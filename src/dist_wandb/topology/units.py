@@ -23,22 +23,10 @@ _HOW = 'Give a ProcessGroup, a dimension of a DeviceMesh such as mesh["dp"], or 
 
 
 def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
-    """Return the global ranks of this rank's unit, from the argument `unit`.
+    """Return the global ranks of this rank's unit, sorted; a name and `None` are returned unchanged.
 
-    Args:
-        unit: A `ProcessGroup`, or a `DeviceMesh` of any number of dimensions, that contains this rank; a sequence of
-            global ranks; a name, or `None`, which are returned unchanged. The constant that `new_group` returns on
-            ranks outside the group contains no ranks.
-
-    Returns:
-        The ranks, sorted.
-
-    Raises:
-        ConfigurationError: The argument has another type, or a rank is not a whole number.
-
-    Example:
-        Eight ranks, ``mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))``: ``ranks_of(mesh["dp"])``
-        is ``(0, 2, 4, 6)`` on these ranks, and ``(1, 3, 5, 7)`` on the others.
+    For ``init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these
+    ranks, and ``(1, 3, 5, 7)`` on the others. Raises ConfigurationError if the argument does not name ranks.
     """
     if unit is None or isinstance(unit, str):
         return unit
@@ -63,7 +51,7 @@ def _of_torch(unit: Any) -> list[int] | None:
 
     if not dist.is_available():
         return None
-    if unit is dist.GroupMember.NON_GROUP_MEMBER:
+    if unit is dist.GroupMember.NON_GROUP_MEMBER:  # what `new_group` returns on ranks outside the group
         return []
     if isinstance(unit, dist.ProcessGroup):
         return list(dist.get_process_group_ranks(unit))
@@ -73,12 +61,9 @@ def _of_torch(unit: Any) -> list[int] | None:
 
 
 def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks of a mesh that differ from a rank only along some dimensions; none for a rank outside the mesh.
+    """Return the ranks of a mesh that differ from a global rank only along some dimensions.
 
-    Args:
-        mesh: The mesh, with named dimensions.
-        dimensions: Names of dimensions; names that the mesh does not have are ignored.
-        rank: The global rank.
+    There are none for a rank outside the mesh. Dimensions that the mesh does not have are ignored.
     """
     along = set(dimensions)
     position = (mesh.mesh == rank).nonzero().tolist()
@@ -93,8 +78,7 @@ def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tup
 def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
     """Return the ranks along a dimension of a mesh through this rank. The dimension may be flattened from several.
 
-    Raises:
-        ConfigurationError: The mesh has no dimension of this name.
+    Raises ConfigurationError if the mesh does not have it.
     """
     try:
         return tuple(sorted(mesh[name].mesh.flatten().tolist()))
@@ -104,23 +88,10 @@ def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
 
 
 def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks that differ from a rank only along some dimensions of a mesh.
+    """Return the ranks that differ from a global rank only along some dimensions of a mesh.
 
-    Args:
-        sizes: Number of ranks along each dimension, by name; the last dimension varies fastest, as in
-            `torch.distributed.init_device_mesh`.
-        dimensions: Dimensions along which numbers are reduced.
-        rank: The global rank.
-
-    Returns:
-        The ranks, sorted.
-
-    Raises:
-        ConfigurationError: The mesh does not have one of the dimensions.
-
-    Example:
-        >>> ranks_along({"dp": 4, "tp": 2}, ["dp"], 3)
-        (1, 3, 5, 7)
+    The last dimension of `sizes` varies fastest, as in torch's `init_device_mesh`: for ``{"dp": 4, "tp": 2}, ["dp"]``
+    and rank 3, they are ``(1, 3, 5, 7)``. Raises ConfigurationError if the mesh does not have a dimension.
     """
     along = set(dimensions)
     if unknown := along - set(sizes):

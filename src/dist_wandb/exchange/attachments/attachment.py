@@ -37,18 +37,12 @@ _T = TypeVar("_T")
 
 
 class Contributions(Generic[_T]):
-    """One rank's contributions to cells of some kinds, within limits.
-
-    Args:
-        rank: Index of this rank in the job, for messages.
-        what: The contributions in words, for messages.
-        lost: How many values of this rank are lost, by the cause in words.
-    """
+    """One rank's contributions to cells of some kinds, within limits."""
 
     def __init__(self, rank: int, what: str, lost: Counter[str] | None = None) -> None:
-        self._rank = rank
-        self._what = what
-        self.lost: Counter[str] = Counter() if lost is None else lost
+        self._rank = rank  # in the job, for messages
+        self._what = what  # the contributions in words, for messages
+        self.lost: Counter[str] = Counter() if lost is None else lost  # values of this rank, by the cause in words
         self._waiting: dict[Key, tuple[_T, int]] = {}  # with their sizes, in the order of logging
         self._sent: dict[Key, tuple[_T, int]] = {}  # to be sent again if the exchange broke on another rank
         self._delivered: dict[Key, tuple[_T, int]] = {}
@@ -57,7 +51,7 @@ class Contributions(Generic[_T]):
         self._notices = Notices()
 
     def add(self, key: Key, value: _T, size: int) -> None:
-        """Keep a contribution of so many bytes. The newest one of a series is kept in any case."""
+        """Keep a contribution of `size` bytes; the newest one of a series is kept in any case."""
         self._waiting[key] = value, size + _OVERHEAD
         self._bytes += size + _OVERHEAD
         newest = {one.name: one for one in self._waiting} if self._bytes > _MOST_WAITING else {}
@@ -74,18 +68,18 @@ class Contributions(Generic[_T]):
             )
 
     def get(self, key: Key) -> _T | None:
-        """Return this rank's contribution to a cell, if it has one and still keeps it."""
+        """Return the contribution to a cell, if it is still kept."""
         found = self._waiting.get(key) or self._sent.get(key) or self._delivered.get(key)
         return None if found is None else found[0]
 
     def pop(self, key: Key) -> _T | None:
-        """Return a contribution that waits, which is then not kept any more."""
+        """Remove and return a contribution that waits."""
         value, size = self._waiting.pop(key, (None, 0))
         self._bytes -= size
         return value
 
     def waiting(self, series: str) -> list[_T]:
-        """Return the contributions to cells of a series that wait."""
+        """Return the contributions to a series that wait."""
         return [value for key, (value, _) in self._waiting.items() if key.name == series]
 
     def cells(self) -> list[Key]:
@@ -101,11 +95,11 @@ class Contributions(Generic[_T]):
 
     @property
     def has_sent_much(self) -> bool:
-        """Whether more was sent than is kept for late ranks, so that the end of the next round releases memory."""
+        """Whether more was sent than is kept for late ranks: the end of the next round releases memory."""
         return sum(size for _, size in self._sent.values()) > _MOST_DELIVERED
 
     def passed(self) -> None:
-        """Note the end of a round: all ranks have completed the exchange before it."""
+        """Note the end of a round, which shows that all ranks have completed the exchange before it."""
         if not self._sent:
             return
         self._bytes_delivered += sum(size for _, size in self._sent.values())
@@ -125,13 +119,7 @@ class Attachment(Protocol):
     is_for_primary: bool  # whether exchanges are useless while the primary is away
 
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """Return the text of the series of a value.
-
-        Args:
-            name: The name that the user logged it under.
-            value: The value.
-            known: Texts of all series that the ranks have agreed on.
-        """
+        """Return the text of the series of a value, given those that the ranks have agreed on."""
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row."""
@@ -140,30 +128,18 @@ class Attachment(Protocol):
         """Keep this rank's contribution to a cell."""
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # a default
-        """Move pending values to other series if they fit, after the ranks have agreed on series.
-
-        Returns:
-            The moved cells: each the old key and the new one.
-        """
+        """Move pending values to series that the ranks have agreed on, if they fit; return each old and new key."""
         return []
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Exchange and merge the contributions to some cells. All ranks call it with the same cells.
-
-        Raises:
-            BrokenError: The exchange failed.
-        """
+        """Exchange and merge the contributions to some cells, the same on all ranks; raise BrokenError on failure."""
 
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values by their names in the row, and the number of contributors."""
 
 
 class Attachments:
-    """One rank's part in merging all attachments.
-
-    Args:
-        by_type: The attachment that merges the values of each type.
-    """
+    """One rank's part in merging all attachments; for its methods, see `Attachment`."""
 
     def __init__(self, by_type: Mapping[type, Attachment]) -> None:
         self._by_type = by_type
@@ -172,11 +148,11 @@ class Attachments:
         self._notices = Notices()
 
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """Return the text of the series of a value; see `Attachment`, also for the other methods."""
+        """Return the text of the series of a value."""
         return self._by_type[type(value)].series(name, value, known)
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
-        """Return the values of this rank alone for a value of any type, by their names in the row."""
+        """Return the values of this rank alone, by their names in the row; the value may be of any type."""
         attachment = self._by_type.get(type(value))
         return {name: value} if attachment is None else attachment.alone(name, value)
 
@@ -189,7 +165,7 @@ class Attachments:
         return [key for attachment in self._by_type.values() for key in attachment.contributions.cells()]
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """Move pending values to other series if they fit, after the ranks have agreed on series."""
+        """Move pending values to series that the ranks have agreed on, if they fit; return each old and new key."""
         return [renamed for attachment in self._by_type.values() for renamed in attachment.settle(outbox, known)]
 
     def needs_primary(self, series: str) -> bool:
@@ -198,12 +174,7 @@ class Attachments:
         return attachment is not None and attachment.needs_own_part
 
     def due(self, keys: Iterable[Key], *, has_primary: bool) -> list[tuple[Attachment, list[Key]]]:
-        """Return the cells to exchange now, by attachment; equal on all ranks.
-
-        Args:
-            keys: Finished cells.
-            has_primary: Whether the primary takes part.
-        """
+        """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
         due: dict[int, tuple[Attachment, list[Key]]] = {}
         for key in keys:
             attachment = self._of(key.name)
@@ -221,13 +192,10 @@ class Attachments:
             attachment.contributions.passed()
 
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
-        """Remove and return the values of a finished cell by name, and the number of missing contributions.
+        """Remove and return the values of a finished cell by name, and how many of its `ranks` are missing in them.
 
-        Args:
-            key: The cell.
-            ranks: How many ranks have contributed to it.
-            corrects: Whether its row was written before. Then there are no values if they would lack parts that the
-                written ones have, because these are no longer kept.
+        If its row was written before (`corrects`), there are no values that lack parts of the written ones: parts that
+        are no longer kept.
         """
         attachment = self._of(key.name)
         if attachment is None:

@@ -37,20 +37,15 @@ _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exc
 
 
 class FusedGathers(Attachment):
-    """One rank's part in merging tables and images. All tables fit together, and all images.
-
-    Args:
-        rank: Index of this rank in the job.
-        collects: Whether this rank writes the merged value, if it is the first member.
-    """
+    """One rank's part in merging tables and images. All tables fit together, and all images."""
 
     kinds: tuple[Kind, ...] = ("table", "images")
     needs_own_part = False
 
     def __init__(self, rank: int, *, collects: bool, lost: Counter[str] | None = None) -> None:
         self.is_for_primary: bool = not collects
-        self._collects = collects
-        self._rank = rank
+        self._collects = collects  # whether this rank writes the merged value, if it is the first member
+        self._rank = rank  # in the job
         self.contributions: Contributions[Encoded] = Contributions(rank, "tables and images", lost)
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
@@ -70,7 +65,7 @@ class FusedGathers(Attachment):
             )
 
     def alone(self, name: str, value: Gathered) -> dict[str, Any]:
-        """Return the table or images of this rank alone, by name."""
+        """Return the table or images of this rank alone."""
         self._warn_of_replaced(name, value)
         parts = [value.part(self._rank)]
         self._warn_of_cuts(name, value.kind, parts)
@@ -88,11 +83,7 @@ class FusedGathers(Attachment):
             )
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Send the contributions to some cells to the primary. All ranks call it with the same cells.
-
-        Raises:
-            BrokenError: The exchange failed.
-        """
+        """Send the contributions to the primary; see `Attachment`."""
         mine = [self.contributions.get(key) for key in keys]
         amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
         shares = [
@@ -132,16 +123,15 @@ class FusedGathers(Attachment):
         return [[0, 0, 0]] * number
 
     def _apart(self, data: bytes, number: int) -> list[bytes]:
-        """Return a rank's contributions to each cell; empty ones if they are malformed."""
         try:
             parts = unframed(data)
-        except ConfigurationError as error:
+        except ConfigurationError as error:  # malformed
             self._notices.warn("apart", str(error))
             parts = []
         return parts if len(parts) == number else [b""] * number
 
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """Remove and return the merged value by its name in the row, and the number of contributors."""
+        """Remove and return the merged value by its name, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
     def _whole(self, key: Key, blobs: Sequence[bytes]) -> tuple[dict[str, Any], int]:
@@ -187,7 +177,7 @@ def _shares(parts: Sequence[Part]) -> str:
 
 
 def _amount(own: Encoded | None) -> tuple[int, int, int]:
-    """Return a rank's number of items for a cell, their number of bytes, and its limit for the items of all ranks."""
+    """Return a rank's number of items for a cell, their bytes, and its limit for the items of all ranks."""
     return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
 
 

@@ -46,33 +46,25 @@ def _layout(series: str) -> Layout:
 
 
 class FusedMetrics(Attachment):
-    """One rank's part in the exchange of metric states.
-
-    Args:
-        rank: Index of this rank in the job, for messages.
-        computes: Whether this rank computes the merged values.
-    """
+    """One rank's part in the exchange of metric states."""
 
     kinds: tuple[str, ...] = (_METRIC,)
     needs_own_part = True  # the merged value is computed on it
 
     def __init__(self, rank: int, *, computes: bool, lost: Counter[str] | None = None) -> None:
         self.is_for_primary: bool = not computes
-        self._rank = rank
-        self._computes = computes
+        self._rank = rank  # in the job, for messages
+        self._computes = computes  # whether this rank computes the merged values
         self.contributions: Contributions[Snapshot] = Contributions(rank, "metric states", lost)
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 
     def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
-        """Return the series of a metric: a known one if the states fit its layout, otherwise a new one.
-
-        All ranks try known layouts in the same order. Layouts that were made without data come last.
-        """
+        """Return the series of a metric: a known one if the states fit its layout, otherwise a new one."""
         snapshot, prefix = value, Series(name, _METRIC).text
         others = [other for other in known if other.startswith(prefix) and self._is_understood(other)]
-        if len(others) > 1:
+        if len(others) > 1:  # all ranks try them in the same order, those that were made without data last
             others.sort(key=lambda other: _layout(other).is_tentative)
         for other in others:
             if self._adopts(snapshot, other):
@@ -82,7 +74,7 @@ class FusedMetrics(Attachment):
         return Series(name, _METRIC, snapshot.signature).text
 
     def alone(self, name: str, value: Snapshot) -> dict[str, Any]:
-        """Return the values of a metric on this rank alone, by their names in the row. Waits for its device."""
+        """Return the values of this rank alone, by their names in the row. Waits for the metric's device."""
         try:
             packed = value.packed()
             values = value.compute(packed.sums, packed.maxima, [b"".join(packed.blob)])
@@ -102,7 +94,7 @@ class FusedMetrics(Attachment):
             return False
 
     def _is_understood(self, series: str) -> bool:
-        """Return whether a series has a valid layout. The result is the same on all ranks, because its text is."""
+        """Return whether a series has a valid layout; equal on all ranks, because its text is."""
         try:
             return series_of(series).kind == _METRIC and bool(_layout(series))
         except ConfigurationError as error:
@@ -122,7 +114,7 @@ class FusedMetrics(Attachment):
             self._warn_of_no_part("keep", key, error)
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """Adopt layouts of other ranks if this rank's states fit into them, after the ranks have agreed on series."""
+        """Adopt layouts that the ranks have agreed on, if this rank's states fit into them."""
         renamed = []
         for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
             waiting = self.contributions.waiting(series)
@@ -135,11 +127,7 @@ class FusedMetrics(Attachment):
         return renamed
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Exchange and merge the metric states of some cells. All ranks call it with the same cells.
-
-        Raises:
-            BrokenError: The exchange failed.
-        """
+        """Exchange and merge the metric states of some cells; see `Attachment`."""
         understood = [key for key in keys if self._is_understood(key.name)]
         self.contributions.lost[_NOT_COMPUTED] += len(keys) - len(understood)
         try:
@@ -190,11 +178,10 @@ class FusedMetrics(Attachment):
         )
 
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """Remove and return the merged values of a cell by their names in the row, and the number of contributors."""
+        """Remove and return the merged values by their names in the row, and the number of contributors."""
         return self._values.pop(key, ({}, 0))
 
     def _packed(self, key: Key, layout: Layout) -> tuple[Snapshot | None, Packed]:
-        """Return this rank's contribution to a cell, and its form in the exchange."""
         snapshot = self.contributions.get(key)
         if snapshot is None:
             return None, layout.neutral()
@@ -250,7 +237,7 @@ class _Reduced(NamedTuple):
 
 
 def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> list[float]:
-    """Return the head of a cell, which precedes the sums of all cells: see `_reduced`."""
+    """Return the head of a cell, which precedes the sums of all cells; see `_reduced`."""
     held = snapshot.held if snapshot else [False] * len(layout.nodes)
     lacks = [float(computes and not here) for here in held]
     return [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
@@ -273,11 +260,7 @@ def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor
 
 
 def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
-    """Return for each cell the bytes of all ranks, in their order. Releases the received bytes.
-
-    Raises:
-        ConfigurationError: They are malformed.
-    """
+    """Return for each cell the bytes of all ranks, in their order. Releases the received bytes."""
     columns: list[list[bytes]] = [[] for _ in range(number)]
     while received:
         parts = unframed(received.pop(0), "states of metrics")
@@ -292,6 +275,5 @@ def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
 
 
 def _drained(items: list[bytes]) -> Iterator[bytes]:
-    """Yield items, and release them one by one."""
     while items:
-        yield items.pop(0)
+        yield items.pop(0)  # and release it

@@ -28,15 +28,10 @@ class Spread:
 
 
 class Spreads:
-    """One rank's part in the spreads.
-
-    Args:
-        rank: Index of this rank in the unit.
-        has_spread: Returns whether the spread of a name is wanted.
-    """
+    """One rank's part in the spreads of names for which `has_spread` is true."""
 
     def __init__(self, rank: int, has_spread: Callable[[str], bool]) -> None:
-        self._rank = rank
+        self._rank = rank  # in the unit
         self._has_spread = has_spread
         self._places: dict[Names, tuple[int, ...]] = {}  # by the names of a row: the indices of those with a spread
         # own numbers, and found spreads, by cell; plain tuples, which the garbage collector does not track
@@ -65,7 +60,7 @@ class Spreads:
             self._own.popitem(last=False)
 
     def due(self, rows: Iterable[Row]) -> list[tuple[Key, Number]]:
-        """Return the cells of finished rows whose spread is wanted, with their numbers; equal on all ranks."""
+        """Return the cells of finished rows whose spread is wanted, and their numbers; equal on all ranks."""
         due = [
             (Key(row.names[at], row.step, row.occurrences[at]), number_at(*row.lanes, at, len(row.names)))
             for row in rows
@@ -74,11 +69,7 @@ class Spreads:
         return [(key, number) for key, number in due if number.given and number.weight]
 
     def exchange(self, due: Sequence[tuple[Key, Number]], group: Group) -> None:
-        """Exchange the deviations from the means. All ranks call it with the same cells.
-
-        Raises:
-            BrokenError: The exchange failed.
-        """
+        """Exchange the deviations from the means of some cells, the same on all ranks; raise BrokenError on failure."""
         if not due:
             return
         parts = [self._part(self._own.get((*key,)), number) for key, number in due]

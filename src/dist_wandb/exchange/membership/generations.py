@@ -16,7 +16,7 @@ from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_i
 class CheckpointSummary(NamedTuple):
     """A summary of a member's checkpoint."""
 
-    member: int  # index of the member in the unit
+    member: int  # its index in the unit
     round: int  # number of the last round that it took part in
 
 
@@ -24,7 +24,7 @@ class Departure(NamedTuple):
     """How a rank has left."""
 
     how: str  # `"finished"`, `"undelivered"` or `"failed"`
-    global_rank: int  # index of the rank in the job
+    global_rank: int
 
 
 class Result(NamedTuple):
@@ -64,7 +64,7 @@ class Generation:
     """A period in which the same ranks take part in all rounds."""
 
     number: int  # counted from 0
-    members: tuple[int, ...]  # indices of the members in the unit
+    members: tuple[int, ...]  # their indices in the unit
     # members that were not in the previous generation, and take over the state of the others
     joined: tuple[int, ...] = ()
     last_round: int = 0  # number of the last round before this generation
@@ -116,11 +116,11 @@ class GenerationStore:
         return SharedList(self._keys, f"join/{generation.number}")
 
     def is_elected(self, number: int, term: int) -> bool:
-        """Return whether this rank is elected to claim a generation in this term; the next term elects another rank."""
+        """Return whether this rank is elected to claim a generation in this term; each term elects another one."""
         return bool(self._keys.claim(f"elected/{number}/{term}", self._index) == self._index)
 
     def get(self, number: int) -> Generation | None:
-        """Return a generation by number, or `None` if it was not claimed yet."""
+        """Return a generation, or `None` if it was not claimed yet."""
         stored = self._keys.try_get(f"generation/{number}")
         return None if stored is None else Generation.from_list(number, stored)
 
@@ -135,7 +135,7 @@ class GenerationStore:
         return generation
 
     def claim(self, generation: Generation) -> Generation:
-        """Claim a generation. Return the first claim of all ranks, which is the valid one."""
+        """Claim a generation; return the first claim of all ranks, which is the valid one."""
         stored = self._keys.claim(f"generation/{generation.number}", generation.as_list())
         return Generation.from_list(generation.number, stored)
 
@@ -169,7 +169,7 @@ class GenerationStore:
 
 
 def _packed(gone: Mapping[int, Departure]) -> list[Any]:
-    """Group ranks that have left in the same way and have the same distance between their indices in job and unit."""
+    """Group ranks that have left in the same way, with the same distance between their indices in job and unit."""
     alike: dict[tuple[str, int], list[int]] = {}
     for index, departure in gone.items():
         alike.setdefault((departure.how, departure.global_rank - index), []).append(index)

@@ -25,26 +25,19 @@ _BROKEN_CHECK_INTERVAL = 0.2  # seconds between two checks whether the generatio
 class Endpoint(NamedTuple):
     """The entry that a member publishes when it is ready to form a group."""
 
-    member: int  # index of the member in the unit
-    address: str | None  # the address at which it is reachable; `None` if unknown
+    member: int  # its index in the unit
+    address: str | None  # `None` if unknown
 
 
 class Meeting:
-    """Waits for the other members of a rank's groups.
-
-    Args:
-        keys: Keys of the unit in the job's store.
-        index: Index of this rank in the unit.
-        is_broken: Returns whether any member has marked a generation as broken.
-        is_stopped: Returns whether to stop waiting immediately.
-    """
+    """Waits for the other members of a rank's groups."""
 
     def __init__(
         self,
-        keys: JobStore,
-        index: int,
+        keys: JobStore,  # of the unit
+        index: int,  # of this rank in the unit
         is_broken: Callable[[Generation], bool],
-        is_stopped: Callable[[], bool],
+        is_stopped: Callable[[], bool],  # whether to stop waiting immediately
     ) -> None:
         self._keys = keys
         self._index = index
@@ -57,19 +50,8 @@ class Meeting:
         """Wait until all members are ready to form their group, because forming it cannot be interrupted.
 
         Each member publishes its address, and the last one publishes the addresses of all. So each member polls a
-        single key, regardless of their number.
-
-        Args:
-            generation: The generation that begins.
-            group: The group, as this rank sees it.
-            within: The timeout, in seconds.
-
-        Returns:
-            Whether all members are ready; false after the timeout, or if the generation is broken already.
-
-        Raises:
-            Stopped: Waiting was stopped.
-            RendezvousError: The store is gone.
+        single key, regardless of their number. Returns whether all are ready: not after `within` seconds, or if the
+        generation is broken already. Raises as `Membership` does.
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()

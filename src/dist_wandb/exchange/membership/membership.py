@@ -71,12 +71,8 @@ _TERM = 2.0  # seconds that an elected rank has to claim a generation, before an
 class Membership:
     """One rank's part in the agreement on members.
 
-    Methods that wait raise `Stopped` if waiting was stopped, and a `RendezvousError` if the store is gone.
-
-    Args:
-        unit: The unit, from the view of this rank.
-        keys: Keys of the unit in the job's store, on a dedicated connection.
-        is_stopped: Returns whether to stop waiting immediately.
+    Methods that wait, `within` some seconds, raise `Stopped` as soon as `is_stopped` returns true, and a
+    `RendezvousError` if the store is gone.
     """
 
     def __init__(self, unit: Unit, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
@@ -84,30 +80,22 @@ class Membership:
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
         self.meeting: Meeting = Meeting(keys, unit.index, self.generations.is_broken, is_stopped)
         self._unit = unit
-        self._keys = keys
+        self._keys = keys  # of the unit, on a dedicated connection
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
     def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # noqa: B008  # immutable
         """Publish that this rank has arrived, and wait for the first generation; see `Beginning`.
 
-        Args:
-            within: How long to wait for ranks that have opened a session, in seconds.
-            situation: What this rank's session knows.
-
-        Returns:
-            The first generation. This rank may be too late to be a member.
-
-        Raises:
-            Over: There is no rank left to wait for.
-            Moved: Another rank, or this one, is the primary.
+        This rank may be too late to be a member. `within` is how long to wait for ranks that have opened a session.
+        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
         """
         beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
         found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
         return cast("Generation", found)
 
     def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
-        """Return a generation by number. An elected rank claims it; if that rank is gone, the next elected one."""
+        """Return a generation, which an elected rank claims; if that is gone, the next elected one."""
         for term in itertools.count():
             if self.generations.is_elected(number, term):
                 break
@@ -121,15 +109,9 @@ class Membership:
     ) -> Generation:
         """Agree with the remaining members on the next generation, after this one broke.
 
-        All publish their checkpoints and summaries of them. The first one reads the summaries and claims the next
-        generation; the others only poll for it.
-
-        Args:
-            generation: The generation that broke.
-            checkpoint: The checkpoint of this rank.
-            within: How long to wait for the summaries of the other members, in seconds.
-            closed: Members that have said, in a round, that they contribute nothing more. If they are gone, they have
-                finished, even if their process has ended before they published it.
+        All publish their checkpoints and summaries of them. The first one waits for the summaries and claims the next
+        generation; the others only poll for it. Members that have said in a round that they contribute nothing more
+        (`closed`) have finished if they are gone, even if their process has ended before they published it.
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
@@ -167,7 +149,7 @@ class Membership:
         return self.claim(following, generation)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
-        """Claim a generation. Mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
+        """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
         gone, known = self.presence.departures.known, {*generation.lost}
         if before is not None:
             known.update(before.lost, before.members)
@@ -179,7 +161,7 @@ class Membership:
         return claimed
 
     def admit(self, generation: Generation, checkpoint: Checkpoint, state: dict[str, Any]) -> Generation:
-        """Claim the next generation, including all ranks that request to join. One member calls this after a round."""
+        """Claim the next generation, with all ranks that request to join. The first member calls this after a round."""
         joining = tuple(sorted(self.joining(generation)))
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.publish_state(generation, state)
@@ -188,22 +170,13 @@ class Membership:
         return self.claim(following, generation)
 
     def await_next(self, generation: Generation, within: float) -> Generation | None:
-        """Wait for the next generation. Return `None` if no rank claims it within a timeout in seconds."""
+        """Wait for the next generation; return `None` if no rank claims it in time."""
         return self._until(lambda: self.generations.following(generation), within)
 
     def join(self, generation: Generation, within: float) -> Generation:
-        """Request to join, if this rank is not a member of the newest generation.
+        """Return a generation of which this rank is a member: the newest one, or a later one that it requests to join.
 
-        Args:
-            generation: The newest generation.
-            within: How long to wait for each next generation, in seconds.
-
-        Returns:
-            A generation of which this rank is a member.
-
-        Raises:
-            Over: All members of the newest generation are gone.
-            RendezvousError: No rank answers.
+        Waits `within` seconds for each of them, then raises RendezvousError; Over if all members are gone.
         """
         while self._unit.index not in generation.members:
             if self.has_ended(generation):
@@ -229,7 +202,7 @@ class Membership:
         return self.presence.departures.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
-        """Return the ranks that request to join the generation after `generation`."""
+        """Return the ranks that request to join the next generation."""
         if generation.number not in self._join_requests:
             self._join_requests = {generation.number: self.generations.join_requests(generation)}
         join_requests = self._join_requests[generation.number]
@@ -245,15 +218,10 @@ class Membership:
         delivered: bool,
         is_closed: bool = False,
     ) -> None:
-        """Publish that this rank is gone, with its checkpoint.
+        """Publish that this rank is gone, and whether the others have received everything that it logged.
 
-        Args:
-            generation: The generation of which it is a member, if any.
-            checkpoint: Its last checkpoint.
-            failed: Whether it has failed.
-            delivered: Whether the others have received everything that it logged.
-            is_closed: Whether all members leave after the last round. Then the result of that round is still being sent
-                to other members, which must not be interrupted.
+        If all members leave after the last round (`is_closed`), its result is still being sent to other members, which
+        must not be interrupted.
         """
         number = None if generation is None else generation.number
         if generation is not None:

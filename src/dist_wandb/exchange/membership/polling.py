@@ -23,17 +23,9 @@ def poll_until_stopped(
     ranks: int = 1,
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> _T | None:
-    """Poll until there is a result. Return it, or `None` after the timeout.
+    """Poll like `store.polling.poll`, but raise Stopped as soon as `is_stopped` returns true.
 
-    Args:
-        query: Returns the result, or `None` if it is not available yet.
-        within: The timeout, in seconds.
-        is_stopped: Returns whether to stop waiting immediately.
-        ranks: Number of ranks that wait at the same time: the more there are, the less often each one polls.
-        is_urgent: Returns whether to poll immediately, without the rest of the pause.
-
-    Raises:
-        Stopped: Waiting was stopped.
+    If `is_urgent` returns true, poll immediately, without the rest of the pause.
     """
     found = poll(query, within, _LONGEST_PAUSE, ranks, lambda seconds: _sleep(seconds, is_stopped, is_urgent))
     if found is None and is_stopped():

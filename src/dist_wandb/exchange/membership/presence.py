@@ -21,36 +21,27 @@ _OPENED = "opened"  # list of the ranks that have opened a session
 class Arrival(NamedTuple):
     """The entry that a rank publishes when it arrives, or requests to join."""
 
-    member: int  # index of the rank in the unit
-    global_rank: int  # index of the rank in the job
+    member: int  # its index in the unit
+    global_rank: int
     node: int  # its node rank; -1 if unknown
 
 
 class DepartureRecord(NamedTuple):
     """The record that a rank publishes when it leaves."""
 
-    member: int  # index of the rank in the unit
+    member: int  # its index in the unit
     how: str  # as in `Departure`
-    global_rank: int  # index of the rank in the job
-    number: int | None  # number of its last generation; `None` if it was in none
+    global_rank: int
+    number: int | None  # of its last generation; `None` if it was in none
     round: int  # as in `CheckpointSummary`
 
 
 class Departures:
-    """The departed ranks, as far as this rank has read their records.
-
-    Args:
-        unit: The unit, from the view of this rank.
-        keys: Keys of the unit in the job's store.
-
-    Attributes:
-        known: The departures, by index of the rank in the unit.
-        summaries: Summaries of the last checkpoints of these ranks, by generation and rank.
-    """
+    """The departed ranks, as far as this rank has read their records."""
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
-        self.known: dict[int, Departure] = {}
-        self.summaries: dict[int, dict[int, CheckpointSummary]] = {}
+        self.known: dict[int, Departure] = {}  # by index in the unit
+        self.summaries: dict[int, dict[int, CheckpointSummary]] = {}  # of their last checkpoints, by generation
         self._unit = unit
         self._entries = SharedList(keys, "gone")
         self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
@@ -66,20 +57,13 @@ class Departures:
         return {index for index, departure in self.known.items() if departure.how == "undelivered"}
 
     def leave(self, *, failed: bool, delivered: bool, number: int | None, checkpoint: Checkpoint) -> None:
-        """Publish that this rank is gone.
-
-        Args:
-            failed: Whether it has failed.
-            delivered: Whether the others have received everything that it logged.
-            number: Number of its generation, if it was in one.
-            checkpoint: Its last checkpoint.
-        """
+        """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
         how = "failed" if failed else "finished" if delivered else "undelivered"
         unit = self._unit
         self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round))
 
     def among(self, ranks: Iterable[int]) -> set[int]:
-        """Return those of some ranks that have published their departure. Reads new records."""
+        """Return which of some ranks have published their departure. Reads new records."""
         for entry in self._entries.read_new():
             record = DepartureRecord(*entry)
             self.known[record.member] = Departure(record.how, record.global_rank)
@@ -109,17 +93,12 @@ def keys_of(unit: Unit) -> str:
 
 
 def publish_opened(keys: JobStore, unit: Unit) -> None:
-    """Publish that this rank opens its session, so that the others wait for it.
-
-    Args:
-        keys: Keys of the unit in the job's store.
-        unit: The unit, from the view of this rank.
-    """
+    """Publish that this rank opens its session, so that the others wait for it."""
     SharedList(keys, _OPENED).append_once(unit.index)
 
 
 def has_opened(keys: JobStore, index: int) -> bool:
-    """Return whether a rank, by its index in the unit, has opened its session."""
+    """Return whether a rank of the unit has opened its session."""
     return keys.has([f"{_OPENED}/of/{index}"])
 
 
@@ -134,33 +113,22 @@ def least_wait(within: float, unit: Unit) -> float:
 
 
 class Presence:
-    """The ranks that have arrived, as far as this rank has read their entries.
-
-    Args:
-        unit: The unit, from the view of this rank.
-        keys: Keys of the unit in the job's store.
-
-    Attributes:
-        global_ranks: Published indices in the job, by index in the unit. They may differ from those that the unit
-            assumes.
-        nodes: Published node ranks, by index in the unit; -1 if unknown.
-        departures: The ranks that are gone.
-        began: When this rank began to wait for others, by the monotonic clock.
-    """
+    """The ranks that have arrived, as far as this rank has read their entries."""
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
+        # Published indices in the job, by index in the unit; they may differ from those that the unit assumes.
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
-        self.nodes: dict[int, int] = {}
+        self.nodes: dict[int, int] = {}  # published node ranks, by index in the unit; -1 if unknown
         self.departures: Departures = Departures(unit, keys)
         self._unit = unit
         self._keys = keys
         self._arrived: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
         self._opened = SharedList(keys, _OPENED)
-        self.began: float = time.monotonic()
+        self.began: float = time.monotonic()  # to wait for others
 
     def arrive(self) -> bool:
-        """Publish that this rank has arrived. Return whether it is the last one."""
+        """Publish that this rank has arrived; return whether it is the last one."""
         publish_opened(self._keys, self._unit)
         return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
 
@@ -193,7 +161,7 @@ class Presence:
         return self._opened.count(), self._arrivals.count()
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
-        """Return those of some ranks that have published their departure."""
+        """Return which of some ranks have published their departure. Reads new records."""
         return self.departures.among(ranks)
 
     def opened(self) -> set[int]:

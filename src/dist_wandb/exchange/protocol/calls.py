@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
     @property
     def series(self) -> Series:
-        """The series: the name that the user gave, its kind, and its layout."""
+        """The series that `name` is the text of."""
         return series_of(self.name)
 
 
@@ -52,29 +52,19 @@ class Call(NamedTuple):
 
 
 class Outbox:
-    """The calls of one rank that wait for a round, in their order.
-
-    Args:
-        remembered: Number of finished cells that are kept; it limits the number of steps with counted occurrences.
-
-    Attributes:
-        waiting: The calls.
-        offered: Those that were offered last.
-        last: Those that were taken last.
-        without_step: How often each name was logged without a step.
-    """
+    """The calls of one rank that wait for a round, in their order."""
 
     def __init__(self, remembered: int) -> None:
         self.waiting: deque[Call] = deque()
-        self.offered: list[Call] = []
-        self.last: Sequence[Call] = ()
-        self.without_step: dict[str, int] = {}
-        self._remembered = remembered
+        self.offered: list[Call] = []  # those that were offered last
+        self.last: Sequence[Call] = ()  # those that were taken last
+        self.without_step: dict[str, int] = {}  # how often each name was logged without a step
+        self._remembered = remembered  # number of finished cells that are kept; limits the steps with counts
         self._at_step: OrderedDict[int, Names | dict[str, int]] = OrderedDict()  # names of a first call, then counts
         self._shapes: dict[Names, Names] = {}
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
-        """Add a call; see `Call`."""
+        """Add a call."""
         names = tuple(names)
         if len(self._shapes) >= _MOST_SHAPES:
             self._shapes.clear()

@@ -78,7 +78,6 @@ def _waits(party: Party, left: Sequence[Party], table: Table, axes: frozenset[st
 
 
 def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
-    """Yield the calls of a party that are not taken yet."""
     number = count(party.taken)
     for block in party.left:
         names, (cells, of_axes) = block.names, cells_and_axes(block.names, axes)
@@ -108,7 +107,6 @@ def _groups(calls: Sequence[Taken]) -> list[list[Taken]]:
 
 
 def _is_complete(group: Sequence[Taken], table: Table, givers: Mapping[Key, Ranks]) -> bool:
-    """Return whether none of the calls waits for another rank, or one of them is old."""
     if any(call.number < call.party.old for call in group):
         return True
     ranks, here = table.ranks, NOBODY.union(*(call.party.ranks for call in group))

@@ -23,7 +23,7 @@ class Patience(NamedTuple):
     everything: bool  # whether all ranks pause or close: nothing is waited for
     behind: bool  # whether some rank has more waiting than it could offer: nobody is given up now
     most_open: int  # how many rows may be open
-    needs_primary: Callable[[str], bool]  # as in `Rounds`
+    needs_primary: Callable[[str], bool]  # see `Rounds`
 
 
 class Conclusion:
@@ -37,7 +37,7 @@ class Conclusion:
         self._patience = patience
 
     def rows(self) -> Iterator[tuple[Owner, Row]]:
-        """Yield the rows that are finished, in the order in which they were opened, each with its owner."""
+        """Yield the finished rows with their owners, in the order in which they were opened."""
         while ready := self._ready():
             for _, row in sorted(ready):
                 yield from ((row, written) for written in self._written(row))
@@ -46,7 +46,7 @@ class Conclusion:
         self._table.memory.forget(self._table.names)
 
     def _ready(self) -> list[tuple[int, Owner]]:
-        """Return the open rows that are finished, each with its serial."""
+        """Return the finished open rows, each with its serial."""
         ready: dict[Owner, int] = {}
         rows = self._candidates()
         while rows:

@@ -16,19 +16,15 @@ NEVER = -1
 
 
 class Progress:
-    """How far ranks have come: with one name, or with any.
-
-    Args:
-        without: Those that were lost before anybody had contributed: it is unknown whether they would have.
-    """
+    """How far ranks have come: with one name, or with any."""
 
     def __init__(self, without: Iterable[int] = ()) -> None:
-        self.without: Ranks = frozenset(without)
+        self.without: Ranks = frozenset(without)  # lost before anybody contributed: would they have? Unknown
         self._newest: tuple[int, Ranks, int] = (NEVER, NOBODY, NEVER)  # serial, ranks and round
         self._others: dict[int, tuple[int, int]] = {}  # serial and round of other contributions, by rank
 
     def note(self, ranks: Ranks, serial: int, number: int) -> None:
-        """Record that ranks have contributed to the cell with this serial in a round."""
+        """Record that ranks have contributed to the cell with this serial, in the round of this number."""
         newest, those, _ = self._newest
         if serial < newest:
             self._others.update({rank: (max(self.of(rank)[0], serial), number) for rank in ranks})
@@ -38,7 +34,7 @@ class Progress:
         self._newest = serial, ranks, number
 
     def of(self, rank: int) -> tuple[int, int]:
-        """Return the serial of the newest cell to which a rank has contributed, and the round in which it last did."""
+        """Return the serial of the newest cell to which a rank contributed, and the last round in which it did."""
         newest, those, at = self._newest
         other = self._others.get(rank)
         if rank not in those:
@@ -47,29 +43,18 @@ class Progress:
 
 
 class Contributors:
-    """The ranks of a unit.
-
-    Attributes:
-        members: Those that take part.
-        closed: Those that have said that they contribute nothing more.
-        lost: Those that should take part, but do not, and up to which round calls are taken that waited when they were
-            lost.
-        silent: Those that were given up and have given nothing since, and since which round.
-        quiet: Those that have never given anything, and were given up once: perhaps they never log.
-        interleaved: Those whose order proves nothing.
-        usual: By name: who logs it, once it was written.
-        version: Changes whenever ranks come or go, or start or stop to log a name.
-    """
+    """The ranks of a unit."""
 
     def __init__(self, size: int) -> None:
-        self.members: Ranks = frozenset(range(size))
-        self.closed: Ranks = NOBODY
+        self.members: Ranks = frozenset(range(size))  # those that take part
+        self.closed: Ranks = NOBODY  # those that have said that they contribute nothing more
+        # Those that should take part, but do not: up to which round calls are taken that waited when they were lost.
         self.lost: dict[int, int] = {}
-        self.silent: dict[int, int] = {}
-        self.quiet: Ranks = NOBODY
-        self.interleaved: Ranks = NOBODY
-        self.usual: dict[str, Ranks] = {}
-        self.version: int = 0
+        self.silent: dict[int, int] = {}  # those that were given up and have given nothing since: since which round
+        self.quiet: Ranks = NOBODY  # those that never gave anything, and were given up once: perhaps they never log
+        self.interleaved: Ranks = NOBODY  # those whose order proves nothing
+        self.usual: dict[str, Ranks] = {}  # by name: who logs it, once it was written
+        self.version: int = 0  # changes when ranks come or go, or start or stop to log a name
         self._progress: dict[str, Progress] = {}  # by name
         self._latest: Progress = Progress()  # with any name
 
@@ -153,7 +138,7 @@ class Contributors:
                 self.version += 1
 
     def give_up(self, name: str, ranks: Ranks, born: int, number: int) -> None:
-        """Record that ranks were given up that did not contribute to a cell, in a round; see `lacking`."""
+        """Record that ranks were given up that did not contribute to a cell, in the round of this number."""
         self.version += 1
         for rank in ranks:
             if self._latest.of(rank)[1] <= born:
@@ -172,7 +157,7 @@ class Contributors:
     # Ranks come and go
 
     def resize(self, members: Ranks, lost: Ranks, number: int) -> None:
-        """Continue with other ranks after a round; see `Rounds.resize`."""
+        """Continue with other ranks after the round of this number; see `Rounds.resize`."""
         self.members, self.closed = members, self.closed & members
         self.lost = {rank: self.lost.get(rank, number + 1) for rank in sorted(lost)}
         self.silent = {rank: since for rank, since in self.silent.items() if rank in members}

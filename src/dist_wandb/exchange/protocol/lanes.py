@@ -55,21 +55,17 @@ class Number(NamedTuple):
         return self.counts >= _NAN
 
     def reduced(self, reduction: str) -> float:
-        """Return the result of a reduction.
-
-        The mean is sum(w*x) / sum(w) (https://en.wikipedia.org/wiki/Weighted_arithmetic_mean). The mean of equal
-        numbers is that number, and integers stay integers. If all ranks gave NaN, which does not count, `"nanmean"` is
-        NaN and `"nansum"` is 0, as in numpy.
-        """
+        """Return the result of a reduction: the mean of equal numbers is that number, and integers stay integers."""
         if self.is_nan:
             return math.nan
         smallest = -self.minus_smallest
-        if self.largest < smallest:  # no number counts
+        if self.largest < smallest:  # no number counts: the results are those of numpy
             return 0.0 if reduction == "nansum" else math.nan
         if reduction in ("sum", "nansum"):
             return self._as_integer(self.plain)
         if reduction == "min" or smallest == self.largest:
             return self._as_integer(smallest)
+        # the mean: https://en.wikipedia.org/wiki/Weighted_arithmetic_mean
         return self._as_integer(self.largest) if reduction == "max" else self.weighted / self.weight
 
     def _as_integer(self, value: float) -> float:
@@ -120,12 +116,9 @@ def number_at(sums: Sequence[float], maxima: Sequence[float], index: int, names:
 def reduced_numbers(
     sums: Sequence[float], maxima: Sequence[float], reductions: Sequence[str], given: int
 ) -> list[float]:
-    """Return the results of all names of a row.
-
-    It is faster if all reductions are the mean, and so many ranks have `given` a number that is no integer and not NaN
-    under each name.
-    """
+    """Return the results of all names of a row."""
     names = len(reductions)
+    # faster, if all are means, and so many ranks have given a number that is no integer and not NaN under each name
     if reductions.count("mean") == names and sums[SUMS * names - names : SUMS * names].count(float(given)) == names:
         columns = zip(sums[:names], sums[names : 2 * names], maxima[:names], maxima[names : 2 * names], strict=True)
         return [largest if largest == -smallest else w_x / w for w_x, w, largest, smallest in columns]

@@ -45,7 +45,7 @@ def matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> lis
 def _from(
     first: Party, heads: Mapping[Party, Block], table: Table, parties: Sequence[Party], axes: frozenset[str]
 ) -> Segment | None:
-    """Match the next calls of a party with those of others, and take them if they are complete rows."""
+    """Match the next calls of a party with those of others; take them if they are complete rows."""
     group = _partners(first, heads, axes)
     found = _joint(group, axes)
     if found is None:

@@ -45,19 +45,11 @@ class Remembered(NamedTuple):
 
 
 class Memory:
-    """Rows that were written.
-
-    Args:
-        size: Number of ranks of the unit.
-        most: Number of cells that are kept.
-
-    Attributes:
-        size: As given.
-    """
+    """Rows that were written."""
 
     def __init__(self, size: int, most: int) -> None:
-        self.size: int = size
-        self._most = most
+        self.size: int = size  # number of ranks of the unit
+        self._most = most  # cells that are kept
         self._count = 0  # cells of all rows
         self._rows: dict[Owner, tuple[Any, ...]] = {}  # the oldest first
         self._index: dict[tuple[str, int | None, int], Owner] = {}  # cells to which ranks may add
@@ -82,7 +74,6 @@ class Memory:
         return row in self._rows
 
     def __iter__(self) -> Iterator[Remembered]:
-        """Yield all rows, the oldest first."""
         return map(self._row, list(self._rows))
 
     def _row(self, owner: Owner) -> Remembered:
@@ -92,7 +83,7 @@ class Memory:
         return Remembered(owner, names, occurrences, step, x, dict(axes), serial, ranks, lacks, lanes)
 
     def pop(self, owner: Owner) -> Remembered:
-        """Return a row, which is then not remembered any more."""
+        """Remove and return a row."""
         row = self._row(owner)
         for key in row.keys:
             if self._index.get(key) == owner:

@@ -64,35 +64,20 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Offer:
-    """The calls that a rank offers, and its state.
+    """The calls that a rank offers, and its state."""
 
-    Args:
-        blocks: The oldest calls of its outbox.
-        old: How many of them have waited so long that they are taken without other ranks.
-        more: How many further calls wait.
-        intent: As in `Rounds`.
-        give_up_new: The round up to which it gives up cells of names that were never finished.
-        give_up_all: The round up to which it gives up all cells.
-        regroup: Whether it requests a new generation.
-        interleaved: Whether its calls come from several threads or processes, so that their order proves nothing.
-        published: How often it has published something through the job's store.
-        new_names: Names that it logs and that have no number yet.
-        new_axes: Names that it knows to be x axes of the user, and that the others do not.
-        counts: How often it has logged each name without a step: by name, once it is closing.
-    """
-
-    blocks: Sequence[Block] = ()
-    old: int = 0
-    more: int = 0
+    blocks: Sequence[Block] = ()  # the oldest calls of its outbox
+    old: int = 0  # how many of them have waited so long that they are taken without other ranks
+    more: int = 0  # how many further calls wait
     intent: Intent = Intent.OPEN
-    give_up_new: float = NOTHING
-    give_up_all: float = NOTHING
-    regroup: bool = False
-    interleaved: bool = False
-    published: int = 0
-    new_names: Sequence[str] = ()
-    new_axes: Sequence[str] = ()
-    counts: dict[str, int] = field(default_factory=dict)
+    give_up_new: float = NOTHING  # the round up to which it gives up cells of names that were never finished
+    give_up_all: float = NOTHING  # the same for all cells
+    regroup: bool = False  # whether it requests a new generation
+    interleaved: bool = False  # whether its calls come from several threads or processes: their order proves nothing
+    published: int = 0  # how often it has published something through the job's store
+    new_names: Sequence[str] = ()  # names that it logs and that have no number yet
+    new_axes: Sequence[str] = ()  # names that it knows to be x axes of the user, and that the others do not
+    counts: dict[str, int] = field(default_factory=dict)  # how often it logged each name without a step; when closing
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
         """Return it as bytes, given the numbers of the names."""
@@ -109,10 +94,9 @@ class Offer:
 
     @classmethod
     def decoded(cls, data: bytes, names: Sequence[str], known: dict[bytes, list[Block]] | None = None) -> Offer:
-        """Return the inverse of `encoded`, given the names by number; equal calls are the same list in `known`.
+        """Return the inverse of `encoded`, given the names by number; raise ValueError if it is not an offer.
 
-        Raises:
-            ValueError: It is not an offer.
+        Equal calls become the same list, which `known` keeps by their bytes.
         """
         known = {} if known is None else known
         state, _, calls = data.partition(b"\n")
@@ -192,27 +176,19 @@ def blocks_of(calls: Iterable[Call]) -> list[Block]:
 
 
 class Party:
-    """Ranks that offer the same calls.
-
-    Attributes:
-        ranks: These ranks.
-        lowest: The lowest of them.
-        old: How many of the calls have waited long enough on one of them.
-        taken: How many of the calls are taken.
-        left: The others, in their order.
-    """
+    """Ranks that offer the same calls."""
 
     def __init__(self, ranks: Ranks, blocks: Sequence[Block], old: int) -> None:
         self.ranks = ranks
         self.lowest: int = min(ranks)
-        self.old = old
-        self.taken: int = 0
-        self.left: deque[Block] = deque(blocks)
+        self.old = old  # how many of the calls have waited long enough on one of the ranks
+        self.taken: int = 0  # how many of the calls are taken
+        self.left: deque[Block] = deque(blocks)  # the other calls
         self._blocks = blocks
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all calls, also of those that are taken."""
+        """The names of all calls, also of taken ones."""
         return frozenset[str]().union(*(block.names for block in self._blocks))
 
     def advance(self, number: int) -> None:
@@ -226,7 +202,7 @@ class Party:
 
 
 def parties_of(offers: Iterable[tuple[Ranks, Offer]]) -> list[Party]:
-    """Return the parties of the ranks that have made these offers, by their lowest ranks."""
+    """Return the parties of the ranks that have made these offers, ordered by their lowest ranks."""
     equal: dict[int, list[tuple[Ranks, Offer]]] = {}
     for ranks, offer in offers:
         equal.setdefault(id(offer.blocks), []).append((ranks, offer))

@@ -51,11 +51,8 @@ class Pacer:
     def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
         """Return how long to wait for more calls before the next round, in seconds.
 
-        Args:
-            now: The time.
-            oldest: When the oldest call was posted that waits; `None` if none does.
-            awaits: Whether calls or rows of some rank waited for others after the last round.
-            is_flushing: Whether a caller waits until everything is written.
+        The oldest call that waits was posted at `oldest`. `awaits`: calls or rows of some rank waited for others after
+        the last round. `is_flushing`: a caller waits until everything is written.
         """
         if is_flushing:
             due = self._last_end + self._pause
@@ -73,10 +70,7 @@ class Pacer:
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
 
     def begin_round(self, now: float, number: int, oldest: int | None) -> Overdue:
-        """Record the start of a round after so many earlier ones, and return the overdue cells.
-
-        The oldest open cell was opened in the round `oldest`, which is `None` if none is open.
-        """
+        """Record the start of a round, and return the overdue cells; the oldest open cell is of the round `oldest`."""
         overdue = Overdue()
         if oldest is None:
             self._rounds.clear()
@@ -114,7 +108,7 @@ class Pacer:
         return now - self._last_round > NEW_NAME_HEARTBEATS * self._limits.heartbeat
 
     def has_flushed_alone(self, now: float, *, is_settled: bool) -> bool:
-        """Return whether a flushing rank, once all its calls are finished, has let the others flush for long enough."""
+        """Return whether a flushing rank has waited long enough for others to flush, once its calls are finished."""
         if not is_settled:
             self._settled_since = None
             return False

@@ -45,24 +45,15 @@ class Cell:
 
 
 class Placing:
-    """Cells and their rows.
-
-    Attributes:
-        cells: The cells.
-        rows: The cells of each row, by name.
-        open: Rows with something that is not written, in the order in which they came.
-        calls: The calls that own cells, or did.
-        by_name: The cells of open rows.
-        checked: The version of the ranks as of which all open rows were checked.
-    """
+    """Cells and their rows."""
 
     def __init__(self) -> None:
         self.cells: dict[Key, Cell] = {}
-        self.rows: dict[Owner, dict[str, Key]] = {}
-        self.open: dict[Owner, None] = {}
-        self.calls: dict[Owner, Known] = {}
-        self.by_name: dict[str, dict[Key, None]] = {}
-        self.checked: int = NEVER
+        self.rows: dict[Owner, dict[str, Key]] = {}  # the cells of each row, by name
+        self.open: dict[Owner, None] = {}  # rows with something that is not written, in the order in which they came
+        self.calls: dict[Owner, Known] = {}  # those that own cells, or did
+        self.by_name: dict[str, dict[Key, None]] = {}  # the cells of open rows
+        self.checked: int = NEVER  # the version of the ranks as of which all open rows were checked
 
     def enter(self, call: Owner, known: Known, ranks: Ranks, usual: Mapping[str, Ranks]) -> None:
         """Add a call of some ranks to its cells, which are open, and find the rows of all cells that it concerns."""

@@ -25,24 +25,12 @@ _NONE = Number()
 
 
 class Plan:
-    """The plan of one round, for one rank.
-
-    Args:
-        table: The state before the round, which is not changed before `apply`.
-        offers: What the ranks offer.
-        rank: This rank.
-        calls: The calls that it has offered.
-
-    Attributes:
-        offers: As given.
-        touched: The cells of the table to which ranks contribute.
-        differing: Names of x axes whose values differ between the ranks of a row, once the plan was applied.
-    """
+    """The plan of one round, for one rank, which has offered `calls`."""
 
     def __init__(self, table: Table, offers: Sequence[tuple[Ranks, Offer]], rank: int, calls: Sequence[Call]) -> None:
         self.offers = offers
-        self.differing: dict[str, None] = {}
-        self._table = table
+        self.differing: dict[str, None] = {}  # from `apply`: x axes whose values differ between the ranks of a row
+        self._table = table  # not changed before `apply`
         self._rank = rank
         self._calls = calls
         axes = frozenset(table.axes).union(*(offer.new_axes for _, offer in offers))
@@ -50,6 +38,7 @@ class Plan:
         self._party = next((party for party in self._parties if rank in party.ranks), None)
         self._segments = matched(table, self._parties, axes)
         self._chosen = chosen(table, self._parties, axes)
+        # The cells of the table to which ranks contribute.
         self.touched: dict[Key, None] = {key: None for one in self._chosen for key in one.cells}
 
     @property
@@ -125,9 +114,7 @@ class Plan:
     def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
         """Apply the reduced lists to the table.
 
-        Returns:
-            The rows that are complete at once; and the calls that went into the table, with their places among each
-            other.
+        Returns the rows that are complete at once; and the places of the calls that went into the table, in its order.
         """
         rest = iter(sums), iter(maxima)
         rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
@@ -212,7 +199,6 @@ def _placed(call: Call, places: Sequence[int] | None, names: int) -> Lanes:
 
 
 def _without_axes(row: Row, cells: Sequence[int]) -> Row:
-    """Return a row of its cells only."""
     names, (sums, maxima) = len(row.names), row.lanes
     return row._replace(
         names=tuple([row.names[cell] for cell in cells]),
@@ -226,11 +212,10 @@ def _without_axes(row: Row, cells: Sequence[int]) -> Row:
 
 
 def _of_axis(number: Number) -> float:
-    """Return the value of an x axis as it is sent: NaN for none."""
-    return number.plain if number.given else math.nan
+    return number.plain if number.given else math.nan  # what is sent for no value
 
 
 def _axes(names: Iterable[str], slots: Iterator[float]) -> dict[str, float]:
-    """Return the values of the next x axes as they are written."""
+    """Return the values of the next x axes, as they are written."""
     values = [(name, next(slots)) for name in names]
     return {name: int(value) if value.is_integer() else value for name, value in values if not math.isnan(value)}

@@ -66,36 +66,21 @@ class SideData:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a round; the same on all ranks, except for what concerns this rank only.
+    """The result of a round; the same on all ranks, except for what concerns this rank only."""
 
-    Args:
-        rows: Rows to write, in this order.
-        closed: Whether all ranks are closing and nothing is left, also to write: no further round takes place.
-        paused: Whether all ranks have paused, and all their calls are finished.
-        more: Whether some rank has more to contribute at once: the next round need not wait for anything.
-        awaits: Whether calls or rows of some rank wait for others.
-        crowded: Whether more rows than `most_open` wait, so that the oldest are written without ranks they wait for.
-        regroup: Whether a rank requested a new generation before the next round.
-        taken: How many calls of this rank were taken.
-        late: Cells to which this rank contributed in this round after their row was written.
-        lost: Cells to which this rank contributed so late that their row is forgotten: not written.
-        silent: Cells that were finished because ranks gave up waiting for this one, which usually contributes.
-        differing: Names of x axes whose values differ between the ranks of a row.
-        uneven: At the end: names that ranks have logged unequally often without a step, with the counts of ranks.
-    """
-
-    rows: tuple[Row, ...] = ()
-    closed: bool = False
-    paused: bool = False
-    more: bool = False
-    awaits: bool = False
-    crowded: bool = False
-    regroup: bool = False
-    taken: int = field(default=0, compare=False)
-    late: tuple[Key, ...] = field(default=(), compare=False)
-    lost: tuple[Key, ...] = field(default=(), compare=False)
-    silent: tuple[Key, ...] = field(default=(), compare=False)
-    differing: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()  # to write, in this order
+    closed: bool = False  # all ranks are closing and nothing is left, also to write: no further round takes place
+    paused: bool = False  # all ranks have paused, and all their calls are finished
+    more: bool = False  # some rank has more to contribute at once: the next round need not wait for anything
+    awaits: bool = False  # calls or rows of some rank wait for others
+    crowded: bool = False  # more than `most_open` rows wait: the oldest are written without ranks they wait for
+    regroup: bool = False  # a rank requested a new generation before the next round
+    taken: int = field(default=0, compare=False)  # how many calls of this rank were taken
+    late: tuple[Key, ...] = field(default=(), compare=False)  # cells that it gave after their row was written
+    lost: tuple[Key, ...] = field(default=(), compare=False)  # cells that it gave after their row was forgotten
+    silent: tuple[Key, ...] = field(default=(), compare=False)  # cells that others gave up to wait for it
+    differing: tuple[str, ...] = ()  # names of x axes whose values differ between the ranks of a row
+    # At the end: names that ranks have logged unequally often without a step, with the counts of ranks.
     uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
@@ -108,18 +93,14 @@ class _Terms(NamedTuple):
 
 
 class _Kept:
-    """What one rank alone keeps for the rows of its calls, until these are written.
-
-    Attributes:
-        own: It, by the first cell of the call.
-    """
+    """What one rank alone keeps for the rows of its calls, until these are written."""
 
     def __init__(self) -> None:
-        self.own: dict[Key, Any] = {}
+        self.own: dict[Key, Any] = {}  # by the first cell of the call
         self._lost: list[Row] = []
 
     def take(self, chosen: Iterable[tuple[int, Taken]], calls: Sequence[Call]) -> Iterator[tuple[int, Row]]:
-        """Keep what there is for those of the calls that go into the table; yield rows for those without cells."""
+        """Keep it for those of the calls that go into the table; yield rows for those without cells."""
         for place, one in chosen:
             own, key = calls[one.number].own, next(iter(one.cells), None)
             if own is not None and key is not None:
@@ -134,7 +115,7 @@ class _Kept:
                 self._lost.append(_without_numbers(key.step, -1 if key.step is None else key.step, self.own.pop(key)))
 
     def complete(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows of the table with what this rank keeps for them, and rows for what would be lost."""
+        """Return rows of the table with what this rank keeps for them, and rows for what `lose` has found."""
         found = []
         for row in rows:
             own = [self.own.pop(key) for key in row.cells() if key in self.own] if self.own else []
@@ -152,24 +133,18 @@ def _without_numbers(step: int | None, x: int, own: Any) -> Row:
 class Rounds:
     """One rank's part in the rounds of its unit.
 
-    Args:
-        rank: Index of this rank in the unit; the primary is 0.
-        size: Number of ranks in the unit.
-        needs_primary: Returns whether a name's values can be computed only by the primary, and only if it contributes.
-        remembered: Number of cells of written rows that are kept for late contributions.
-        most_open: How many rows may wait for ranks.
-        hold: How long a call waits for other ranks to offer their part, in seconds.
+    `needs_primary` returns whether a name's values can be computed only by the primary, and only if it contributes.
     """
 
     def __init__(
         self,
-        rank: int,
-        size: int,
+        rank: int,  # index in the unit; the primary is 0
+        size: int,  # number of ranks in the unit
         *,
         needs_primary: Callable[[str], bool] = lambda _: False,
-        remembered: int = 32_768,
-        most_open: int = 10_000,
-        hold: float = 0.5,
+        remembered: int = 32_768,  # cells of written rows that are kept for late contributions
+        most_open: int = 10_000,  # rows that may wait for ranks
+        hold: float = 0.5,  # how long a call waits for other ranks to offer their part, in seconds
     ) -> None:
         self.intent = Intent.OPEN
         self.side_data: SideData = SideData()
@@ -184,24 +159,13 @@ class Rounds:
     # Calls of this rank
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
-        """Put the values of one call of `log` into the outbox.
-
-        Args:
-            names: The series of the values. None, if only this rank writes the row, with what it keeps for it.
-            lanes: Their numbers (`lanes.lanes_of`).
-            step: The step that the user gave, or `None`.
-            x: The position of the row: the step, or the last one before; -1 - n before any step, after n other calls.
-            at: The time, in seconds.
-            own: What this rank alone keeps for the row.
-        """
+        """Put a `Call` of `log` into the outbox. One without names is a row of what only this rank keeps for it."""
         return self.outbox.post(names, lanes, step, x, at, own)
 
     def give_up(self, born: int, *, new_only: bool) -> None:
-        """Announce in the next round that this rank has waited long enough for others.
+        """Announce in the next round that cells opened up to the round `born` are to be finished without missing ranks.
 
-        Args:
-            born: Cells opened in this round or earlier are to be finished without the missing ranks.
-            new_only: Whether to include only cells of names that were never finished before.
+        With `new_only`, this concerns cells of names that were never finished.
         """
         new, every = self._gives_up
         self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
@@ -220,12 +184,7 @@ class Rounds:
     # A round
 
     def offer(self, now: float, *, regroup: bool = False) -> bytes:
-        """Return what this rank tells the others before the next round.
-
-        Args:
-            now: The time, in seconds.
-            regroup: Whether to request a new generation after this round.
-        """
+        """Return what this rank tells the others before the round; `regroup` requests a new generation after it."""
         table, outbox, side = self.table, self.outbox, self.side_data
         calls = outbox.known(table.names, MOST_VALUES)
         outbox.offered = calls
@@ -246,13 +205,9 @@ class Rounds:
         ).encoded(table.names)
 
     def plan(self, offers: Offers) -> bool:
-        """Choose the calls of the round, given what all ranks offer. Changes no shared state.
+        """Choose the calls of the round, given what all ranks offer; raise ValueError for anything but offers.
 
-        Returns:
-            Whether there are numbers to reduce; otherwise `unpack` gets empty lists.
-
-        Raises:
-            ValueError: A rank has sent something else than an offer.
+        Returns whether there are numbers to reduce; otherwise `unpack` gets empty lists. Changes no shared state.
         """
         names, known = list(self.table.names), dict[bytes, list[Block]]()
         found = [(ranks, Offer.decoded(data, names, known)) for data, ranks in offers.items()]
@@ -267,12 +222,7 @@ class Rounds:
         return self._plan.pack()
 
     def unpack(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
-        """Apply the result of a round.
-
-        Args:
-            sums: The sum of the ranks' first lists.
-            maxima: The elementwise maximum of the ranks' second lists.
-        """
+        """Apply the reduced lists of the round."""
         plan, table = self._plan, self.table
         if plan is None:
             raise RuntimeError("a round needs a plan")
@@ -321,11 +271,9 @@ class Rounds:
     # Between rounds, on all ranks
 
     def resize(self, members: Iterable[int], lost: Iterable[int]) -> None:
-        """Continue with other ranks. Rows to which all of them have contributed are finished in the next round.
+        """Continue with these ranks of the unit; the `lost` ones should take part, but do not.
 
-        Args:
-            members: The participating ranks, by index in the unit.
-            lost: Ranks that should participate, but do not.
+        Rows to which all members have contributed are finished in the next round.
         """
         table, before = self.table, self.table.ranks.members
         table.resize(frozenset(members), frozenset(lost))
@@ -377,7 +325,6 @@ def _uneven(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, i
 
 
 def _patience(plan: Plan, terms: _Terms) -> Patience:
-    """Return what rows wait for in a round."""
     offers = [offer for _, offer in plan.offers]
     of_new, of_all = max(offer.give_up_new for offer in offers), max(offer.give_up_all for offer in offers)
     done = plan.takes_all and all(offer.intent is not Intent.OPEN for offer in offers)

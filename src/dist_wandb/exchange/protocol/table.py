@@ -25,39 +25,25 @@ from dist_wandb.exchange.protocol.placing import Cell, Known, Placing
 
 
 class Row(NamedTuple):
-    """A row to be written.
+    """A row to be written."""
 
-    Args:
-        names: The series of its values, in the order of its owner's call.
-        occurrences: The occurrence of each, as in `Key`.
-        step: The step that the user gave, if any.
-        x: Its position, as in `Call`.
-        lanes: The numbers of all ranks that contributed.
-        axes: The values of the user's x axes in its owner's call.
-        ranks: How many ranks contributed to each name.
-        missing: How many ranks are missing: they usually log one of the names, but left without notice, or were given
-            up.
-        corrects: Whether it replaces a row that was written before.
-        own: What this rank alone keeps for the row: one item for each of its calls. Different on each rank.
-    """
-
-    names: Names
-    occurrences: Sequence[int]
-    step: int | None
-    x: int
-    lanes: Lanes
-    axes: Mapping[str, float]
-    ranks: Sequence[int]
-    missing: int = 0
-    corrects: bool = False
-    own: Sequence[Any] = ()
+    names: Names  # in the order of its owner's call
+    occurrences: Sequence[int]  # of each name, as in `Key`
+    step: int | None  # the step that the user gave
+    x: int  # its position, as in `Call`
+    lanes: Lanes  # of all ranks that contributed
+    axes: Mapping[str, float]  # the user's x axes in its owner's call
+    ranks: Sequence[int]  # how many contributed to each name
+    missing: int = 0  # ranks that usually log one of the names, but left without notice, or were given up
+    corrects: bool = False  # whether it replaces a row that was written before
+    own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
 
     def cells(self) -> list[Key]:
         """Return its cells."""
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
     def as_list(self) -> list[Any]:
-        """Return it as JSON values, without what this rank alone keeps."""
+        """Return it as JSON values, without `own`."""
         return [*self[:-1]]
 
     @classmethod
@@ -68,36 +54,19 @@ class Row(NamedTuple):
 
 
 class Table:
-    """The replicated state of a unit's rows.
-
-    Args:
-        size: Number of ranks of the unit.
-        remembered: Number of cells of written rows that are kept for late contributions.
-
-    Attributes:
-        ranks: The ranks, and who logs what.
-        round: Number of rounds so far.
-        serial: Number of calls that were taken so far; those that all ranks made count once.
-        names: The names that the ranks have agreed on, and their numbers.
-        axes: Those that are x axes of the user.
-        taken: By rank: how many of its calls were taken.
-        told: What ranks are to be told of this round: kind, cell, who.
-        counts: By name and rank: how often ranks that are closing have logged it without a step.
-        memory: Rows that were written.
-        placing: Cells that wait, and their rows.
-    """
+    """The replicated state of a unit's rows."""
 
     def __init__(self, size: int, remembered: int) -> None:
         self.ranks: Contributors = Contributors(size)
-        self.round: int = 0
-        self.serial: int = 0
-        self.names: dict[str, int] = {}
-        self.axes: dict[str, None] = {}
-        self.taken: dict[int, int] = {}
-        self.told: list[tuple[str, Key, Ranks]] = []
-        self.counts: dict[str, dict[int, int]] = {}
-        self.memory: Memory = Memory(size, remembered)
-        self.placing: Placing = Placing()
+        self.round: int = 0  # how many so far
+        self.serial: int = 0  # how many calls were taken so far; those that all ranks made count once
+        self.names: dict[str, int] = {}  # that the ranks have agreed on, and their numbers
+        self.axes: dict[str, None] = {}  # those that are x axes of the user
+        self.taken: dict[int, int] = {}  # by rank: how many of its calls were taken
+        self.told: list[tuple[str, Key, Ranks]] = []  # what ranks are to be told of this round: kind, cell, who
+        self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: how often it logged it without a step
+        self.memory: Memory = Memory(size, remembered)  # rows that were written
+        self.placing: Placing = Placing()  # cells that wait, and their rows
 
     @property
     def cells(self) -> Mapping[Key, Cell]:
@@ -161,7 +130,7 @@ class Table:
             self._reopen_changed()
 
     def leave(self, ranks: Ranks) -> None:
-        """Record that ranks contribute nothing more. Rows that are flagged only for them are written once more."""
+        """Record that ranks contribute nothing more; rows that are flagged only for them are written once more."""
         if not ranks <= self.ranks.closed:
             self.ranks.close(ranks)
             for row in self.memory.flagged_for(self.ranks.closed):

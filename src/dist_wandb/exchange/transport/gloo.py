@@ -47,11 +47,7 @@ _SLICE = timedelta(milliseconds=100)  # between two checks whether to stop waiti
 
 
 class Buffer:
-    """Numbers in memory that Python and gloo share. For few numbers, tensors are slow: each access releases the GIL.
-
-    Args:
-        length: The number of float64 values.
-    """
+    """Float64 numbers that Python and gloo share. For few numbers, tensors are slow: each access releases the GIL."""
 
     def __init__(self, length: int) -> None:
         self.numbers: array[float] = array("d", bytes(8 * length))
@@ -60,7 +56,7 @@ class Buffer:
 
 
 def _options(forming: timedelta, address: str | None) -> Any:
-    """Return options for a new group. An address needs private names; without them gloo chooses its own address."""
+    """Return options for a new group. An address takes private names of torch; without them gloo chooses one."""
     try:
         if address is not None:
             device = dist.ProcessGroupGloo.create_device(hostname=address)
@@ -84,7 +80,7 @@ class _Collectives(NamedTuple):
 
     @classmethod
     def with_timeout(cls, timeout: timedelta) -> _Collectives:
-        """Return options of collectives that fail after a timeout."""
+        """Return options with a timeout."""
         summing, maximum = dist.AllreduceOptions(), dist.AllreduceOptions()
         summing.reduceOp, maximum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
         gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist exports only the others
@@ -107,7 +103,7 @@ class _Undestroyed:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def __call__(self) -> bool:
-        """Destroy the group if all its collectives have ended. Return whether it was destroyed."""
+        """Destroy the group if all its collectives have ended; return whether it was destroyed."""
         if not all(work.is_completed() for work in self._kept[1:]):
             return False
         while self._kept:
@@ -116,7 +112,7 @@ class _Undestroyed:
 
 
 def too_much(sender: str, length: int, most: int) -> ConfigurationError:
-    """Return the error for a message that exceeds a limit, in bytes."""
+    """Return the error for a message that exceeds a limit of bytes."""
     return ConfigurationError(
         f"{sender} announced {length:,} bytes, but the limit is {most:,}. Log smaller states or tables, and install "
         "the same version of dist_wandb on all ranks."
@@ -124,7 +120,7 @@ def too_much(sender: str, length: int, most: int) -> ConfigurationError:
 
 
 def _with_deadline(options: Any, deadline: float | None) -> Any:
-    """Return options of a collective, with a longer timeout if the deadline is later than the group's timeout."""
+    """Return options of a collective with a longer timeout, if the deadline is later than theirs."""
     within = timedelta(seconds=0.0 if deadline is None else deadline - time.monotonic())
     if within <= options.timeout:
         return options
@@ -156,35 +152,17 @@ def _combined(received: Sequence[Buffer], summed: int) -> tuple[list[float], lis
 
 
 class GlooGroup(Group):
-    """A gloo process group over a store. One thread uses it.
-
-    Args:
-        store: The store that the members connect through; no one else uses its keys.
-        rank: Index of this member.
-        size: Number of members.
-        timeout: How long a collective may wait for a member, in seconds.
-        is_over: Polled while waiting for other members; returns whether to stop waiting.
-        address: Address of this host at which other members reach this one; `None` lets gloo choose.
-        forming: How long the members may take to connect, in seconds.
-
-    Attributes:
-        rank, size: As given.
-        collectives: Number of collectives so far.
-        bytes_given: Number of bytes that this member has contributed to them.
-
-    Raises:
-        BrokenError: The members did not connect.
-    """
+    """A gloo process group over a store. One thread uses it. Raises BrokenError if the members do not connect."""
 
     def __init__(
         self,
-        store: Store,
+        store: Store,  # the members connect through it; no one else uses its keys
         rank: int,
         size: int,
-        timeout: float,
-        is_over: Callable[[], bool],
-        address: str | None = None,
-        forming: float = FORMING,
+        timeout: float,  # how long a collective may wait for a member, in seconds
+        is_over: Callable[[], bool],  # polled while waiting: whether to stop
+        address: str | None = None,  # of this host, at which the others reach this member; `None` lets gloo choose
+        forming: float = FORMING,  # how long the members may take to connect, in seconds
     ) -> None:
         self.rank = rank
         self.size = size
@@ -202,16 +180,13 @@ class GlooGroup(Group):
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
         self._options = _Collectives.with_timeout(timedelta(seconds=timeout))
-        self.collectives: int = 0
-        self.bytes_given: int = 0
+        self.collectives: int = 0  # how many so far
+        self.bytes_given: int = 0  # to these by this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the elementwise sums and maxima over all members.
-
-        Two members, and more of them with few numbers, send their numbers to all others: one collective, with the same
-        traffic between two members as any other. Otherwise run two concurrent collectives.
-        """
+        """Return the elementwise sums and maxima over all members."""
         length = len(sums) + len(maxima)
+        # Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
         if self.size == _PAIR or length <= _MOST_BY_ALL:
             own = self._buffer("own", length)
             own.numbers[:] = array("d", [*sums, *maxima])
@@ -267,7 +242,7 @@ class GlooGroup(Group):
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """Return the distinct data of all members, each with these members, in the same order on all members.
 
-        One collective, with room for twice the longest data of the last one. Longer data take two more.
+        One collective, with room for twice the longest data of the last one; longer data take two more.
         """
         room, head = self._room, _LENGTH.size
         own = torch.frombuffer(bytearray(_LENGTH.pack(len(data)) + data[:room].ljust(room, b"\0")), dtype=torch.uint8)
@@ -283,13 +258,8 @@ class GlooGroup(Group):
     def collect(self, *data: Bytes, deadline: float | None = None) -> list[bytes]:
         """Return the data of all members, in their order, on the first member, and an empty list on the others.
 
-        Data is sent in slices, so that each slice meets the timeout on a slow network. Only the first member needs
-        memory for the data of the others.
-
-        Args:
-            *data: The data of this member, in pieces.
-            deadline: When to stop waiting for members that are still collecting their data, on the monotonic clock, in
-                seconds. Given only if all members already know that no member exceeds its limit.
+        Data is sent in slices, each of which meets the timeout on a slow network. Members that are still collecting
+        their data are waited for until the deadline; it is given only if all know that no member exceeds its limit.
         """
         most = MOST_COLLECTED if deadline is None else _MOST_PASSED_ON
         lengths = self._lengths(sum(map(len, data)), most, deadline)
@@ -306,28 +276,20 @@ class GlooGroup(Group):
         return found
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
-        """Send numbers to the first member.
+        """Send this member's numbers to the first member, which gives an output tensor for each member.
 
-        Args:
-            own: The numbers of this member.
-            received: On the first member, one output tensor per member; empty on the others.
-            deadline: When to stop waiting, on the monotonic clock, in seconds; `None` for the timeout of the group.
+        Waits until the deadline on the monotonic clock; `None` is the timeout of the group.
         """
         outputs = [received] if self.rank == 0 else []
         self._wait(lambda group: [group.gather(outputs, [own], self._options.to_first)], own.nbytes, deadline)
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
-        """Send numbers of the first member to all others, in place.
-
-        Args:
-            numbers: The numbers of the first member; on the others, the output tensor.
-            deadline: As in `send_to_first`; it may be later than the timeout of the group.
-        """
+        """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
         options = _with_deadline(self._options.from_first, deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
 
     def _lengths(self, length: int, most: int, deadline: float | None = None) -> list[int]:
-        """Return the number of bytes of each member. Checked, so that nobody allocates more than is ever sent."""
+        """Return the bytes of each member. Checked, so that nobody allocates more than is ever sent."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         own, options = torch.tensor([length]), _with_deadline(self._options.gather, deadline)
         self._wait(lambda group: [group.allgather([lengths], [own], options)], own.nbytes, deadline)
@@ -353,7 +315,7 @@ class GlooGroup(Group):
             raise BrokenError(failure)
 
     def _failure(self, call: Callable[[Any], list[Any]], deadline: float) -> str | None:
-        """Run collectives. Return why they have failed, or `None`."""
+        """Run collectives; return why they failed, or `None`."""
         try:
             self._pending = call(self._group)
             self.collectives += len(self._pending)

@@ -36,7 +36,7 @@ def destroy_closed() -> None:
 
 
 def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
-    """Return the distinct contents of all members, given in the order of the members, each with its members."""
+    """Return the distinct contents, each with its members."""
     members: dict[bytes, list[int]] = {}
     for member, content in enumerate(contents):
         members.setdefault(content, []).append(member)
@@ -44,7 +44,7 @@ def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
 
 
 def slices_of(data: Iterable[Bytes], size: int) -> Iterator[bytearray]:
-    """Yield the bytes of some pieces in slices of a size; the last one may be shorter, and empty ones follow."""
+    """Yield the bytes of some pieces in slices of a size; the last one may be shorter, then empty ones follow."""
     found = bytearray()
     for piece in data:
         rest = memoryview(piece)
@@ -66,12 +66,9 @@ class Group(Protocol):
     All methods except `close` raise a `BrokenError` if a member is gone or too late, or waiting was stopped. `gather`,
     `tally` and `collect` raise a `ConfigurationError` on all members if the data of a member, or of all together,
     exceeds a limit; the group stays usable then.
-
-    Attributes:
-        rank: Index of this member.
     """
 
-    rank: int
+    rank: int  # index of this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the elementwise sums and maxima over all members."""
@@ -89,7 +86,7 @@ class Group(Protocol):
     def collect(self, *data: Bytes) -> list[bytes]:
         """Return the data of all members, in their order, on the first member, and an empty list on the others.
 
-        The data of a member is given in pieces, which it sends without joining them: the others need no memory for it.
+        A member gives its data in pieces, which it sends without joining them: only the first one needs memory for it.
         """
 
     def close(self) -> None:

@@ -18,14 +18,13 @@ FAN_OUT = 16  # maximum number of members in a group
 class GroupLayout(NamedTuple):
     """One group of the tree, from the view of one of its members."""
 
-    level: int  # level of the group, 0 for the lowest
-    # indices in the unit of the group's members; the first represents the group in the next level
-    members: tuple[int, ...]
+    level: int  # 0 for the lowest
+    members: tuple[int, ...]  # their indices in the unit; the first represents the group in the next level
     group_rank: int  # index of this member in `members`
 
     @property
     def name(self) -> str:
-        """Return a name for the group that is unique in the tree."""
+        """A unique name in the tree."""
         return f"{self.level}/{self.members[0]}"
 
 
@@ -38,17 +37,10 @@ class Tree(NamedTuple):
 
 
 def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int) -> Tree:
-    """Return the tree of groups, from the view of one member.
+    """Return the tree of groups, from the view of the member `own`. Members are indices in the unit, ascending.
 
-    Args:
-        members: Indices of all members in the unit, ascending.
-        nodes: For each member, the number of its node; any number if nodes are unknown.
-        own: Index of this member in the unit.
-        fan_out: Maximum number of members in a group.
-
-    Example:
-        Of 64 ranks on 8 nodes, rank 24 is in the group of its node (ranks 24 to 31) and in the group of ranks 0, 8,
-        ..., 56.
+    `nodes` are the numbers of their nodes, any if unknown. Of 64 ranks on 8 nodes, rank 24 is in the group of its node
+    (ranks 24 to 31) and in the group of ranks 0, 8, ..., 56.
     """
     if len(members) <= fan_out:
         return Tree((GroupLayout(0, tuple(members), members.index(own)),), 1)

@@ -55,20 +55,13 @@ class _Table(NamedTuple):
 
 
 class TreeGroup(Group):
-    """A tree of groups, from the view of one member.
-
-    Args:
-        groups: The groups of this member, from the lowest level upwards; it is the first member of all but the last.
-        rank: Index of this member.
-        size: Number of members of the whole tree.
-        timeout: How long a collective may wait for a member, in seconds.
-    """
+    """A tree of groups, from the view of one member."""
 
     def __init__(self, groups: Sequence[GlooGroup], rank: int, size: int, timeout: float) -> None:
         self.rank = rank
-        self._groups = tuple(groups)
-        self._size = size
-        self._timeout = timeout
+        self._groups = tuple(groups)  # of this member, from the lowest level up; it is first in all but the last
+        self._size = size  # of the whole tree
+        self._timeout = timeout  # how long a collective may wait for a member, in seconds
         self._buffer = Buffer(0)
         self._tables: dict[GlooGroup, _Table] = {}
 
@@ -117,7 +110,7 @@ class TreeGroup(Group):
             group.receive_from_first(numbers, deadline)
 
     def _hand_down_bytes(self, data: bytes, length: int, deadline: float) -> bytes:
-        """Return the bytes of member 0 on all members, which know their length."""
+        """Return the bytes of member 0 on all members."""
         handed = bytearray(data[:length].ljust(length, b"\0"))
         numbers = torch.frombuffer(handed, dtype=torch.uint8)
         for start in range(0, length, gloo.PIECE):
@@ -137,8 +130,7 @@ class TreeGroup(Group):
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """Return the distinct data of all members, each with these members, in the same order on all members.
 
-        The first member of each group merges equal contents. So the amount of data that a member handles grows with
-        the number of distinct contents, not with the number of members.
+        The first member of each group merges equal contents: the work grows with their number, not that of members.
         """
         deadline = _deadline(self._timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
         contents = {data: frozenset((self.rank,))}
@@ -155,7 +147,7 @@ class TreeGroup(Group):
     def collect(self, *data: Bytes) -> list[bytes]:
         """Return the data of all members, in their order, on member 0, and an empty list on the others.
 
-        The others wait until member 0 has all data. The first members of groups pass it on in slices.
+        All wait until member 0 has everything. The first members of groups pass it on in slices.
         """
         total, longest = self._lengths(sum(map(len, data)), gloo.MOST_COLLECTED)
         deadline = _deadline(self._timeout, total)
@@ -169,10 +161,7 @@ class TreeGroup(Group):
         return found
 
     def _lengths(self, length: int, most: int) -> tuple[int, int]:
-        """Return the number of bytes of all members, and of the member with most.
-
-        Checked, so that nobody allocates more than is ever sent.
-        """
+        """Return the bytes of all members, and of the largest. Checked: nobody allocates more than is ever sent."""
         size = self._size
         (total,), (longest,) = self.reduce([float(length)], [float(length * size + size - 1 - self.rank)])
         if not 0 <= longest < _EXACT or not 0 <= total < _EXACT:
@@ -199,18 +188,17 @@ class TreeGroup(Group):
 
     @property
     def collectives(self) -> int:
-        """Number of collectives that this member has taken part in."""
+        """How many collectives this member has taken part in."""
         return sum(group.collectives for group in self._groups)
 
     @property
     def bytes_given(self) -> int:
-        """Number of bytes that this member has contributed to them."""
+        """How many bytes this member has contributed to them."""
         return sum(group.bytes_given for group in self._groups)
 
 
 def _deadline(timeout: float, length: int) -> float:
-    """Return until when to wait for a transfer of some bytes, of which each piece may take the timeout."""
-    return time.monotonic() + timeout * (2 + length // gloo.PIECE)
+    return time.monotonic() + timeout * (2 + length // gloo.PIECE)  # each piece may take the timeout
 
 
 def _check_together(length: int) -> None:
@@ -241,7 +229,7 @@ def _packed(contents: Mapping[bytes, frozenset[int]]) -> bytes:
 
 
 def _unpacked(together: bytes) -> dict[bytes, frozenset[int]]:
-    """Return the contents of several members with their members. Equal contents are merged."""
+    """Return the contents with their members. Equal ones are merged."""
     contents: dict[bytes, frozenset[int]] = {}
     start = 0
     while start + _CONTENT.size <= len(together):
@@ -265,18 +253,10 @@ def _malformed() -> ConfigurationError:
 
 
 def hand_down(groups: Sequence[GlooGroup], *, formed: bool, deadline: float) -> bool:
-    """Receive from the members above whether all their groups have formed, and pass it on to the members below.
+    """Receive from the members above whether all groups of the tree have formed, and pass it on to those below.
 
-    Args:
-        groups: The groups of this member that have formed, from the lowest level upwards.
-        formed: Whether these are all its groups; otherwise it is the first member of each of them.
-        deadline: When to stop waiting for the members above, on the monotonic clock, in seconds.
-
-    Returns:
-        Whether all groups of the tree have formed.
-
-    Raises:
-        BrokenError: A member is gone or too late, or waiting was stopped.
+    `groups` are those of this member that have formed, from the lowest level up; it is the first member of each, unless
+    these are all of its groups (`formed`). Raises BrokenError at the deadline (monotonic clock), and as in `Group`.
     """
     all_formed = torch.tensor([float(formed)])
     for group in reversed(groups):

@@ -45,16 +45,11 @@ class Part(NamedTuple):
 
 
 class Copies:
-    """Makes copies, and collects what to wait for and to warn about.
-
-    Attributes:
-        on_devices: By device, a tensor that is being copied to the host.
-        replaced: Names of types whose objects were replaced by their repr.
-    """
+    """Makes copies, and collects what to wait for and to warn about."""
 
     def __init__(self) -> None:
-        self.on_devices: dict[Any, Tensor] = {}
-        self.replaced: set[str] = set()
+        self.on_devices: dict[Any, Tensor] = {}  # by device, a tensor that is being copied to the host
+        self.replaced: set[str] = set()  # names of types whose objects were replaced by their repr
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return a copy of a tensor on the host, which may be asynchronous."""
@@ -70,13 +65,13 @@ class Copies:
 
 
 def check_pillow() -> None:
-    """Raise an error if pillow is not installed."""
+    """Raise ConfigurationError if pillow is not installed."""
     if importlib.util.find_spec("PIL") is None:
         raise ConfigurationError("W&B needs pillow for images, and it is missing. Run: pip install pillow")
 
 
 def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> Picture:
-    """Return a copy of an image, which later changes do not affect."""
+    """Return a copy of an image, with those arguments of `wandb.Image` that are kept."""
     beside = {name: copied_cell(value, copies) for name, value in arguments.items() if name in BESIDE}
     pixels = {name: value for name, value in arguments.items() if name in OF_PIXELS}
     tensor = as_tensor(image)
@@ -118,16 +113,15 @@ def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
 
 
 def _container(cell: Any, copies: Copies) -> Any:
-    """Copy a list or a mapping of cells; replace it by its repr if it has names that JSON cannot represent."""
     if not isinstance(cell, Mapping):
         return [copied_cell(item, copies, is_inner=True) for item in cell]
-    if not PLAIN.issuperset(map(type, cell)):
+    if not PLAIN.issuperset(map(type, cell)):  # names that JSON cannot represent
         return copies.represented(cell)
     return {name: copied_cell(item, copies, is_inner=True) for name, item in cell.items()}
 
 
 def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
-    """Convert numbers and text of other types, and arrays, to JSON values; replace other objects by their repr."""
+    """Convert numbers and text of other types, and arrays, to JSON values; other objects to their repr."""
     for kind in (str, int, float):
         if isinstance(cell, kind):
             return kind(cell)

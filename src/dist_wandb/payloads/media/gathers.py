@@ -56,46 +56,29 @@ class Encoded(NamedTuple):
         return self._replace(items=items, size=sum(map(len, items)))
 
     def as_bytes(self, rank: int) -> bytes:
-        """Return the message of this rank."""
+        """Return the message of this rank, for `decoded`."""
         return framed(json.dumps([rank, self.columns, self.total]).encode(), *self.items)
 
 
 class Gathered:
-    """Rows or images of this rank, to be merged with those of other ranks. Made by `gathered`.
-
-    Args:
-        kind: Whether it is a table or images.
-        items: Copies of the rows or images within the limit.
-        total: Number of rows or images that were given.
-        limit: Maximum number of items of all ranks together.
-        columns: Names of a table's columns; `None` for images.
-        copies: The `Copies` that made the items, with their devices and replaced types.
-    """
+    """Rows or images of this rank, to be merged with those of other ranks. Made by `gathered`."""
 
     def __init__(
         self, kind: Kind, items: list[Any], total: int, limit: int, columns: Columns | None = None, *, copies: Copies
     ) -> None:
         self.kind = kind
-        self.limit = limit
+        self.limit = limit  # of the items of all ranks together
         self.replaced: list[str] = sorted(copies.replaced)
-        self._items = items
-        self._total = total
-        self._columns = columns or []
+        self._items = items  # copies of the rows or images within the limit
+        self._total = total  # number of those that were given
+        self._columns = columns or []  # none for images
         self._marks = [event_after(tensor) for tensor in copies.on_devices.values()]
         self._encoder: threading.Thread | None = None
         self._encoded: Encoded | Exception | None = None
         self._make_image: MakeImage | None = None  # set when it is logged
 
     def use(self, rank: int, make_image: MakeImage) -> None:
-        """Prepare for sending. This is possible only once, because sent items are not kept.
-
-        Args:
-            rank: The rank that logs, for messages.
-            make_image: Makes a `wandb.Image`, which has the pixels that W&B would show.
-
-        Raises:
-            ConfigurationError: It was logged already.
-        """
+        """Prepare for sending; raise ConfigurationError the second time, because sent items are not kept."""
         if self._make_image is not None:
             raise ConfigurationError(
                 f"A gathered table or panel was logged a second time on rank {rank}. Call dist_wandb.gathered(...) "
@@ -104,7 +87,7 @@ class Gathered:
         self._make_image = make_image
 
     def is_ready(self) -> bool:
-        """Return whether `encoded` does not wait. Start encoding on another thread, because large images take long."""
+        """Return whether `encoded` does not wait. Starts encoding on another thread, because large images take long."""
         if not all(mark is None or mark.query() for mark in self._marks):  # a device without events counts as ready
             return False
         if self._encoder is None:
@@ -117,11 +100,7 @@ class Gathered:
         return all(mark is not None and mark.query() for mark in self._marks)
 
     def encoded(self) -> Encoded:
-        """Return the encoded contribution of this rank.
-
-        Raises:
-            Exception: A value could not be encoded.
-        """
+        """Return the encoded contribution of this rank; raise any error of encoding a value."""
         if self._encoded is None:
             self._encode()
         if isinstance(self._encoded, Exception):
@@ -130,7 +109,7 @@ class Gathered:
         return self._encoded
 
     def part(self, rank: int) -> Part:
-        """Return the contribution of this rank without encoding it. Waits for the device."""
+        """Return the contribution without encoding it. Waits for the device."""
         for mark in self._marks:
             if mark is not None:
                 mark.synchronize()
@@ -203,17 +182,7 @@ def gathered(
 def gathered_table(
     columns: Sequence[str | int] | None = None, data: Any = None, dataframe: Any = None, *, limit: int | None = None
 ) -> Gathered:
-    """Gather a table like `gathered`, from the arguments of `wandb.Table`.
-
-    Args:
-        columns: Names of the columns.
-        data: Rows, a two-dimensional array, a data frame, or a `wandb.Table`.
-        dataframe: A pandas data frame, in place of `columns` and `data`.
-        limit: As in `gathered`.
-
-    Raises:
-        ConfigurationError: As in `gathered`.
-    """
+    """Gather a table like `gathered`, from the arguments of `wandb.Table`; `data` may also be one, or a data frame."""
     most, copies = _checked_limit(limit, "table"), Copies()
     names, rows, total = copied_table(columns, data if dataframe is None else dataframe, most, copies)
     return Gathered("table", rows, total, most, names, copies=copies)
@@ -232,11 +201,7 @@ def _checked_limit(limit: int | None, kind: Kind) -> int:
 
 
 def decoded(kind: Kind, data: bytes) -> Part:
-    """Decode the contribution of a rank.
-
-    Raises:
-        ConfigurationError: The bytes are malformed.
-    """
+    """Decode the contribution of a rank; raise ConfigurationError if it is malformed."""
     with parsing(data, "a table or images"):
         head, *items = unframed(data)
         rank, columns, total = json.loads(head)
@@ -249,12 +214,7 @@ def decoded(kind: Kind, data: bytes) -> Part:
 
 
 def fair(wanted: Sequence[int], limit: int) -> list[int]:
-    """Split a limit into shares that are as equal as possible, and not larger than the wanted ones.
-
-    Example:
-        >>> fair([1, 100, 100], 21)
-        [1, 10, 10]
-    """
+    """Split a limit into shares as equal as possible, none larger than wanted: [1, 10, 10] for [1, 100, 100] and 21."""
     shares, left = [0] * len(wanted), limit
     for turn, index in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
         shares[index] = min(wanted[index], left // (len(wanted) - turn))
@@ -263,5 +223,5 @@ def fair(wanted: Sequence[int], limit: int) -> list[int]:
 
 
 def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
-    """Merge the tables or images of some ranks, given by ascending rank; `None` if there are no images."""
+    """Merge tables or images, given by ascending rank; `None` if there are no images."""
     return merged_table(parts) if kind == "table" else merged_images(parts)

@@ -32,20 +32,7 @@ class MergedImages(NamedTuple):
 def copied_images(
     images: Any, per_image: Mapping[str, Sequence[Any]], most: int, copies: Copies
 ) -> tuple[list[Picture], int]:
-    """Copy images.
-
-    Args:
-        images: Arguments of `wandb.Image`.
-        per_image: Further arguments of `wandb.Image`, as sequences with one item per image.
-        most: Maximum number of images to copy.
-        copies: Makes the copies.
-
-    Returns:
-        The first images, and the number of all images.
-
-    Raises:
-        ConfigurationError: A value is not an image, an argument cannot be gathered, or pillow is missing.
-    """
+    """Return copies of the first images, and the number of all; for the arguments and errors see `gathered`."""
     if not isinstance(images, (list, tuple)):
         raise ConfigurationError(
             f"gathered was given {type(images).__name__}, but takes a wandb.Table, a data frame, a list of rows "
@@ -67,7 +54,7 @@ def copied_images(
 
 
 def encoded_image(picture: Picture, make_image: MakeImage) -> bytes:
-    """Encode an image; `make_image` as in `pictures.png`."""
+    """Encode an image for `decoded_image`."""
     beside = json.dumps(picture.beside, default=json_of).encode()
     return framed(beside, pictures.png(picture.value, picture.pixels, make_image))
 
@@ -78,7 +65,7 @@ def decoded_image(text: bytes, png: bytes) -> Picture:
 
 
 def merged_images(parts: Sequence[Part]) -> MergedImages | None:
-    """Return the images of all parts, with captions that begin with the rank; `None` if there are none."""
+    """Return all images, with captions that begin with the rank; `None` if there are none."""
     pictures = [_captioned(part.rank, picture) for part in parts for picture in part.items]
     return MergedImages(pictures) if pictures else None
 

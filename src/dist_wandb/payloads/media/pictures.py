@@ -21,13 +21,13 @@ def is_image(value: object) -> bool:
 
 
 def caption(image: object) -> str | None:
-    """Return the caption of a `wandb.Image`, which has no public name; `None` for PIL images."""
-    text = getattr(image, "_caption", None)
+    """Return the caption of a `wandb.Image`; `None` for PIL images."""
+    text = getattr(image, "_caption", None)  # it has no public name, and neither have the other attributes here
     return text if isinstance(text, str) else None
 
 
 def has_overlays(image: object) -> bool:
-    """Return whether a `wandb.Image` has boxes or masks, which have no public name."""
+    """Return whether a `wandb.Image` has boxes or masks."""
     return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
 
 
@@ -37,7 +37,7 @@ def kept(image: Any) -> Any:
 
 
 def opened(data: bytes) -> Any:
-    """Open an image file as a PIL image. Its pixels are read when they are needed."""
+    """Open an image file as a PIL image, which reads the pixels when they are needed."""
     from PIL import Image
 
     return Image.open(BytesIO(data))
@@ -51,13 +51,7 @@ def of_figure(figure: Any) -> Any:
 
 
 def png(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
-    """Return an image as the bytes of a PNG file, with the pixels that W&B would show.
-
-    Args:
-        image: An argument of `wandb.Image`.
-        how: Arguments of `wandb.Image` that determine the pixels.
-        make_image: Makes a `wandb.Image` of objects that are not images yet.
-    """
+    """Return a PNG file with the pixels that `wandb.Image(image, **how)` would show."""
     if hasattr(image, "save"):
         return _saved(image)
     if is_image(image):
@@ -80,7 +74,6 @@ def _file_in(image: Any) -> bytes:
 
 
 def _path_of(image: object) -> Path | None:
-    """Return the path of a `wandb.Image`'s file, which has no public name."""
     path = getattr(image, "_path", None)
     return Path(path) if isinstance(path, str) else None
 

@@ -34,26 +34,16 @@ _DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own default
 class MergedTable(NamedTuple):
     """The table of some ranks. It is converted to W&B's when its row is written."""
 
-    columns: Columns  # names of the columns
+    columns: Columns
     rows: list[list[Any]]  # rows of JSON values, dates and `Picture`s
 
 
 def copied_table(
     columns: Sequence[str | int] | None, data: Any, most: int, copies: Copies
 ) -> tuple[Columns, list[Any], int]:
-    """Copy a table.
+    """Return the names of a table's columns, copies of its first rows, and the number of all rows.
 
-    Args:
-        columns: Names of the columns; ignored for a `wandb.Table` or a data frame.
-        data: A table, a data frame, or rows.
-        most: Maximum number of rows to copy.
-        copies: Makes the copies of cells.
-
-    Returns:
-        Names of the columns, the first rows, and the number of all rows.
-
-    Raises:
-        ConfigurationError: A row does not have the length of `columns`, or the value is not a table.
+    The table is a `wandb.Table` or a data frame, which have their own columns, or rows. Errors as in `gathered`.
     """
     names, rows, total = _columns_and_rows(columns, data, most)
     if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
@@ -67,7 +57,6 @@ def copied_table(
 
 
 def _check_rows(rows: Sequence[Any], names: Columns) -> None:
-    """Raise an error for the first row that is not a sequence of one cell for each column."""
     for number, row in enumerate(rows):
         if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
             what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
@@ -104,7 +93,7 @@ def is_frame(value: object) -> bool:
 
 
 def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
-    """Encode a row; `make_image` as in `pictures.png`."""
+    """Encode a row for `decoded_row`."""
     found = [(index, cell) for index, cell in enumerate(row) if isinstance(cell, Picture)]
     dates = [index for index, cell in enumerate(row) if isinstance(cell, date)]
     cells = [None if isinstance(cell, Picture) else cell for cell in row]
@@ -134,7 +123,7 @@ def checked_column(name: Any) -> Any:
 
 
 def merged_table(parts: Sequence[Part]) -> MergedTable:
-    """Merge tables. Columns are matched by name if ranks have different ones."""
+    """Merge tables, with columns matched by name."""
     union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
     names = [name for name, _ in union]
     columns = [_RANK_OTHERWISE if _RANK in names else _RANK, *names]

@@ -28,30 +28,22 @@ _NUMBERS = frozenset(
 
 
 def encode(items: Sequence[Any]) -> bytes:
-    """Encode tensors, dtypes, numbers, text, bytes, `None`, and lists and tuples of these.
+    """Encode tensors on the CPU, dtypes, numbers, text, bytes, `None`, and lists and tuples of these.
 
-    Args:
-        items: The items. Tensors must be on the CPU.
-
-    Raises:
-        ConfigurationError: An item has another type.
+    Raises ConfigurationError for other types.
     """
     return b"".join(pieces_of(items))
 
 
 def pieces_of(items: Sequence[Any]) -> list[Bytes]:
-    """Return what `encode` joins. The numbers of tensors are not copied, so these must not change."""
+    """Return what `encode` joins. Tensors are not copied, so they must not change."""
     raw: list[Bytes] = []
     header = json.dumps([_describe(item, raw) for item in items], separators=(",", ":")).encode()
     return frame([header], *([piece] for piece in raw))
 
 
 def decode(blob: bytes) -> list[Any]:
-    """Decode the output of `encode`.
-
-    Raises:
-        ConfigurationError: The bytes are malformed or incomplete.
-    """
+    """Decode the output of `encode`; raise ConfigurationError if it is malformed."""
     with parsing(blob, _STATES):
         header, *pieces = unframed(blob, _STATES)
         raw = iter(pieces)
@@ -62,11 +54,7 @@ def decode(blob: bytes) -> list[Any]:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype with a name like `"float32"`.
-
-    Raises:
-        ValueError: There is no such dtype, or it is not supported.
-    """
+    """Return the dtype with a name like `"float32"`; raise ValueError if it is not supported."""
     import torch
 
     if name not in _NUMBERS:

@@ -45,18 +45,12 @@ class Node(NamedTuple):
 
 
 class Layout:
-    """The positions of states in the exchanged numbers of one logged value.
-
-    Args:
-        nodes: The metrics whose states are exchanged.
-        is_local: Whether every rank computes its own value, and values are exchanged in place of states.
-        is_tentative: Whether it was made without data, which may change the shapes of the states.
-    """
+    """The positions of states in the exchanged numbers of one logged value."""
 
     def __init__(self, nodes: tuple[Node, ...], *, is_local: bool, is_tentative: bool = False) -> None:
         self.nodes = nodes
-        self.is_local = is_local
-        self.is_tentative = is_tentative
+        self.is_local = is_local  # whether each rank computes its own value, which is exchanged in place of states
+        self.is_tentative = is_tentative  # whether it was made without data, which may change the states' shapes
         states = [state for node in nodes for state in node.states]
         # The first two numbers of each node are its number of updates, and the number of ranks with data whose states
         # fit the layout. The NaNs of maxima and minima are counted in the sums.
@@ -87,11 +81,7 @@ class Layout:
     @classmethod
     @lru_cache(maxsize=256)
     def parse(cls, signature: str) -> Layout:
-        """Return the layout of a signature.
-
-        Raises:
-            ConfigurationError: The text is not a signature.
-        """
+        """Return the layout of a signature; raise ConfigurationError if it is none."""
         try:
             is_local, nodes, is_tentative = json.loads(signature)
             found = tuple(_node_of(position, *node) for position, node in enumerate(nodes))
@@ -103,7 +93,7 @@ class Layout:
             raise ConfigurationError(f"{signature[:100]!r} is not a signature of a metric: {error}.") from error
 
     def holders(self, sums: Tensor) -> list[float]:
-        """Return, for each node, the number of ranks with data whose states fit, from the sums over ranks."""
+        """Return for each node the number of ranks with data whose states fit, given the sums over ranks."""
         return list(sums[1 : 2 * len(self.nodes) : 2].tolist())
 
     def neutral(self) -> Packed:
@@ -141,11 +131,7 @@ class InFull(NamedTuple):
 
 
 def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
-    """Decode the bytes of `Snapshot.in_full`, in the order of ranks.
-
-    Raises:
-        ConfigurationError: The bytes are malformed.
-    """
+    """Decode the bytes of `Snapshot.in_full`, in the order of ranks; raise ConfigurationError if they are malformed."""
     found = []
     for order, blob in enumerate(blobs):
         rank, nodes = decode(blob) if blob else (-1, ())
@@ -164,25 +150,14 @@ class Part(NamedTuple):
 
 
 class Merging:
-    """The contributions of all ranks to one logged value.
-
-    Args:
-        layout: The positions of states in the contributions.
-        sums: The sums over ranks, one-dimensional.
-        maxima: The maxima over ranks, one-dimensional.
-        gathered: The gathered states, in the order of ranks; `None` for a rank without any.
-        in_full: The states and attributes that ranks have sent in full.
-
-    Raises:
-        ConfigurationError: The number of gathered states differs from that of the layout.
-    """
+    """The contributions of all ranks to one logged value. Raises ConfigurationError if they do not fit the layout."""
 
     def __init__(
         self,
         layout: Layout,
-        sums: Tensor,
+        sums: Tensor,  # over ranks, one-dimensional, like the maxima
         maxima: Tensor,
-        gathered: Sequence[Sequence[Any] | None],
+        gathered: Sequence[Sequence[Any] | None],  # states, in the order of ranks; `None` for a rank without any
         in_full: Sequence[InFull],
     ) -> None:
         if any(items is not None and len(items) != layout.gathered for items in gathered):
@@ -203,13 +178,9 @@ class Merging:
         return next((one.attributes for one in self._in_full if one.position == position), None)
 
     def states(self, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
-        """Return the merged states of each node, except those that no rank has.
+        """Return the merged states of each node, given its metric, except states that no rank has.
 
-        Args:
-            metrics: The metrics of the nodes.
-
-        Raises:
-            ConfigurationError: The states of ranks differ in kind or shape.
+        Raises ConfigurationError if ranks have states of different kinds or shapes.
         """
         restored: list[dict[str, Any]] = []
         for position, (node, metric) in enumerate(zip(self._layout.nodes, metrics, strict=True)):
@@ -358,7 +329,7 @@ def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repaired(metric: Metric, states: dict[str, Any]) -> dict[str, Any]:
-    """Return the states, merged to those of one metric if its class cannot compute from those of several ranks."""
+    """Return the states, merged to those of one metric if its class cannot compute from several."""
     # With three ranks or more, this class raises an error or uses only two of them.
     if not is_a(type(metric), "NormalizedRootMeanSquaredError"):
         return states

@@ -69,22 +69,15 @@ class Snapshot:
     """The states of a logged metric or collection at the time of logging. Made by `take_snapshot`.
 
     All methods must be called on one background thread.
-
-    Args:
-        layout: The positions of the states in the exchange.
-        found: The states of each node of the layout.
-        shell: The private copy that computes.
-        marks: Recorded events of devices, after which the copies of the states are complete.
-        fallback: Why the value cannot be merged exactly, as a sentence; `None` if it can.
     """
 
     def __init__(
         self,
         layout: Layout,
-        found: list[Found],
+        found: list[Found],  # of each node of the layout
         shell: Shell,
-        marks: list[torch.Event],
-        fallback: str | None,
+        marks: list[torch.Event],  # events of devices, after which the copies of the states are complete
+        fallback: str | None,  # why the value cannot be merged exactly, as a sentence; `None` if it can
     ) -> None:
         self.fallback = fallback
         self._layout = layout
@@ -155,18 +148,12 @@ class Snapshot:
         ]
 
     def adopt(self, signature: str) -> bool:
-        """Use another rank's layout of the same metrics, if possible.
+        """Use another rank's layout of the same metrics, if possible; return whether it is used now.
 
         Layouts of the same metrics can differ in the members of a collection that share their states. torchmetrics
         finds these compute groups at the first update, so a rank without updates does not know them. Layouts can also
         differ in the states, because some classes have different ones before their first update. A rank with data whose
         states do not fit sends them in full (`in_full`).
-
-        Args:
-            signature: The other rank's signature.
-
-        Returns:
-            Whether the snapshot uses that layout now.
         """
         own, other = self._own, Layout.parse(signature)
         if own.is_local != other.is_local or [n[:2] for n in own.nodes] != [n[:2] for n in other.nodes]:
@@ -190,11 +177,7 @@ class Snapshot:
         return self.held[other] and _equal(self._found[position].values, self._found[other].values)
 
     def packed(self) -> Packed:
-        """Return the contribution of this rank to the exchange. Metrics without data contribute nothing.
-
-        Raises:
-            ConfigurationError: A state holds a value that cannot be sent.
-        """
+        """Return this rank's contribution, of metrics with data; raise ConfigurationError if it cannot be sent."""
         import torch
 
         self.to_host()
@@ -217,11 +200,7 @@ class Snapshot:
     def in_full(self, rank: int) -> bytes:
         """Return additional bytes to send if the computing rank has no data, or some state does not fit the layout.
 
-        Args:
-            rank: Index of this rank in the job.
-
-        Raises:
-            ConfigurationError: A state or attribute holds a value that cannot be sent.
+        Raises ConfigurationError if a state or attribute cannot be sent.
         """
         items = []
         for position, own in enumerate(self._found):
@@ -235,22 +214,11 @@ class Snapshot:
     def compute(
         self, sums: Tensor, maxima: Tensor, blobs: Iterable[bytes], in_full: Sequence[bytes] = ()
     ) -> dict[str, Any]:
-        """Compute the value of all ranks together.
+        """Compute the value of all ranks together, from the exchanged `Packed` and `in_full`, in the order of ranks.
 
-        Args:
-            sums: The sums over ranks, one-dimensional.
-            maxima: The maxima over ranks, one-dimensional.
-            blobs: The blobs in the order of ranks; empty ones are ignored.
-            in_full: The bytes of `in_full` in the order of ranks; empty if they were not exchanged.
-
-        Returns:
-            Values by suffix of the logged name: `""` for a metric, `"/NAME"` for each name in the result of a
-            collection or a wrapper. Tensors become numbers and nested lists of numbers, which wandb keeps unchanged; it
-            would turn larger tensors into histograms.
-
-        Raises:
-            ConfigurationError: A blob cannot be decoded, or states cannot be merged.
-            Exception: An error of the metric's own `compute`, which some metrics raise if no rank has data.
+        Returns values by suffix of the logged name: `""` for a metric, `"/NAME"` for each name in the result of a
+        collection or a wrapper. Tensors become nested lists of numbers: wandb would turn larger ones into histograms.
+        Raises ConfigurationError if ranks do not fit, and any error of the metric's `compute`, as of some without data.
         """
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
@@ -282,14 +250,10 @@ _shells: dict[int, tuple[weakref.ref[Any], tuple[tuple[str, type], ...], Shell]]
 
 
 def take_snapshot(value: Any) -> Snapshot:
-    """Copy the states of a metric or collection. Does not wait for devices, and leaves `value` unchanged.
+    """Copy the states of a metric, a collection, or a tracker's newest metric, without waiting for devices.
 
-    Args:
-        value: A `torchmetrics.Metric` or `MetricCollection`, or a `MetricTracker`, whose newest metric is used. It may
-            be updated or reset immediately afterwards.
-
-    Raises:
-        ConfigurationError: The object cannot be copied. It is copied when it is logged for the first time.
+    Leaves `value` unchanged; it may be updated or reset immediately afterwards. Raises ConfigurationError if it cannot
+    be copied, which is done when it is logged for the first time.
     """
     value = current(value)
     members = list(walk(value))
@@ -315,7 +279,7 @@ def take_snapshot(value: Any) -> Snapshot:
 
 @lru_cache(maxsize=256)
 def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
-    """Return one layout for equal nodes, because its signature is expensive."""
+    # cached, because its signature is expensive
     return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
 
 
@@ -343,7 +307,7 @@ def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
 
 
 def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """Return the numbers of a state to sum, and those for the maximum; neutral numbers if there is no value."""
+    """Return the numbers of a state to sum, and those for the maximum; neutral ones without a value."""
     import torch
 
     if value is None:

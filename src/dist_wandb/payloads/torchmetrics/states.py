@@ -30,12 +30,12 @@ _WINDOW_COUNT = "_num_vals_seen"  # `Running` resets the metric that it wraps, a
 class State(NamedTuple):
     """One state of a metric."""
 
-    name: str  # name of the state in the metric
+    name: str  # in the metric
     # how states of many ranks are merged: `"sum"`, `"mean"`, `"max"`, `"min"`; `"cat"` for lists whose tensors
     # are concatenated, `"list"` for other lists, `"stack"` for tensors that are gathered
     kind: str
-    shape: tuple[int, ...] = ()  # its shape; empty for lists
-    dtype: str = ""  # name of its dtype, such as `"float32"`; empty for lists
+    shape: tuple[int, ...] = ()  # empty for lists
+    dtype: str = ""  # such as `"float32"`; empty for lists
 
     @property
     def numel(self) -> int:
@@ -44,11 +44,7 @@ class State(NamedTuple):
 
 
 def current(value: Any) -> Any:
-    """Return the current metric of a `MetricTracker`; return other metrics unchanged.
-
-    Raises:
-        ConfigurationError: The tracker has no metric yet.
-    """
+    """Return the current metric of a `MetricTracker`, or other metrics; raise ConfigurationError if it has none yet."""
     from torchmetrics import MetricTracker
 
     if not isinstance(value, MetricTracker):
@@ -116,11 +112,7 @@ def _state(metric: Metric, name: str, value: Any) -> State:
 
 
 def reduction_of(metric: Metric, name: str) -> Any:
-    """Return the function that reduces a state's stacked tensors, or `None`.
-
-    Raises:
-        ConfigurationError: The metric has no such state.
-    """
+    """Return what reduces a state's stacked tensors, if anything; raise ConfigurationError for an unknown state."""
     if name not in metric._reductions:
         raise ConfigurationError(
             f"{type(metric).__name__} has no state {name!r} on the rank that computes it. Create it with the same "
@@ -177,7 +169,7 @@ def attributes_of(metric: Metric) -> dict[str, Any]:
 
 
 def _private_copy(value: Any) -> Any:
-    """Return a copy that never synchronises. States, process groups and the like are not copied."""
+    """Return a copy that never synchronises, without states, process groups and the like."""
     from torchmetrics import MetricCollection
 
     shared = ("_cache", "_computed", "_forward_cache", "process_group", "dist_sync_fn", "distributed_available_fn")
@@ -231,7 +223,7 @@ def updates_of(metric: Metric) -> int:
 
 
 def kept(kind: str, held: Any) -> Any:
-    """Return a copy of a state. Tensors are cloned, because they may be updated in place; tensors in lists are not."""
+    """Return a copy of a state. A tensor is cloned, as it may be updated in place; those in lists are not."""
     if isinstance(held, list):
         return list(held)
     copied = held.detach().clone()
@@ -239,7 +231,7 @@ def kept(kind: str, held: Any) -> Any:
 
 
 def joined(items: Sequence[Tensor]) -> list[Tensor]:
-    """Join the tensors of a `"cat"` state. Return the joined tensor and the lengths; `[]` if there are none."""
+    """Join the tensors of a `"cat"` state: the joined tensor and the lengths; `[]` if there are none."""
     import torch
 
     if not items:
@@ -288,7 +280,7 @@ class Shell:
         updates: Sequence[int],
         attributes: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        """Compute from states, update counts and attributes of all nodes. Return values by suffix of the name."""
+        """Compute from states, update counts and attributes of all nodes; return values as `Snapshot.compute` does."""
         import torch
 
         with torch.no_grad():
@@ -305,7 +297,7 @@ class Shell:
                     _restore(metric, {}, 0)
 
     def _adapt(self, position: int, metric: Metric, attributes: Mapping[str, Any]) -> None:
-        """Set the attributes that a metric had when it was logged. Tensors are copied only if they have changed."""
+        """Set the attributes that a metric had when it was logged; copy tensors only if they have changed."""
         import torch
 
         for name, value in attributes.items():
@@ -320,7 +312,6 @@ class Shell:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """Return computed values by suffix of the name."""
     if isinstance(value, Mapping):
         return {f"/{key}{rest}": part for key, inner in value.items() for rest, part in _named(inner).items()}
     return {"": _plain(value)}
