@@ -44,13 +44,7 @@ class Limits:
 
 
 class OutputLines:
-    """The lines of a process's output.
-
-    Args:
-        process: The process; its output is a pipe.
-        limits: Its limits.
-        stopped: Set to stop reading.
-    """
+    """The lines of a process's output, which is a pipe. Setting `stopped` ends the iteration with a `ReadError`."""
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits, stopped: threading.Event) -> None:
         self.too_long: int = 0
@@ -127,25 +121,14 @@ def lines_of(
     *,
     directory: Path,
     environment: Mapping[str, str],
-    errors: IO[bytes],
+    errors: IO[bytes],  # gets its standard error
     limits: Limits,
     stopped: threading.Event,
-    inherited: Sequence[int] = (),
+    inherited: Sequence[int] = (),  # descriptors
 ) -> Iterator[OutputLines]:
     """Start a process and read its output. The process is killed at the end of the block if it is still running.
 
-    Args:
-        command: The command.
-        directory: Its working directory.
-        environment: Its environment.
-        errors: The file for its standard error.
-        limits: Its limits.
-        stopped: Set to stop reading.
-        inherited: Descriptors that it inherits.
-
-    Raises:
-        ReadError: The process exceeded a limit, or was stopped.
-        OSError: The process cannot be started.
+    Raises `OSError` if it cannot be started, and `ReadError` if it exceeds a limit or `stopped` is set.
     """
     with subprocess.Popen(  # noqa: S603  # no shell
         command,

@@ -39,19 +39,14 @@ _LONGEST_TIME = 10.0  # seconds of processor time
 
 
 def log_of(run_directory: Path) -> Path:
-    """Return the path of the log of wandb's own process for a run."""
+    """Return the path of a run's log."""
     return run_directory / "logs" / "debug-internal.log"
 
 
 def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log. Other lines are skipped, such as an incomplete last line of a killed process.
+    """Yield the entries of a log whose lines contain a text. Other lines, as an incomplete last one, are skipped.
 
-    Args:
-        log: The open log.
-        containing: Skip lines without this text.
-
-    Raises:
-        ReadError: The log has more than `LONGEST_LOG` bytes or `MOST_LINES` lines, or takes too long.
+    Raises `ReadError` if the log has more than `LONGEST_LOG` bytes or `MOST_LINES` lines, or takes too long.
     """
     for line in _lines(log):
         if line[:1] == b"{" and containing in line:
@@ -97,24 +92,14 @@ def _lines(log: BinaryIO) -> Iterator[bytes]:
 
 
 def untaken(log: Path) -> dict[str, str]:
-    """Find data that was not accepted by the server.
-
-    Args:
-        log: ``debug-internal.log`` of a run that has ended.
-
-    Returns:
-        The reasons by kind of data; empty if nothing is known to be missing.
-    """
+    """Return why the server did not accept data of an ended run, by kind of data; empty if nothing is known."""
     return _failures(log, _NOT_SENT)
 
 
 def unwritten(log: Path) -> dict[str, str]:
-    """As `untaken`, for data that was not written to disk.
-
-    On a full disk the log may be incomplete, so free space is checked too.
-    """
+    """As `untaken`, for data that was not written to disk."""
     found = _failures(log, _NOT_WRITTEN)
-    with suppress(OSError):
+    with suppress(OSError):  # on a full disk the log may be incomplete
         if not found and shutil.disk_usage(log.parent).free < _FULL:
             found["rows"] = f"the disk of {log.parent} is full"
     return found

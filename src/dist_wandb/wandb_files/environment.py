@@ -11,14 +11,8 @@ _SEARCH_PATHS = frozenset({"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRAR
 def reader_environment(directory: Path) -> dict[str, str]:
     """Return the environment for ``wandb leet inspect`` of a file that may come from an untrusted source.
 
-    wandb must run only installed code, contact no server, and write only below `directory`. Reading a file does not
-    need the user's settings for W&B, so none is passed on.
-
-    Args:
-        directory: The working directory of the command, as `small_files.private_directory` creates it.
-
-    Returns:
-        A changed copy of this process's environment.
+    wandb must run only installed code, contact no server, and write only below `directory`, the private working
+    directory of the command. Reading a file does not need the user's settings for W&B, so none is passed on.
     """
     environment = {name: value for name, value in own_environment().items() if not name.startswith("WANDB_")}
     state = directory / "state"
@@ -48,10 +42,7 @@ def own_environment() -> dict[str, str]:
 
 
 def usual_directories() -> list[Path]:
-    """Return the existing directories that runs are usually written to.
-
-    These are ``$WANDB_DIR/wandb``, and ``wandb`` and Lightning's ``lightning_logs`` below the current directory.
-    """
+    """Return the existing directories that W&B and Lightning usually write runs to."""
     given = os.environ.get("WANDB_DIR")
     paths = [Path(given or ".", "wandb"), Path("wandb"), Path("lightning_logs")]
     return [path for path in dict.fromkeys(paths) if path.is_dir()]

@@ -18,26 +18,19 @@ _log = logging.getLogger("dist_wandb")
 
 
 def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError], None] | None = None) -> list[Path]:
-    """Find the files of W&B runs below a directory.
+    """Find the files of W&B runs below a directory, or in a run's own one; a single file stands for itself.
 
-    Args:
-        directory: Any directory, a run's own directory, or a single ``.wandb`` file. Symbolic links below it (W&B's
-            ``latest-run``) are not followed.
-        report: Called for each directory that was not searched: it cannot be read, is more than 64 levels below
-            `directory`, or follows ten million other entries. Logged as warnings if `None`.
-
-    Returns:
-        The ``run-ID.wandb`` files within ``run-*`` and ``offline-run-*`` directories, in natural order of their paths
-        (``rank-2`` before ``rank-10``). Directories, pipes and the like with such a name are included.
-
-    Raises:
-        ReadError: `directory` does not exist, cannot be entered, or is another kind of file.
+    These are the ``run-ID.wandb`` files within ``run-*`` and ``offline-run-*`` directories, in natural order of their
+    paths (``rank-2`` before ``rank-10``). Directories, pipes and the like with such a name are included; symbolic links
+    (W&B's ``latest-run``) are not followed. `report` is called for each directory that was not searched, because it is
+    unreadable, too deep, or follows ten million entries; `None` logs warnings. Raises `ReadError` if `directory` cannot
+    be entered.
     """
     return list(find_files(Path(directory), report or _warn))
 
 
 def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
-    """Find files as `find_runs` does; return them with their directories, from which all of the run is to be read."""
+    """Find files as `find_runs` does; return them with their directories, from which all of a run is to be read."""
     if top.suffix == ".wandb" and top.is_file():
         path = top.resolve() if top.is_symlink() else top  # a link given by the user stands for its target
         return {path: Directory.at(path.parent)}
@@ -53,7 +46,7 @@ def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Dir
 
 
 class _Search:
-    """A search at any depth. Folders are opened by the descriptors of their parents, so that no link is followed."""
+    """A search that opens each folder by the descriptor of its parent, so that no link is followed."""
 
     def __init__(self, top: Path, report: Callable[[ReadError], None]) -> None:
         self.found: dict[Path, Directory] = {}

@@ -63,23 +63,15 @@ _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
 
 def split(
     source: Path,
-    others: Path,
-    skipped: Collection[str],
-    stopped: threading.Event,
-    within: Directory | None = None,
+    others: Path,  # the copy; its parent directory is created
+    skipped: Collection[str],  # of `KINDS`
+    stopped: threading.Event,  # set to stop reading
+    within: Directory | None = None,  # as for `open_ordinary`
 ) -> int | None:
-    """Copy the records of a file without history rows and without kinds that are not needed.
+    """Copy the records of a file without its history rows and skipped kinds; return the number of rows for `Rows`.
 
-    Args:
-        source: A ``.wandb`` file.
-        others: The copy; its parent directory is created.
-        skipped: Kinds that are not needed, of `KINDS`.
-        stopped: Set to stop reading.
-        within: As for `open_ordinary`.
-
-    Returns:
-        The number of history rows, which `Rows` reads. `None` if W&B's reader should read the whole file, because it is
-        damaged or truncated, or a part of it is very large. The copy is incomplete then.
+    Returns `None` if W&B's reader should read the whole file, because it is damaged or truncated, or a part of it is
+    very large. The copy is incomplete then.
     """
     left_out = {KINDS[kind] for kind in skipped} | {KINDS["history"]}
     copied = rows = 0
@@ -102,19 +94,12 @@ def split(
 
 
 class Rows:
-    """Decodes the history rows of a file that `split` has found to be undamaged.
-
-    Args:
-        path: The file.
-        count: Number of rows to read. The file may have grown since `split`.
-        stopped: Set to stop reading.
-        within: As for `open_ordinary`.
-    """
+    """Decodes the first `count` history rows of a file that `split` has found to be undamaged."""
 
     def __init__(self, path: Path, count: int, stopped: threading.Event, within: Directory | None = None) -> None:
         self._path = path
         self._within = within
-        self._count = count
+        self._count = count  # the file may have grown since `split`
         self._stopped = stopped
         self._names = _Names()
         self._malformed = 0
@@ -167,16 +152,9 @@ class _Names:
         self._known: dict[bytes, str] = {}
 
     def row(self, record: bytes, begin: int) -> dict[str, Any]:
-        """Return names and values of the row in a record.
+        """Return names and values of the row whose content starts at `begin`.
 
-        Args:
-            record: The record.
-            begin: Start of the row's content.
-
-        Raises:
-            MalformedError: The record is not a valid row.
-            ReadError: The row contains data that W&B never writes.
-            _TooDeepError: A value is nested too deeply.
+        Raises `MalformedError`, `ReadError` (for data that W&B never writes) or `_TooDeepError`.
         """
         content = record[begin:]
         # What is between the items with numbers, and their four groups: nothing may be between them.
@@ -310,12 +288,9 @@ def _only_field(record: bytes) -> tuple[int, int]:
 
 
 def _undamaged(path: Path, stopped: threading.Event, within: Directory | None) -> Iterator[bytes]:
-    """Yield the records of an undamaged file.
+    """Yield the records of a file. Raises `MalformedError` if it is damaged or truncated.
 
-    Raises:
-        MalformedError: The file is damaged or truncated.
-        ReadError: Reading was stopped, a record is larger than any that W&B writes, or it is not an ordinary file.
-        OSError: The file cannot be read.
+    Raises `ReadError` if reading was stopped, a record is larger than any that W&B writes, or it is no ordinary file.
     """
     with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
         for count, record in enumerate(records(opened, most=_LARGEST_RECORD, strict=True)):

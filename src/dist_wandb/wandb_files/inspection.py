@@ -42,31 +42,18 @@ UNUSED = frozenset({"summary", "stats", "output", "output_raw", "telemetry"})
 def inspect(
     path: Path,
     on_record: OnRecord,
-    stopped: threading.Event | None = None,
+    stopped: threading.Event | None = None,  # set to stop reading
     *,
-    skipped: Collection[str] = UNUSED,
+    skipped: Collection[str] = UNUSED,  # kinds that are not passed on, of those in `UNUSED`
     in_order: bool = True,
-    follow: bool = False,
-    within: Directory | None = None,
+    follow: bool = False,  # whether to continue until the run ends, or nothing is written for 6 hours
+    within: Directory | None = None,  # as for `open_ordinary`
 ) -> list[str]:
-    """Pass the records of a file to a function.
+    """Pass the records of a file to a function; return the damaged parts that were skipped, as sentence fragments.
 
-    Args:
-        path: The file.
-        on_record: Called with each record.
-        stopped: Set to stop reading.
-        skipped: Kinds of records that are not passed on, of those in `UNUSED`.
-        in_order: Whether records are passed on in the order of the file. Otherwise history rows may follow all other
-            records, with NaN and infinities as floats, and a large file is read five times as fast.
-        follow: Whether to continue with new records until the run ends, or nothing is written for 6 hours.
-        within: As for `open_ordinary`.
-
-    Returns:
-        The damaged parts that were skipped, each as a sentence fragment.
-
-    Raises:
-        ReadError: The reader rejected the file or exceeded its limits, or it is not an ordinary file.
-        UnsupportedVersionError: The installed wandb has no such reader.
+    If they need not be `in_order`, history rows may follow all other records, with NaN and infinities as floats, and a
+    large file is read five times as fast. Raises `ReadError` if the reader rejects the file or exceeds its limits, or
+    it is no ordinary file, and `UnsupportedVersionError` if the installed wandb has no such reader.
     """
     stopped = stopped or threading.Event()
     try:
@@ -148,15 +135,11 @@ def _records_of(
 
 
 def reader_command(path: Path, *, follow: bool = False) -> list[str]:
-    """Return the command that prints the records of a file.
+    """Return the command that prints the records of a file, whose path is absolute.
 
     ``wandb leet inspect`` starts this binary (`launch_inspect` in wandb/cli/leet.py). Starting it directly takes 0.04 s
     of processor time for each file, instead of 0.8 s with the import of wandb. Its arguments are not a public
     interface, so this is done only for the versions in `BINARY_KNOWN`, for which a test compares both ways.
-
-    Args:
-        path: Absolute path of the file.
-        follow: As for `inspect`.
     """
     binary = _binary_of_wandb()
     following = ["--follow", f"--idle-timeout={_IDLE_TIMEOUT}"] if follow else []
@@ -167,11 +150,8 @@ def reader_command(path: Path, *, follow: bool = False) -> list[str]:
 
 
 def _binary_of_wandb() -> Path | None:
-    """Return the binary of the installed wandb; `None` if its version is not in `BINARY_KNOWN`.
-
-    `sys.path` is not searched because it may contain an untrusted directory.
-    """
-    installed = sysconfig.get_path("platlib")
+    """Return the binary of the installed wandb; `None` if its version is not in `BINARY_KNOWN`."""
+    installed = sysconfig.get_path("platlib")  # not `sys.path`, which may contain an untrusted directory
     binary = Path(installed, "wandb", "bin", "wandb-core")
     is_known = _version_in(installed).rpartition(".")[0] in BINARY_KNOWN
     return binary if is_known and binary.is_file() else None
@@ -179,17 +159,12 @@ def _binary_of_wandb() -> Path | None:
 
 @cache
 def _version_in(directory: str) -> str:
-    """Return the version of the wandb installed in a directory; an empty string if it is not installed there."""
+    """Return the version of the wandb that is installed in a directory; an empty string if there is none."""
     return next((found.version for found in importlib.metadata.distributions(name="wandb", path=[directory])), "")
 
 
 class Records:
-    """Parses the lines that the reader prints for one file.
-
-    Args:
-        path: The file.
-        skipped: Kinds of records that are skipped without parsing the line.
-    """
+    """Parses the lines that the reader prints for one file, except those of kinds that are skipped."""
 
     def __init__(self, path: Path, skipped: Collection[str] = UNUSED) -> None:
         self._path = path
@@ -198,11 +173,7 @@ class Records:
         self.too_long = 0
 
     def parse(self, lines: Iterable[bytes], on_record: OnRecord) -> None:
-        """Pass the records in lines to `on_record`, except for those of kinds that are skipped.
-
-        Raises:
-            ReadError: A line is not a record.
-        """
+        """Pass the records in lines to `on_record`. Raises `ReadError` if a line is not a record."""
         for line in lines:
             if self._is_skipped(line):
                 continue

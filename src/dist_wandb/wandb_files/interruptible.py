@@ -27,20 +27,11 @@ _STOP_TIMEOUT = 5.0  # seconds
 def read_each(
     paths: Sequence[Path], read: Callable[[Path, threading.Event], T], readers: int
 ) -> tuple[list[T], dict[Path, ReadError]]:
-    """Read files in parallel. An interrupt does not wait for the readers.
+    """Read files, `readers` at the same time; return the results in the order of `paths`, and the errors of the others.
 
-    Args:
-        paths: The files.
-        read: Reads one file; the event is set to stop reading.
-        readers: Number of files that are read at the same time.
-
-    Returns:
-        The results in the order of `paths`, and the errors of the other files.
-
-    Raises:
-        UnsupportedVersionError: `read` raised it.
+    An interrupt does not wait for the readers. An `UnsupportedVersionError` of `read` is raised again.
     """
-    stopped = threading.Event()
+    stopped = threading.Event()  # set to stop `read`
     errors: dict[Path, ReadError] = {}
 
     def result_of(path: Path) -> list[T]:
@@ -65,19 +56,11 @@ def read_each(
 def call_interruptibly(function: Callable[[], T], stop: Callable[[], None]) -> T:
     """Call a function on a new thread and wait for it, so that an interrupt never affects its locks.
 
-    Args:
-        function: The function.
-        stop: Makes the function return soon. Called after an interrupt, which then waits at most 5 s for the function.
-
-    Returns:
-        The result of the function.
-
-    Raises:
-        BaseException: The function raised it, or it interrupted this thread.
+    Returns the result or raises the error of the function. After an interrupt, calls `stop`, which makes the function
+    return soon, and waits at most 5 s for it.
     """
-    outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = (
-        SimpleQueue()
-    )  # in C, without a lock that could stay held
+    # In C, without a lock that could stay held.
+    outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def call() -> None:
         try:

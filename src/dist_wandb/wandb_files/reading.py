@@ -43,7 +43,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  #
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One ``.wandb`` file: a run, or the part of one writer of a shared run."""
+    """The contents of one ``.wandb`` file: a run, or the part of one writer of a shared run."""
 
     path: Path
     run_id: str
@@ -52,16 +52,15 @@ class StoredRun:
     group: str | None
     job_type: str | None
     tags: tuple[str, ...]
-    config: dict[str, Any]  # last configuration of the run
-    started: str | None  # start time in W&B's format (ISO 8601, UTC); `None` if it is lost
-    exit_code: int | None  # exit code of the run, 0 for success; `None` if the file records no end
+    config: dict[str, Any]  # the last one
+    started: str | None  # in W&B's format (ISO 8601, UTC); `None` if it is lost
+    exit_code: int | None  # 0 for success; `None` if the file records no end
     rows: int
     metrics: dict[str, MetricHistory]  # numeric metrics by name, in natural order, without W&B's own (``_step``)
     sidecar: Sidecar | None  # dist_wandb's record in the same directory; `None` for an ordinary run
     problems: tuple[str, ...]  # unreadable parts, each as a sentence fragment
-    has_more_metrics: bool = (
-        False  # whether metrics were dropped: beyond `MOST_METRICS`, or with names over 1000 characters
-    )
+    # whether metrics were dropped: beyond `MOST_METRICS`, or with names over 1000 characters
+    has_more_metrics: bool = False
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
     directory: Directory | None = None  # the directory in which the file was found; everything of the run is read there
@@ -88,26 +87,15 @@ class StoredRun:
 def read_run(
     path: str | os.PathLike[str],
     *,
-    metrics: Iterable[str] = ("*",),
-    stopped: threading.Event | None = None,
-    directory: Directory | None = None,
+    metrics: Iterable[str] = ("*",),  # patterns such as ``val/*``
+    stopped: threading.Event | None = None,  # set to stop reading
+    directory: Directory | None = None,  # as `find_files` found it; `None` for the one that is there now
 ) -> StoredRun:
-    """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory.
+    """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory. Damaged parts are skipped.
 
     ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
-
-    Args:
-        path: A ``.wandb`` file, as `find_runs` returns it.
-        metrics: Patterns such as ``val/*``; metrics whose names do not match any of them are left out.
-        stopped: Set to stop reading.
-        directory: Its directory, as `find_files` found it; `None` for the one that is there now.
-
-    Returns:
-        The contents of the file. Damaged parts are skipped and named in `StoredRun.problems`.
-
-    Raises:
-        ReadError: No data of a run can be read from the file.
-        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
+    Raises `ReadError` if it contains no readable data of a run, and `UnsupportedVersionError` if the installed wandb
+    cannot print such files.
     """
     path = Path(path)
     contents = Contents(metrics)
@@ -119,11 +107,7 @@ def read_run(
 
 
 def directory_of(path: Path) -> Directory:
-    """Return the directory of a file.
-
-    Raises:
-        ReadError: There is none.
-    """
+    """Return the directory of a file. Raises `ReadError` if there is none."""
     try:
         return Directory.at(path.parent)
     except OSError as error:
@@ -133,17 +117,9 @@ def directory_of(path: Path) -> Directory:
 def read_runs(
     paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
-    """Read several ``.wandb`` files, a few at a time.
+    """Read several files as `read_run` does, a few at a time; return the runs in order, and the errors of the others.
 
-    Args:
-        paths: The files, as `find_runs` returns them, or with their directories, as `find_files` does.
-        metrics: As for `read_run`.
-
-    Returns:
-        The readable runs in the order of `paths`, and the errors of the other files.
-
-    Raises:
-        UnsupportedVersionError: See `read_run`.
+    Raises `UnsupportedVersionError` as `read_run` does.
     """
     patterns = tuple(metrics)
     known = paths if isinstance(paths, Mapping) else {}
@@ -156,20 +132,11 @@ def read_runs(
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
-    """Read the history rows of one ``.wandb`` file.
+    """Read the `last` history rows of a file (`None`: all), in the order of writing. Raises as `inspect` does.
 
-    Args:
-        path: A ``.wandb`` file, as `find_runs` returns it.
-        last: Keep only this number of rows at the end; all if `None`.
-
-    Returns:
-        One dictionary per row, in the order of writing. Keys of nested dictionaries are joined by dots (``val.loss``);
-        W&B's own keys (``_step``, ``_runtime``, ``_timestamp``) are included. NaN and infinities are floats; W&B's file
-        does not distinguish them from the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
-
-    Raises:
-        ReadError: The file cannot be read at all. Damaged parts are skipped; `read_run` names them.
-        UnsupportedVersionError: See `read_run`.
+    Keys of nested dictionaries are joined by dots (``val.loss``); W&B's own keys (``_step``, ``_runtime``,
+    ``_timestamp``) are included. NaN and infinities are floats; W&B's file does not distinguish them from the strings
+    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
     """
     rows: deque[dict[str, Any]] = deque(maxlen=last)
     _read_rows(Path(path), rows.append)
@@ -177,18 +144,9 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
-    """Return the largest value of an x axis in a file. Rows are not kept in memory.
+    """Return the largest value of an x axis in a file; `None` if no row has one. Raises as `inspect` does.
 
-    Args:
-        path: A ``.wandb`` file.
-        name: The name of the x axis.
-
-    Returns:
-        The value as an integer; `None` if no row has a value. Values beyond the exact integers of floats are ignored.
-
-    Raises:
-        ReadError: See `read_history`.
-        UnsupportedVersionError: See `read_run`.
+    Values beyond the exact integers of floats are ignored.
     """
     largest: int | None = None
 
@@ -211,7 +169,7 @@ def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
 
 
 class BoundedConfig:
-    """A config of bounded size; values that exceed it are counted and dropped."""
+    """A config of bounded size. Values that exceed it are counted and dropped."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -220,7 +178,7 @@ class BoundedConfig:
         self._size = 0
 
     def update(self, update: Mapping[str, Any]) -> None:
-        """Set values. They replace earlier values of the same names."""
+        """Set values, as `dict.update` does."""
         for name, value in update.items():
             size = size_of(value) + size_of(name)
             total = self._size - self._sizes.get(name, 0) + size
@@ -252,7 +210,7 @@ class Contents:
         return [f"{left_out} values of its config are left out because it is too large"] if left_out else []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add one record. Kinds that are not needed are skipped."""
+        """Add a record, unless its kind is not needed."""
         kind = record["type"]
         if kind == "history":
             self._add_row(_object(record["history"], "item"))
@@ -294,7 +252,7 @@ class Contents:
         )
 
     def with_sidecar(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
-        """Return the run with the sidecar in the file's directory. Problems of contents and sidecar are added."""
+        """Return the run with the sidecar in the file's directory, and all problems."""
         found = [*problems, *self.problems]
         if not self.run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")

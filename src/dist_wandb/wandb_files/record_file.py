@@ -85,19 +85,10 @@ def copy_without(
 ) -> None:
     """Copy a record file without the first lines of its streams. All other records are kept in order.
 
-    Damaged and incomplete records are left out: ``wandb sync`` would stop at the first of them with an error.
-
-    Args:
-        source: A ``.wandb`` file.
-        target: The copy; an existing file is replaced.
-        first: Number of lines of each stream to leave out. Lines of console output are counted by line breaks, so the
-            cut may be a few lines off with progress bars, which write a line several times.
-        revise: Revises each copied record; `None` to copy the records unchanged.
-        within: As for `open_ordinary`.
-
-    Raises:
-        ReadError: `source` is not a record file, or contains records that W&B never writes.
-        OSError: `target` cannot be written.
+    Damaged and incomplete records are left out: ``wandb sync`` would stop at the first of them with an error. Lines of
+    console output are counted by line breaks, so the cut may be a few lines off with progress bars, which write a line
+    several times. Raises `ReadError` if `source` is not a record file or contains records that W&B never writes, and
+    `OSError` if a file cannot be read or written. An existing `target` is replaced.
     """
     with os.fdopen(open_ordinary(source, within=within), "rb") as opened, target.open("wb") as copy:
         try:
@@ -107,12 +98,7 @@ def copy_without(
 
 
 def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[bytes, list[Field]]]:
-    """Yield the records of a file with their fields, as `copy_without` would copy them.
-
-    Raises:
-        ReadError: See `copy_without`.
-        OSError: The file cannot be read.
-    """
+    """Yield the records of a file with their fields, as `copy_without` would copy them; raises as it does."""
     with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
         for record in records(opened):
             with suppress(MalformedError):
@@ -122,11 +108,8 @@ def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[
 def run_record_of(source: Path, within: Directory | None = None) -> bytes | None:
     """Return the first run record of a file; `None` if the first records do not contain one.
 
-    W&B writes it when the run is opened, once for each writer. It contains a time and a random text.
-
-    Raises:
-        ReadError: `source` is not an ordinary file.
-        OSError: The file cannot be read.
+    W&B writes it when the run is opened, once for each writer. It contains a time and a random text. Raises as
+    `open_ordinary` does.
     """
     with os.fdopen(open_ordinary(source, within=within), "rb") as opened, suppress(ReadError):
         for record in islice(records(opened), _NEAR_THE_START):
@@ -157,17 +140,10 @@ def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise
 
 
 def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) -> Iterator[bytes]:
-    """Yield the records with correct checksums.
+    """Yield the records with correct checksums. Others are skipped, or raise `MalformedError` if `strict`.
 
-    Args:
-        opened: The file.
-        most: Largest size of a record in bytes; `None` for `MOST_BYTES`.
-        strict: Whether to raise an exception for damage. Otherwise damaged and incomplete records are skipped.
-
-    Raises:
-        ReadError: The file does not start like a record file, a record has more than `most` bytes, or all of them take
-            more than `SECONDS`.
-        MalformedError: The file is damaged or truncated, if `strict`.
+    Raises `ReadError` if the file does not start like a record file, a record has more than `most` bytes (`None`:
+    `MOST_BYTES`), or all of them take too long.
     """
     most = most or MOST_BYTES
     begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
@@ -194,7 +170,7 @@ def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) 
 
 
 def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each chunk. The rest of the block is skipped after a damaged chunk."""
+    """Yield kind and content of each chunk. After a damaged one, the rest of the block is skipped."""
     if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
         raise ReadError("does not start like a .wandb file.")
     size = opened.seek(0, os.SEEK_END)
@@ -223,11 +199,7 @@ def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 class Writer:
-    """Writes records to an empty file.
-
-    Args:
-        opened: The file.
-    """
+    """Writes records to an empty file."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
@@ -254,7 +226,7 @@ class Writer:
 
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
-    """Return the number of line breaks in the console output of a record."""
+    """Return the number of line breaks in a record of console output."""
     try:
         lines = [
             (begin, end)
@@ -269,26 +241,16 @@ def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
 
 
 def fields(message: bytes, start: int = 0, stop: int | None = None) -> list[Field]:
-    """Parse the fields of a protobuf message without copying it.
+    """Parse the fields of the protobuf message at ``message[start:stop]``. The content of a numeric field is empty.
 
-    Args:
-        message: The bytes that contain the message.
-        start: Position of the first byte of the message.
-        stop: Position after its last byte; `None` for the end of the bytes.
-
-    Returns:
-        The number of each field, and start and end of its content. The content of a numeric field is empty.
-
-    Raises:
-        MalformedError: The message is truncated or invalid.
-        ReadError: The message is valid, but not in W&B's format.
+    Raises `MalformedError` if it is truncated or invalid, and `ReadError` if it is valid, but not in W&B's format.
     """
     stop = len(message) if stop is None else stop
     return [(number, begin, end) for number, _, begin, end in parts_of(message, start, stop, MOST_FIELDS)]
 
 
 def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
-    """Parse up to `most` fields as `fields` does; the results also contain the start of each field, before its tag."""
+    """Parse up to `most` fields as `fields` does; the results also contain the position of each field's tag."""
     position = start
     found: list[Part] = []
     while position < stop:

@@ -36,7 +36,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 class Sidecar:
     """The writer of a run: its rank, its job, and how its file is uploaded."""
 
-    run_id: str | None  # id of the run; `None` if W&B made it
+    run_id: str | None  # `None` if W&B made it
     base_id: str | None  # the id that all run ids of the job are made from; `None` if W&B made the run's id
     run_mode: str  # `"auto"`, `"shared"` or `"new"`
     rank_scope: str  # `"global"` or `"worker"`
@@ -46,10 +46,10 @@ class Sidecar:
     update_finish_state: bool  # whether the writer's exit code is that of the run
     group: str | None
     global_rank: int
-    local_rank: int | None  # local rank of the writer, if known
-    node_rank: int | None  # rank of the writer's node, if known
-    world_size: int  # number of ranks of the job
-    num_nodes: int | None  # number of nodes of the job, if known
+    local_rank: int | None  # if known
+    node_rank: int | None  # if known
+    world_size: int
+    num_nodes: int | None  # if known
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
@@ -73,11 +73,7 @@ class Sidecar:
 
     @classmethod
     def from_json(cls, record: Any) -> Sidecar:
-        """Check a parsed sidecar.
-
-        Raises:
-            ValueError: The sidecar is not in dist_wandb's format.
-        """
+        """Check a parsed sidecar. Raises `ValueError` if it is not in dist_wandb's format."""
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")  # noqa: TRY004  # an error of the file's content
         if record.get("format") != SIDECAR_FORMAT:
@@ -89,28 +85,13 @@ class Sidecar:
 
 
 def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
-    """Write a sidecar into a run's directory.
-
-    Raises:
-        OSError: The sidecar cannot be written.
-    """
+    """Write a sidecar into a run's directory. Raises `OSError`."""
     content = json.dumps({"format": SIDECAR_FORMAT, **asdict(sidecar)}, indent=2) + "\n"
     write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run's own files
 
 
 def read_sidecar(run_directory: str | os.PathLike[str], within: Directory | None = None) -> Sidecar | None:
-    """Read the sidecar in a run's directory.
-
-    Args:
-        run_directory: The directory of the ``.wandb`` file.
-        within: As for `open_ordinary`.
-
-    Returns:
-        The sidecar, or `None` if there is none: an ordinary run.
-
-    Raises:
-        ReadError: The sidecar is not in dist_wandb's format.
-    """
+    """Read the sidecar in a run's directory; `None` if there is none. Raises `ReadError` if it is invalid."""
     path = Path(run_directory) / SIDECAR_NAME
     try:
         return Sidecar.from_json(parse_json(read_small(path, within=within)))

@@ -40,11 +40,6 @@ class Directory:
     There may be more runs than descriptors, so it is opened for each use, but only if it is still the same one. What is
     below it is opened by its descriptor, and no link is followed in any part: a path that was checked is never looked
     up again. Otherwise somebody could put a link to a private directory of this user in its place meanwhile.
-
-    Args:
-        path: Its path.
-        device: Number of its device.
-        inode: Its number on the device.
     """
 
     path: Path
@@ -58,16 +53,14 @@ class Directory:
 
     @classmethod
     def of(cls, path: Path, found: os.stat_result) -> Directory:
-        """Return the directory with a status."""
+        """Return the directory whose status was found."""
         return cls(path, found.st_dev, found.st_ino)
 
     @contextmanager
     def opened(self, below: str = "") -> Iterator[int]:
-        """Open the directory, or a directory below it.
+        """Open the directory, or one below it; yield the descriptor.
 
-        Raises:
-            ReadError: Another directory is in its place.
-            OSError: It cannot be opened, or a part of `below` is a link.
+        Raises `ReadError` if another directory is in its place, and `OSError` if a part of `below` is a link.
         """
         handle = os.open(self.path, FOLDER & ~os.O_NOFOLLOW)
         try:
@@ -90,23 +83,7 @@ def read_small(
     owner: int | None = None,
     within: Directory | None = None,
 ) -> bytes:
-    """Read a small ordinary file. This never blocks, and never follows a link at the path.
-
-    Args:
-        path: The file.
-        limit: Largest size in bytes.
-        owned: Whether the file must belong to this process's user.
-        owner: Required owner, if the file system maps this process's user to another one: see `own_directory`.
-        within: As for `open_ordinary`.
-
-    Returns:
-        The whole content.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ReadError: It is not an ordinary file, is too large, or has another owner.
-        OSError: The file cannot be read.
-    """
+    """Read a file as `open_ordinary` opens it. Also raises `ReadError` if it has more than `limit` bytes."""
     handle = open_ordinary(path, owned=owned, owner=owner, within=within)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
@@ -117,30 +94,16 @@ def read_small(
 
 def open_ordinary(
     path: Path,
-    flags: int = os.O_RDONLY,
+    flags: int = os.O_RDONLY,  # without truncation: the file may belong to somebody else
     *,
-    mode: int = 0o600,
-    owned: bool = False,
-    owner: int | None = None,
-    within: Directory | None = None,
+    mode: int = 0o600,  # of a new file
+    owned: bool = False,  # whether it must belong to this process's user
+    owner: int | None = None,  # required owner, if the file system maps this process's user to it: see `own_directory`
+    within: Directory | None = None,  # contains the path: no link is followed below it, and it must be the same one
 ) -> int:
-    """Open an ordinary file. This never blocks, and never follows a link at the path.
+    """Open an ordinary file; return its descriptor. This never blocks, and never follows a link at the path.
 
-    Args:
-        path: The file.
-        flags: Flags of `os.open`, without truncation: the file may belong to somebody else.
-        mode: Permissions of a new file.
-        owned: As for `read_small`.
-        owner: As for `read_small`.
-        within: The directory that the path is below: no link is followed below it, and it must be the same as before.
-
-    Returns:
-        The file descriptor. The caller must close it.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ReadError: It is not an ordinary file, or has another owner.
-        OSError: The file cannot be opened.
+    Raises `ReadError` if it is not an ordinary file, or has another owner, and `OSError` if it cannot be opened.
     """
     owner = os.getuid() if owned else owner
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -167,15 +130,9 @@ def _name_and_folder(path: Path, within: Directory | None) -> Iterator[tuple[Pat
 
 
 def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file atomically.
+    """Write a file atomically, in place of an existing file or link. `mode` is reduced by the process's umask.
 
-    Args:
-        path: The file. An existing file or link of this name is replaced.
-        content: The whole content.
-        mode: Permissions, reduced by the process's umask; by default only for the user.
-
-    Raises:
-        OSError: The file cannot be written. No temporary file remains.
+    Raises `OSError` if it cannot be written; no temporary file remains.
     """
     unfinished = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")  # a name that nobody can predict
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -206,18 +163,10 @@ def time_limit(seconds: float) -> Callable[[], None]:
 
 
 def own_directory(path: Path) -> int:
-    """Restrict an existing directory to this process's user.
+    """Remove other users' permissions of an existing directory; return the owner of this process's files in it.
 
-    Args:
-        path: The directory. Permissions of other users are removed.
-
-    Returns:
-        The owner of this process's files in the directory. This is usually the process's user, but a file server may
-        map root to nobody, and a mounted bucket may have one owner for all files.
-
-    Raises:
-        ReadError: It is a link, not a directory, or has another owner.
-        OSError: The directory cannot be opened.
+    This is usually the process's user, but a file server may map root to nobody, and a mounted bucket may have one
+    owner for all files. Raises `ReadError` if it is not a directory or has another owner, and `OSError`.
     """
     _check(path, path.lstat(), kind=stat.S_IFDIR)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -238,13 +187,9 @@ def own_directory(path: Path) -> int:
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """Create an empty directory that only this process's user can enter, and remove it at the end.
+    """Create an empty directory that only this process's user can enter; yield its absolute path; remove it at the end.
 
-    Yields:
-        The absolute path.
-
-    Raises:
-        OSError: It cannot be created; the message contains path, reason and remedy.
+    Raises an `OSError` with path, reason and remedy if it cannot be created.
     """
     try:
         directory = tempfile.TemporaryDirectory(prefix="dist-wandb-", ignore_cleanup_errors=True)  # mkdtemp: mode 0700
@@ -260,30 +205,14 @@ def private_directory() -> Iterator[Path]:
 
 
 def parse_json(content: str | bytes, *, depth: int = DEPTH) -> Any:
-    """Parse JSON of bounded depth.
-
-    Args:
-        content: The text, or its UTF-8 encoding.
-        depth: Largest nesting depth.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: The text is not JSON, or nested deeper than `depth`.
-    """
+    """Parse JSON, as text or in UTF-8. Raises `ValueError` if it is malformed, or nested deeper than `depth`."""
     if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"), depth):
         raise ValueError(f"lists and objects are nested deeper than {depth}")
     return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
 
 
 def is_deeper(content: bytes, depth: int = DEPTH) -> bool:
-    """Check whether lists and objects in JSON are nested deeper than a limit.
-
-    Args:
-        content: The JSON. The result for other content is undefined.
-        depth: The limit.
-    """
+    """Return whether lists and objects in JSON are nested deeper. The result for other content is undefined."""
     if content.count(b"[") + content.count(b"{") <= depth:
         return False
     # Linear passes in C instead of recursion.

@@ -73,11 +73,7 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
 
 
 class RunningMetric:
-    """Running statistics of one metric.
-
-    Args:
-        counted: Whether to count how often each value occurs.
-    """
+    """Running statistics of one metric, with the number of occurrences of each value if `counted`."""
 
     __slots__ = ("_count", "_counts", "_largest", "_last", "_not_finite", "_pending", "_smallest", "_trend")
 
@@ -131,15 +127,12 @@ class Trend:
     """Means over equal stretches of a series of unknown length, in bounded memory.
 
     When all stretches are used, neighbours are merged, and further stretches are twice as long.
-
-    Args:
-        room: Largest number of stretches; even.
     """
 
     __slots__ = ("_finite", "_length", "_length_of_last", "_means", "_room")
 
     def __init__(self, room: int = TREND_LENGTH) -> None:
-        self._room = room
+        self._room = room  # largest number of stretches; even
         self._means = array("d")  # of the finite values of each stretch
         self._finite = array("q")  # number of these values
         self._length = 1  # of every stretch except the last
