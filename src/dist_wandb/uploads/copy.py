@@ -33,17 +33,11 @@ _WRITTEN_BY_WANDB = frozenset(
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry below a run's ``files`` that is not a folder.
-
-    Args:
-        path: Its path.
-        kind: Its type, as `stat.S_IFMT` returns it.
-        folder: A descriptor of its folder, open until the next entry is requested.
-    """
+    """An entry below a run's ``files`` that is not a folder."""
 
     path: Path
-    kind: int
-    folder: int | None = None
+    kind: int  # as `stat.S_IFMT` returns it
+    folder: int | None = None  # a descriptor of its folder, open until the next entry is requested
 
     @property
     def is_link(self) -> bool:
@@ -59,13 +53,7 @@ class Entry:
 def entries_below(files: Path, within: Directory | None = None) -> Iterator[Entry]:
     """List the entries below a folder, at any depth. No link is followed, not even in place of the folder itself.
 
-    Args:
-        files: The folder.
-        within: The directory that contains it, as for `open_ordinary`.
-
-    Raises:
-        ReadError: Folders are nested too deep.
-        OSError: A folder cannot be read.
+    Raises `ReadError` if folders are nested too deep, and `OSError` if one cannot be read. `within` is its parent.
     """
     with suppress(FileNotFoundError), (within or Directory.at(files.parent)).opened() as parent:
         kind = stat.S_IFMT(os.stat(files.name, dir_fd=parent, follow_symlinks=False).st_mode)
@@ -77,25 +65,15 @@ def entries_below(files: Path, within: Directory | None = None) -> Iterator[Entr
 
 def copy_files(
     files: Path,
-    target: Path,
+    target: Path,  # is made, where others cannot write
     *,
-    follow: bool,
-    leave_out: frozenset[str] = frozenset(),
-    within: Directory | None = None,
+    follow: bool,  # whether links to regular files are followed, because the user trusts the directory
+    leave_out: frozenset[str] = frozenset(),  # paths below `files` that are not copied
+    within: Directory | None = None,  # as for `entries_below`
 ) -> None:
     """Copy the regular files below a run's ``files``; pipes, sockets and devices are left out.
 
-    Args:
-        files: The folder.
-        target: The new folder for the copies. Others must not be able to write there.
-        follow: Whether links to regular files are followed, because the user trusts the directory.
-        leave_out: Paths below `files` that are not copied.
-        within: As for `entries_below`.
-
-    Raises:
-        UploadError: There is a link, or not enough space.
-        ReadError: Folders are nested too deep.
-        OSError: Something cannot be read or written.
+    Raises `UploadError` if there is a link that is not followed, or not enough space; otherwise as `entries_below`.
     """
     target.mkdir(mode=0o700)
     for entry in entries_below(files, within):
@@ -113,22 +91,15 @@ def copy_files(
 
 
 def link_in_words(entry: Entry) -> str:
-    """The message about a link below a run's files."""
+    """Return the reason to refuse a link below a run's files."""
     return f"{entry.path} is a symbolic link: its target is not uploaded unless you give --trust."
 
 
 def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None = None) -> None:
-    """Copy one regular file, or make a hard link of it.
+    """Copy one regular file, or make a hard link of it if the copy is only read. No link in its place is followed.
 
-    Args:
-        source: The file. No link in its place is followed.
-        target: The copy, in a directory to which others cannot write.
-        may_link: Whether the copy is only read, so that it may be a hard link.
-        folder: A descriptor of its folder, needed where others may replace a folder of the path by a link.
-
-    Raises:
-        UploadError: It is not a regular file, or there is not enough space.
-        OSError: It cannot be read, or the copy cannot be written.
+    `folder` is a descriptor of its folder, needed where others may replace a folder of the path by a link. Raises
+    `UploadError` if it is not a regular file or there is not enough space, and `OSError`.
     """
     name: str | Path = source if folder is None else source.name
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=folder)
@@ -149,13 +120,9 @@ def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None 
 
 
 def copy_below(top: Path, below: Path, target: Path, within: Directory | None = None) -> None:
-    """Copy the file at the path `below` a folder, as `copy_file` does. No link below the folder is followed.
+    """Copy the file at a path `below` the folder `top`, as `copy_file` does. No link below the folder is followed.
 
-    Args:
-        top: The folder.
-        below: The path.
-        target: The copy.
-        within: The folder as it was found, if others may replace it.
+    `within` is the folder as it was found, if others may replace it.
     """
     with (within or Directory.at(top)).opened(str(below.parent)) as folder:
         copy_file(top / below, target, may_link=True, folder=folder)

@@ -16,20 +16,14 @@ from dist_wandb.wandb_files.sidecar import Sidecar
 
 @dataclass(frozen=True)
 class Terms:
-    """The user's terms of an upload.
+    """The user's terms of an upload."""
 
-    Args:
-        trust: Whether the directories are the user's own: W&B's mark is accepted, links are followed, and records may
-            name any file and owner.
-        again: Whether to upload everything again, ignoring earlier uploads.
-        entity: Owner of the uploaded runs; `None` for the owner that the files name.
-        server: Address of W&B's server; `None` for the server in W&B's settings.
-    """
-
+    # The directories are the user's own: W&B's mark is accepted, links are followed, and records may name any file and
+    # owner.
     trust: bool = False
-    again: bool = False
-    entity: str | None = None
-    server: str | None = field(default=None, repr=False)
+    again: bool = False  # upload everything again, ignoring earlier uploads
+    entity: str | None = None  # owner of the uploaded runs; `None` for the one that the files name
+    server: str | None = field(default=None, repr=False)  # its address; `None` for the one in W&B's settings
 
 
 CAUTIOUS = Terms()
@@ -37,28 +31,16 @@ CAUTIOUS = Terms()
 
 @dataclass(frozen=True)
 class UploadFile:
-    """One ``.wandb`` file to upload.
-
-    Args:
-        run: Contents of the file.
-        sent: The lines confirmed by the server.
-        is_marked: Whether W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted.
-        finishes: Whether its end is the end of the run. In a shared run this holds for the primary's last file only.
-        resumes: Whether it continues an earlier file of the same plain run at its end, rather than at a branch point.
-        problem: Why it is unknown what the server has; `None` if it is known.
-        by_log: Whether `sent` comes from W&B's log beside the file, written when the run was online.
-        doubts: Reasons to refuse the upload because earlier uploads are unknown, as sentences.
-        terms: The user's terms.
-    """
+    """One ``.wandb`` file to upload."""
 
     run: StoredRun
-    sent: Sent
-    is_marked: bool
-    finishes: bool
-    resumes: bool
-    problem: str | None = None
-    by_log: bool = False
-    doubts: tuple[str, ...] = ()
+    sent: Sent  # the lines confirmed by the server
+    is_marked: bool  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
+    finishes: bool  # its end is the end of the run; in a shared run, only that of the primary's last file
+    resumes: bool  # it continues an earlier file of the same plain run at its end, rather than at a branch point
+    problem: str | None = None  # why it is unknown what the server has; `None` if it is known
+    by_log: bool = False  # `sent` comes from W&B's log beside the file, written when the run was online
+    doubts: tuple[str, ...] = ()  # reasons to refuse the upload because earlier uploads are unknown, as sentences
     terms: Terms = CAUTIOUS
 
     @property
@@ -86,25 +68,15 @@ class UploadFile:
 
 @dataclass(frozen=True)
 class UploadRun:
-    """One W&B run, and the files it is uploaded from.
-
-    Args:
-        run_id: Id of the run.
-        project: Its project; `None` for the user's default.
-        files: The files in upload order.
-        refusals: Reasons to refuse the upload unless it is forced, as sentences.
-        dangers: Reasons to refuse the upload unless the directories are trusted, as sentences.
-        entity: Owner of the run; `None` for the user's default.
-        notes: Remarks, as sentences.
-    """
+    """One W&B run, and the files that it is uploaded from."""
 
     run_id: str
-    project: str | None
-    files: tuple[UploadFile, ...]
-    refusals: tuple[str, ...]
-    notes: tuple[str, ...]
-    dangers: tuple[str, ...] = ()
-    entity: str | None = None
+    project: str | None  # `None` for the user's default
+    files: tuple[UploadFile, ...]  # in upload order
+    refusals: tuple[str, ...]  # reasons to refuse the upload unless it is forced, as sentences
+    notes: tuple[str, ...]  # remarks, as sentences
+    dangers: tuple[str, ...] = ()  # reasons to refuse the upload unless the directories are trusted, as sentences
+    entity: str | None = None  # owner; `None` for the user's default
 
     @property
     def is_shared(self) -> bool:
@@ -128,28 +100,28 @@ class UploadRun:
 
 
 def is_complete(sent: Sent, run: StoredRun) -> bool:
-    """Whether the server has confirmed the whole file without an error."""
+    """Return whether the server has confirmed the whole file without an error."""
     all_confirmed = sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
     return sent.attempts > 0 and all_confirmed
 
 
 def mark_of(path: Path) -> Path:
-    """The file by which ``wandb sync`` marks a run as uploaded, and ``wandb clean`` as removable."""
+    """Return the file by which ``wandb sync`` marks a run as uploaded, and ``wandb clean`` as removable."""
     return path.with_name(f"{path.name}.synced")
 
 
 def files_of(path: Path) -> Path:
-    """The folder of a run's files. Files next to a ``.wandb`` file outside of a run directory are not the run's."""
+    """Return the folder of a run's files. Those beside a file outside of a run directory are not the run's."""
     return path.parent / "files" if is_in_run_directory(path) else path.parent / f"{path.name}.files"
 
 
 def is_online(run: StoredRun) -> bool:
-    """Whether a run was written online."""
+    """Return whether a run was written online."""
     return not run.path.parent.resolve().name.startswith("offline-")
 
 
 def rules_of(file: UploadFile) -> Rules:
-    """The files and owners that the records of a file may name."""
+    """Return the files and owners that the records of a file may name."""
     terms = file.terms
     return Rules(
         file.path.parent,

@@ -42,20 +42,8 @@ class Known:
 
 
 def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: Terms = CAUTIOUS) -> list[UploadRun]:
-    """Plan the uploads of files. Nothing is written or sent.
-
-    Args:
-        runs: The files, as `read_runs` reads them.
-        now: Seconds since the epoch, to detect files that are still being written; the current time if `None`.
-        terms: The user's terms.
-
-    Returns:
-        One entry per W&B run, in the order of their first files.
-
-    Example:
-        Of a shared run of two ranks, rank 1's file comes first, and the file of rank 0, the primary, last.
-    """
-    now = time.time() if now is None else now
+    """Plan the uploads of files, as one entry per W&B run, in the order of their first files."""
+    now = time.time() if now is None else now  # to detect files that are still being written
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for run in runs:
         together[run.project, run.run_id].append(run)
@@ -63,16 +51,12 @@ def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: 
 
 
 def is_uploaded(run: StoredRun) -> bool:
-    """Whether a file is uploaded, according to this user's own uploads and W&B's log of an online run."""
+    """Return whether a file is uploaded, according to this user's own uploads and W&B's log of an online run."""
     return _file(run, 0, [run], CAUTIOUS).is_uploaded
 
 
 def known_of(run: StoredRun, terms: Terms) -> Known:
-    """Find out the state of earlier uploads of a file.
-
-    W&B's mark in the directory counts only if the directory is trusted. For a run that was written online, W&B's own
-    log is the only evidence, so it counts, and the plan names it as the source.
-    """
+    """Return the state of earlier uploads of a file: of this user's own, else what W&B left in the directory."""
     if terms.again:
         return Known()
     try:
@@ -136,14 +120,14 @@ def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float
 
 
 def _uploader(file: UploadFile) -> str | None:
-    """The process that is uploading the file now."""
+    """Return the process that is uploading the file now."""
     with suppress(ReadError, OSError):
         return FileState(file.path, file.run.directory).uploader()
     return None
 
 
 def _upload_order(run: StoredRun) -> tuple[bool, str, list[str]]:
-    """Secondaries before primaries, then by start time."""
+    """Return a sort key: secondaries before primaries, then by start time."""
     is_primary = run.shared_as is not None and run.shared_as.primary
     return is_primary, run.started or "", natural_order(str(run.path))
 

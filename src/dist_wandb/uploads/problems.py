@@ -23,7 +23,7 @@ _NAMED_ENTRIES = 3
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> list[str]:
-    """Reasons to refuse the upload of these files as one run."""
+    """Return reasons to refuse the upload of these files as one run."""
     reasons = list(_copies(runs))
     shared = [run.shared_as for run in runs if run.shared_as is not None]
     if not shared:
@@ -64,10 +64,8 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
 
 
 def _missing_ranks(shared: Sequence[Sidecar]) -> str:
-    """The ranks without a file.
-
-    The number of a run's ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
-    """
+    """Return the ranks without a file, in words; an empty string if there is none."""
+    # The number of ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
     if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
         return ""
     world_size = max(sidecar.world_size for sidecar in shared)
@@ -81,7 +79,7 @@ def _missing_ranks(shared: Sequence[Sidecar]) -> str:
 
 
 def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
-    """Reasons to refuse the upload of one file unless it is forced."""
+    """Yield reasons to refuse the upload of one file unless it is forced."""
     run, sent = file.run, file.sent
     if file.problem is not None:
         yield f"It is unknown what the server has of it: {file.problem}"
@@ -108,7 +106,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
 
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
-    """Reasons to refuse the upload unless trusted: files and owners outside of the run."""
+    """Yield reasons to refuse the upload unless trusted: files and owners outside of the run."""
     yield from violations(file.path, rules_of(file), file.run.directory)
     links = [] if file.terms.trust else [entry for entry in entries if entry.is_link]
     yield from map(link_in_words, links[:_NAMED_ENTRIES])
@@ -117,7 +115,7 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
-    """Remarks about entries that are neither files nor links."""
+    """Yield remarks about entries that are neither files nor links."""
     others = [entry for entry in entries if not entry.is_link]
     for entry in others[:_NAMED_ENTRIES]:
         yield f"{entry.path} is {KINDS.get(entry.kind, 'not a file')}: it is left out."
@@ -126,7 +124,7 @@ def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
-    """Remarks about the upload of these files as one run."""
+    """Yield remarks about the upload of these files as one run."""
     for file in files:
         run, sent = file.run, file.sent
         if run.problems:

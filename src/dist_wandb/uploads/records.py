@@ -47,23 +47,14 @@ It returns `None` if records are only checked: then no file is read.
 
 @dataclass(frozen=True)
 class Rules:
-    """The files and owners that the records of one file may name.
+    """The files and owners that the records of one file may name."""
 
-    Args:
-        directory: The run's directory.
-        staging: W&B's staging directory for files of this user's artifacts.
-        owners: The known owners of this user's runs.
-        default: The owner in W&B's settings for records without one.
-        owner: The owner that replaces all owners in records; `None` to keep them.
-        trust: Whether any file and owner is allowed, because the run is the user's own.
-    """
-
-    directory: Path
-    staging: Path
-    owners: frozenset[str] = frozenset()
-    default: str | None = None
-    owner: str | None = None
-    trust: bool = False
+    directory: Path  # of the run
+    staging: Path  # W&B's directory for files of this user's artifacts
+    owners: frozenset[str] = frozenset()  # the known owners of this user's runs
+    default: str | None = None  # the owner in W&B's settings, for records without one
+    owner: str | None = None  # replaces all owners in records; `None` to keep them
+    trust: bool = False  # any file and owner is allowed, because the run is the user's own
 
     @cached_property
     def folders(self) -> tuple[tuple[Path, bool], ...]:
@@ -92,9 +83,8 @@ def violations(path: Path, rules: Rules, within: Directory | None = None) -> Ite
 def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
     """Check a record with the fields `parts`, and return it as it is uploaded: named files are replaced by copies.
 
-    Raises:
-        UploadError: It names a prohibited file or owner, or is of an unknown kind.
-        ReadError: It is not in W&B's format.
+    Raises `UploadError` if it names a prohibited file or owner, or is of an unknown kind, and `ReadError` if it is not
+    in W&B's format.
     """
     kinds = [number for number, _, _ in parts if number not in _ENVELOPE]
     for kind in kinds:
@@ -127,7 +117,7 @@ _Change = Callable[[int, int], bytes]
 
 
 def _mapped(message: bytes, start: int, stop: int, changes: dict[int, _Change]) -> bytes:
-    """A message with the contents of some fields changed."""
+    """Return a message with the contents of some fields changed."""
     written: list[bytes] = []
     position = start
     for number, first, begin, end in parts_of(message, start, stop, _MOST_FILES):
@@ -212,7 +202,7 @@ def _entry(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier
 
 
 def _local_path(name: str, digests: list[bytes], rules: Rules, make_copy: Copier) -> str:
-    """The path from which a file of an artifact is uploaded."""
+    """Return the path from which a file of an artifact is uploaded."""
     for top, needs_digest in rules.folders:
         below = _below(Path(name), top)
         if below is None:
@@ -241,14 +231,14 @@ def _local_path(name: str, digests: list[bytes], rules: Rules, make_copy: Copier
 
 
 def _below(path: Path, top: Path) -> Path | None:
-    """A path relative to one of its parents; `None` if it is not below that, or has ``..`` in it."""
+    """Return a path relative to one of its parents; `None` if it is not below that, or has ``..`` in it."""
     if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
         return None
     return path.relative_to(top) if top in path.parents else None
 
 
 def _has_digest(path: Path, digests: list[bytes]) -> bool:
-    """Whether a file's MD5 is the one in an artifact's record, in W&B's notation."""
+    """Return whether a file's MD5 is the one in an artifact's record, in W&B's notation."""
     digest = hashlib.md5(usedforsecurity=False)
     with os.fdopen(open_ordinary(path), "rb") as file:
         while piece := file.read(_PIECE):

@@ -48,27 +48,20 @@ class _Attempt:
 
     directory: Path
     path: str
-    size: int
-    digest: str
-    before: Sent
-    uploads: bool
+    size: int  # bytes of the file; it may have grown since
+    digest: str  # of these bytes
+    before: Sent  # the lines confirmed until then
+    uploads: bool  # else only `before` was recorded
 
     def total(self) -> Sent:
-        """The confirmed lines after this upload."""
+        """Return the lines confirmed after this upload."""
         return self.before.followed_by(read_attempt(self.directory)) if self.uploads else self.before
 
 
 class FileState:
     """The state of this user's uploads of one ``.wandb`` file.
 
-    Args:
-        path: The file.
-        within: Its directory, as for `open_ordinary`.
-
-    Raises:
-        ReadError: It is not an ordinary file.
-        UploadError: There is no state directory, because there is no home directory.
-        OSError: It cannot be read.
+    Raises `UploadError` without a state directory, because there is no home directory; otherwise as `open_ordinary`.
     """
 
     def __init__(self, path: Path, within: Directory | None = None) -> None:
@@ -83,9 +76,7 @@ class FileState:
     def sent(self) -> Sent | None:
         """Return the lines of the file that W&B has confirmed in this user's uploads; `None` without uploads.
 
-        Raises:
-            UploadError: The file changed after an upload, so it is unknown which of its rows arrived.
-            ReadError: The state is not in dist_wandb's format.
+        Raises `UploadError` if the file changed after an upload, and `ReadError` if the state is damaged.
         """
         attempts = [_read_attempt_record(path) for path in self._directories()]
         digests = _digests(self.path, {attempt.size for attempt in attempts}, self._within)
@@ -100,14 +91,9 @@ class FileState:
         return None
 
     def begin(self, before: Sent, *, uploads: bool = True) -> Path:
-        """Record that an upload begins. The caller holds the lock.
+        """Record that an upload begins, or just the confirmed lines; return the upload's new directory.
 
-        Args:
-            before: The lines confirmed so far.
-            uploads: Whether an upload follows; else only `before` is recorded.
-
-        Returns:
-            The new directory of the upload, which contains only the record.
+        The caller holds the lock.
         """
         last = max((_number_of(path) for path in self._directories()), default=0)
         for attempt in self._directories():  # copies of killed uploads
@@ -128,7 +114,7 @@ class FileState:
         return attempt
 
     def sync_state(self) -> bytes | None:
-        """W&B's record of the run's first step: from this user's uploads, else from the run's directory."""
+        """Return W&B's record of the run's first step, from this user's uploads, else from the run's directory."""
         with suppress(FileNotFoundError):
             return read_small(self.directory / "syncstate")
         with suppress(FileNotFoundError):
@@ -141,7 +127,7 @@ class FileState:
             write_small(self.directory / "syncstate", read_small(copy.with_name(f"{copy.name}.syncstate")))
 
     def uploader(self) -> str | None:
-        """The process that is uploading the file now, as ``"pid 4711"``; `None` if there is none."""
+        """Return the process that is uploading the file now, as ``"pid 4711"``; `None` if there is none."""
         with suppress(FileNotFoundError), _lock_file(self.directory) as handle:
             return _lock_or_holder(handle)
         return None
@@ -150,8 +136,7 @@ class FileState:
     def locked(self) -> Iterator[Lock]:
         """Hold the lock of the file. ``wandb sync`` inherits it, so it is held until that process has ended.
 
-        Raises:
-            UploadError: Another process holds it, or the state directory cannot be written to.
+        Raises `UploadError` if another process holds it, or the state directory cannot be written to.
         """
         _make_private(self.directory)
         with _lock_file(self.directory, os.O_CREAT) as handle:
@@ -172,13 +157,9 @@ class FileState:
 
 @dataclass(frozen=True)
 class Lock:
-    """The held lock of a file.
+    """The held lock of a file."""
 
-    Args:
-        handle: Descriptor of the lock file, for child processes that hold the lock as well.
-    """
-
-    handle: int
+    handle: int  # descriptor of the lock file, for child processes that hold the lock as well
 
     def name_owners(self, *pids: int) -> None:
         """Write the processes that hold the lock into the lock file."""
@@ -187,10 +168,7 @@ class Lock:
 
 
 def remove_left_copies() -> None:
-    """Remove the private copies of killed uploads, which may be as large as the runs.
-
-    Uploads in progress hold their locks and keep their copies.
-    """
+    """Remove the private copies of killed uploads, which may be as large as the runs; those in progress hold a lock."""
     try:
         left = list((state_directory() / "uploads").glob(f"*/attempt-*/{COPY}"))
     except (OSError, RuntimeError):
@@ -202,7 +180,7 @@ def remove_left_copies() -> None:
 
 
 def another_upload(holder: str) -> str:
-    """The message about a file that another process is uploading."""
+    """Return the reason to refuse a file that another process is uploading."""
     return f"another upload of this file is under way ({holder}). Wait until it has ended."
 
 
@@ -225,7 +203,7 @@ def _lock_or_holder(handle: int) -> str | None:
 
 
 def _owner_of(handle: int) -> str:
-    """The holder of a lock: the first of its recorded processes that is alive, which started the others."""
+    """Return the holder of a lock: the first of its recorded processes that is alive, which started the others."""
     try:
         owner = parse_json(os.pread(handle, _LONGEST_OWNER, 0))
         host, pids = str(owner["host"]), [int(pid) for pid in owner["pids"]]
@@ -274,14 +252,14 @@ def _check_private(path: Path) -> None:
 
 
 def _key(path: Path, within: Directory | None) -> str:
-    """The name of the folder of a file: a digest of its run record, or, without one, of its path."""
+    """Return the name of a file's folder: a digest of its run record, or, without one, of its path."""
     record = run_record_of(path, within)
     key = b"record " + record if record is not None else b"path " + os.fsencode(path.resolve())
     return hashlib.sha256(key).hexdigest()[:32]
 
 
 def _digests(path: Path, sizes: Iterable[int], within: Directory | None) -> dict[int, str]:
-    """Digests of the first N bytes of a file, by N; sizes beyond the end of the file are left out."""
+    """Return digests of the first N bytes of a file, by N; sizes beyond the end of the file are left out."""
     found: dict[int, str] = {}
     digest = hashlib.sha256()
     wanted = sorted(sizes)
