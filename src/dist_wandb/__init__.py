@@ -175,7 +175,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_module(name: str) -> bool:
-    """Whether it is a module of this package that is not imported yet: Python imports it after this error."""
+    """Return whether it is a module of this package that is not imported yet: Python imports it after this error."""
     return importlib.import_module("importlib.util").find_spec(f"dist_wandb.{name}") is not None
 
 

@@ -116,14 +116,10 @@ watch: _Acting = _acting("watch")
 
 
 def of_current(name: str) -> Any:
-    """Return ``wandb.run``, ``wandb.config`` or ``wandb.summary``.
+    """Return ``wandb.run``, ``wandb.config`` or ``wandb.summary``: the current session, its config, or its summary.
 
-    Args:
-        name: Name of the attribute.
-
-    Returns:
-        The current session, its config, or its summary. If no session is open, wandb's own object: while wandb has no
-        run, that is `None` for the run, and otherwise an object that raises `wandb.Error` when used.
+    If no session is open, it is wandb's own object: while wandb has no run, that is `None` for the run, and otherwise
+    an object that raises `wandb.Error` when used.
     """
     session = current()
     if session is not None:

@@ -84,10 +84,7 @@ def in_words(error: Exception, path: PathLike[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with line breaks, escape sequences and similar characters spelled out, so that it is safe to print.
-
-    Text beyond 20,000 characters is replaced by the number of its characters.
-    """
+    """Return a text that is safe to print: unprintable characters are spelled out, and those beyond 20,000 counted."""
     if len(text) > _LONGEST_SHOWN:
         return f"{visible(text[:_LONGEST_SHOWN])}... ({len(text) - _LONGEST_SHOWN} more characters)"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -96,12 +93,7 @@ def visible(text: str) -> str:
 def suggest(value: object, allowed: Iterable[str]) -> str:
     """Return the allowed values as text, with the nearest match of `value`, if any.
 
-    Args:
-        value: The given value, which is not allowed.
-        allowed: The allowed values, in the order of the list.
-
-    Returns:
-        For example `"Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?"`.
+    For example `"Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?"`.
     """
     names = list(allowed)
     listing = "Allowed: " + ", ".join(repr(name) for name in names) + "."

@@ -23,18 +23,12 @@ _FRAMEWORKS = frozenset(
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code.
-
-    Args:
-        file: Path of the file.
-        number: Line number.
-        module: Name of the module.
-        names: Globals of the module, in which Python records the warnings that it has shown.
-    """
+    """A line of code."""
 
     file: str
     number: int
     module: str
+    # globals of the module, in which Python records the warnings that it has shown
     names: dict[str, Any] = field(repr=False, compare=False)
 
 
@@ -63,13 +57,10 @@ def named_line(line: Line | None) -> str:
 
 
 def warn(message: str, line: Line | None, *, may_raise: bool = True) -> None:
-    """Issue a warning that is attributed to a line of the user's code.
+    """Issue a warning that is attributed to a line of the user's code; log it if the line is `None`.
 
-    Args:
-        message: The message.
-        line: The line; `None` to log the message instead.
-        may_raise: Whether the warning may become an error at the user's request (``-W error``). On our threads nobody
-            would catch the error, so the message is logged instead.
+    It may become an error at the user's request (``-W error``). Where nobody would catch that, as on our threads, pass
+    ``may_raise=False`` to log the message instead.
     """
     if line is None:
         _log.warning("dist_wandb: %s", message)
