@@ -19,7 +19,7 @@ _SETTABLE = ("name", "notes", "tags")  # of a run
 
 
 class AsRun:
-    """Looks up undefined attributes on a run, and sets on it what users set of a run."""
+    """Looks up undefined attributes on the run, and sets on it what users set of a run."""
 
     if TYPE_CHECKING:
         _intake: Intake

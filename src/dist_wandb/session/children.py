@@ -14,20 +14,14 @@ if TYPE_CHECKING:
 
 
 class Children:
-    """The processes that hold a copy of this process's session.
-
-    Args:
-        deliver: Called with the arguments of each row that one of them logs.
-        topology: Rank and layout of this process.
-        metadata: Returns the run's metadata for them; if called with `False`, without waiting for other ranks.
-    """
+    """The processes that hold a copy of this process's session. Their rows are passed to `deliver`."""
 
     def __init__(
         self, deliver: Callable[..., None], topology: Topology, metadata: Callable[[bool], dict[str, Any]]
     ) -> None:
         self._pid = os.getpid()
         self._topology = topology
-        self._metadata = metadata
+        self._metadata = metadata  # returns the run's metadata for them; for `False`, without waiting for other ranks
         self._relay = Relay(deliver)
         self._for_forks: dict[str, Any] = {}
         self._remote: RemoteSession | None = None

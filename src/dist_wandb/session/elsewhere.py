@@ -41,23 +41,19 @@ def _watched_first(watch: Callable[[Any], None]) -> Callable[..., Any]:
 
 
 class Elsewhere:
-    """Handles calls on a rank without a run, and on the primary the alerts of such ranks.
-
-    Attributes:
-        sent: How many alerts this rank has published for its primary.
-    """
+    """Handles calls on a rank without a run, and on the primary the alerts of such ranks."""
 
     def __init__(self, link: JobLink, run: Callable[[], AnyRun]) -> None:
-        self.sent: int = 0
+        self.sent: int = 0  # alerts that this rank has published for its primary
         self._link = link
         self._run = run
-        self._list: SharedList | None = None
+        self._list: SharedList | None = None  # from its first use to the last
         self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
-        self._published = 0.0
+        self._published = 0.0  # as of the last `deliver`
 
     def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
-        """Return handlers of a run's methods by name, in a job of several ranks. `watch` takes what `watch` logs."""
+        """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
         if self._link.topology.world_size == 1:  # rows are written at once
             return {}
         if run:
@@ -69,11 +65,9 @@ class Elsewhere:
         return handlers
 
     def deliver(self, published: float = math.inf) -> None:
-        """Send the alerts of other ranks, on the rank with the run.
+        """Send the alerts of other ranks, on the rank with the run, if any rank has published something meanwhile.
 
-        Args:
-            published: How often any rank has published something, as reported by the exchange; infinite to look in any
-                case, for the last time.
+        `published` is how often, as the exchange reports it; infinite to look in any case, for the last time.
         """
         if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
             return
@@ -107,7 +101,7 @@ class Elsewhere:
         return is_new
 
     def _numbered(self, title: object, text: object, level: object) -> tuple[str, str, str, int]:
-        """Return an alert of this rank as text, with how often this rank has given it."""
+        """Return an alert of this rank as texts, with how often this rank has given it."""
         key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
         self._seen[key] += 1
         return (*key, self._seen[key])

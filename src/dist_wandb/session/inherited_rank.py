@@ -51,7 +51,7 @@ def holder() -> int | None:
 
 
 def is_fork() -> bool:
-    """Whether this process is a fork of a rank, with a copy of its process group."""
+    """Return whether this process is a fork of a rank, with a copy of its process group."""
     return bool(_announced) and _announced[0][0] != os.getpid()
 
 

@@ -28,15 +28,10 @@ _opened: Counter[str] = Counter()  # sessions by integration
 
 
 class JobDescription(TypedDict):
-    """The coordinator's message about the session that it opens.
-
-    Attributes:
-        options: Its options by name.
-        arguments: The arguments of `wandb.init` that describe the run.
-    """
+    """The coordinator's message about the session that it opens."""
 
     options: dict[str, Any]
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # those of `wandb.init` that describe the run
 
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
@@ -66,7 +61,7 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 
 def needs_base_id_of(topology: Topology, options: Options) -> bool:
-    """Whether this rank's plan depends on the base id."""
+    """Return whether this rank's plan depends on the base id."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     return needs_base_id(topology, mode, scope, all_nodes=options.all_nodes, unit=unit)
 
@@ -87,9 +82,8 @@ def complete(
 ) -> Mapping[str, Any]:
     """Return the arguments of `wandb.init`, completed with the coordinator's, which the coordinator publishes here.
 
-    Raises:
-        ConfigurationError: The coordinator opens another kind of run.
-        RendezvousError: It did not publish them within `join_timeout`.
+    Raises `ConfigurationError` if the coordinator opens another kind of run, and `RendezvousError` if it did not
+    publish them within `join_timeout`.
     """
     if store is None:
         return init_arguments
@@ -121,7 +115,7 @@ def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str
 
 
 def _checked(message: object, topology: Topology) -> JobDescription:
-    """Check a message from the store, to which others may also write."""
+    """Check a message from the store, to which others may write, too."""
     if isinstance(message, dict) and all(isinstance(message.get(name), dict) for name in ("options", "arguments")):
         return cast("JobDescription", message)
     raise not_of_a_rank("description of the job", message, topology)
@@ -130,17 +124,9 @@ def _checked(message: object, topology: Topology) -> JobDescription:
 def next_job(integration: str, topology: Topology, timeout: float) -> JobDescription | None:
     """Return the coordinator's description of the integration's next session, which this rank has not opened.
 
-    Args:
-        integration: Name of the integration.
-        topology: Rank and layout of this process.
-        timeout: How long the job's store may take to answer, in seconds.
-
-    Returns:
-        The description, without waiting for it; `None` if the coordinator has not opened the session, or there is no
-        store. Sessions that the coordinator has already finished are skipped: this rank had no part in them.
-
-    Raises:
-        RendezvousError: The store does not answer, or holds a different message.
+    Does not wait for it: returns `None` if the coordinator has not opened the session, or there is no store. Sessions
+    that the coordinator has already finished are skipped, as this rank had no part in them. Raises `RendezvousError` if
+    the store does not answer for `timeout` seconds, or holds another message.
     """
     while True:
         number = _opened[integration] + 1

@@ -34,23 +34,18 @@ class Phase(Enum):
 
 
 class LifeCycle:
-    """The state of one session.
-
-    Attributes:
-        phase: Whether rows are accepted.
-        accepting: Held while a row is checked and passed on. Several threads may log.
-    """
+    """The state of one session. Several threads may log, and finish it."""
 
     def __init__(self) -> None:
         self.phase: Phase = Phase.OPEN
-        self.accepting: threading.RLock = threading.RLock()
+        self.accepting: threading.RLock = threading.RLock()  # held while a row is checked and passed on
         self._claims: dict[str, tuple[int]] = {}
         self._finished = threading.Event()
 
     def claim_finish(self, within: float) -> bool:
         """Return whether the caller is to finish the session. Otherwise wait until that is done, for `within` seconds.
 
-        The thread that finishes does not wait for itself.
+        The thread that finishes, interrupted by a signal's handler, does not wait for itself.
         """
         mine = (threading.get_ident(),)
         first = self._claims.setdefault("finish", mine)  # atomic, also in signal handlers
@@ -73,7 +68,7 @@ class LifeCycle:
                 self.accepting.release()
 
     def detach(self) -> bool:
-        """Drop further rows. Return whether they were accepted until now."""
+        """Drop further rows; return whether they were accepted until now."""
         if self.phase is not Phase.OPEN:
             return False
         self.phase = Phase.DETACHED

@@ -42,10 +42,10 @@ class SessionNotices:
     def __init__(self, link: JobLink) -> None:
         self._link = link
         self._given = Notices()
-        self._dropped = 0  # values
+        self._dropped = 0  # number of values
 
     def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
-        """Print one line about what was decided and where the runs are. To be called on a unit's primary.
+        """Print, on a unit's primary, one line about what was decided and where the runs are.
 
         W&B generates `run_id` in a world of one. The location `where` is determined if `None`.
         """
@@ -90,8 +90,7 @@ class SessionNotices:
     def not_gathered(self) -> None:
         """Warn that tables and images are not gathered, because nothing is reduced.
 
-        Raises:
-            ConfigurationError: The tables and images of the other ranks would be lost.
+        Raises `ConfigurationError` if those of the other ranks would be lost.
         """
         plan = self._link.plan
         if plan.run_mode == "auto":
@@ -137,12 +136,9 @@ def announcement(
 ) -> str:
     """Return one line about what was decided.
 
-    `where` is the location of the run, a URL or a directory; `group_url` is the URL of the group's page, if there is
-    one; `unit` has the global ranks of the unit in ascending order, or is `None` for all ranks or those of a node.
-
-    Example:
-        ``dist_wandb: run_mode=new, rank_scope=global, 4 ranks on 2 nodes: a run for each rank in the group exp; that of
-        rank 0 is exp-rank-0 (https://…)``
+    `where` is the location of the run, a URL or a directory; `unit` has the global ranks of the unit in ascending
+    order, or is `None` for all ranks or those of a node. For example ``dist_wandb: run_mode=new, rank_scope=global, 4
+    ranks on 2 nodes: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (https://…)``.
     """
     mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_ranks(topology)}"
     run_id = f"{plan.run_id} " if plan.run_id else ""

@@ -39,33 +39,21 @@ _log = logging.getLogger("dist_wandb")
 
 
 class OwnRun:
-    """The run that this rank writes into, or a `NullRun`.
-
-    Args:
-        opening: How it was opened: to publish it, and to reopen it if wandb's own process dies.
-        is_owned: Whether the session may end the run: not if the run was open before.
-        step_metric: Name of the x axis; `None` for none.
-        attached: The unit's run, if this rank only records the hardware of its node in it.
-
-    Attributes:
-        user_axes: Names that the user has made x axes of other metrics (`define_metric(step_metric=)`).
-        summary: The user's writes into the summary.
-        elsewhere: Calls on ranks without the run.
-    """
+    """The run that this rank writes into, or a `NullRun`."""
 
     def __init__(
         self,
         run: AnyRun,
         link: JobLink,
-        opening: Opening,
+        opening: Opening,  # to publish the run, and to reopen it if wandb's own process dies
         config_sync: ConfigSync,
         *,
-        is_owned: bool,
-        step_metric: str | None,
-        attached: AnyRun,
+        is_owned: bool,  # whether the session may end the run: not if it was open before
+        step_metric: str | None,  # the x axis
+        attached: AnyRun,  # the unit's run, if this rank only records the hardware of its node in it
     ) -> None:
         self.is_owned = is_owned
-        self.user_axes: tuple[str, ...] = ()
+        self.user_axes: tuple[str, ...] = ()  # names that the user has made x axes of other metrics
         self.summary: SummaryWrites = SummaryWrites()
         self._link = link
         self._opening = opening
@@ -123,12 +111,9 @@ class OwnRun:
         return self.writer.as_logged(metrics, per_rank, step, self._record.stored, flat=flat)
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None], intake: Intake) -> None:
-        """Redirect calls on the run, direct or through wandb's functions, to the session first.
+        """Redirect calls on the run, direct or through wandb's functions: to `log`, and to `finish` before the run's.
 
-        Args:
-            log: Called in place of the run's method.
-            finish: Called before the run's method, with the exit code.
-            intake: Knows the step of the next row, and whether any row was logged, which may not be written yet.
+        `intake` knows the step of the next row, and whether any row was logged, which may not be written yet.
         """
 
         def intercept(run: AnyRun) -> None:

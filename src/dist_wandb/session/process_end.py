@@ -34,23 +34,20 @@ _MOMENT = 0.05  # seconds for which it continues
 class ProcessEnd:
     """Calls a function when this process ends, before everything that was registered for its end until then.
 
-    Args:
-        function: Called with the exit code of the process, if known (of an uncaught exception, or of `sys.exit` if
-            `code_of_exit` returns it), and whether the process ends in the middle of its work: by an exception or a
-            signal, rather than by `sys.exit`.
-        code_of_exit: Returns the argument of `sys.exit`; `None` if it is not known.
+    The function gets the exit code of the process, as far as it is known, and whether the process ends in the middle of
+    its work: by an exception or a signal, rather than by `sys.exit`.
     """
 
     def __init__(self, function: Callable[[int, bool], None], code_of_exit: Callable[[], int | None]) -> None:
         self._function = function
-        self._code_of_exit = code_of_exit
-        self._failure_before: object = None
-        self._pid: int | None = None
+        self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
+        self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
+        self._pid: int | None = None  # of the process that has registered
         self._ending: threading.Thread | None = None  # after SIGTERM
-        self._ends_by = 0.0
+        self._ends_by = 0.0  # on the monotonic clock
         self._is_waiting = threading.Event()  # set while the main thread waits for `_ending`
-        self._finishing = 0
-        self._is_due = False
+        self._finishing = 0  # number of runs that are being ended
+        self._is_due = False  # whether SIGTERM is to end the process after that
 
     def register(self) -> None:
         """Register to be called first at exit. wandb registers its own handler when its first run is opened."""
@@ -82,7 +79,7 @@ class ProcessEnd:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """While the main thread ends a run, delay SIGTERM until that is done, for a limited time."""
+        """While a run is being ended, delay SIGTERM until that is done, for a limited time."""
         self._finishing += 1
         try:
             yield
@@ -147,12 +144,7 @@ class ProcessEnd:
 
 
 def exit_code_of(error: BaseException | None) -> int | None:
-    """Return the exit code for an exception that ends a block or a process, if any.
-
-    Returns:
-        `None` for no exception, and for the end of a generator that is not exhausted; the code of `sys.exit`; 255 for
-        Ctrl-C, as wandb records it; 1 for other exceptions.
-    """
+    """Return the exit code for what ends a block or a process; `None` for no exception, and for a closed generator."""
     if error is None or isinstance(error, GeneratorExit):
         return None
     if isinstance(error, SystemExit):
@@ -177,10 +169,10 @@ def _die_of(number: int) -> None:
 
 
 def _is_main_thread() -> bool:
-    """Whether this is the main thread: only that may set signal handlers."""
+    """Return whether this is the main thread: only that may set signal handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
 def _last_failure() -> object:
-    """The exception that ended the main thread, or one that an interactive shell showed."""
+    """Return the exception that ended the main thread, or one that an interactive shell showed."""
     return getattr(sys, "last_value", None)

@@ -24,9 +24,9 @@ _sessions: list[Session] = []
 
 
 class History:
-    """Whether any session was opened in this process (`has_begun`)."""
+    """What has happened in this process."""
 
-    has_begun = False
+    has_begun = False  # whether any session was opened
 
 
 history: History = History()
@@ -80,7 +80,7 @@ def current() -> Session | None:
 
 
 def holds(run: object) -> bool:
-    """Whether `run` is the run of a session of this process that has not ended."""
+    """Return whether `run` is the run of a session of this process that has not ended."""
     return any(session.run is run for session in _sessions)
 
 

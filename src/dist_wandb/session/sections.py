@@ -54,46 +54,30 @@ def device_event() -> Event | None:
 
 
 class _Entry(NamedTuple):
-    """A section that a thread has entered.
-
-    Args:
-        section: The section.
-        began: Nanoseconds of the host's clock.
-        event: Position of the device at the same time; `None` without one.
-    """
+    """A section that a thread has entered."""
 
     section: Section
-    began: int
-    event: Event | None
+    began: int  # nanoseconds of the host's clock
+    event: Event | None  # position of the device at the same time; `None` without one
 
 
 class _Ended(NamedTuple):
-    """A section that has ended on the host.
+    """A section that has ended on the host."""
 
-    Args:
-        name: Its name; `None` inside another section of the same name, which is counted instead.
-        sign: Whether its time is added to the busy time (1), subtracted (-1), or neither (0).
-        duration: Nanoseconds of the host's clock.
-    """
-
-    name: str | None
-    sign: int
-    duration: int
+    name: str | None  # `None` inside another section of the same name, which is counted instead
+    sign: int  # whether its time is added to the busy time (1), subtracted (-1), or neither (0)
+    duration: int  # nanoseconds of the host's clock
 
 
 class Section:
-    """One section of the script, to be used in a ``with`` block or as a decorator. It may be entered several times.
-
-    Args:
-        waits: Whether it waits for other ranks.
-    """
+    """One section of the script, to be used in a ``with`` block or as a decorator. It may be entered several times."""
 
     __slots__ = ("_sections", "name", "waits")
 
     def __init__(self, sections: Sections, name: str, *, waits: bool) -> None:
         self._sections = sections
         self.name: str = name
-        self.waits: bool = waits
+        self.waits: bool = waits  # for other ranks
 
     def __enter__(self) -> None:
         self._sections.enter(self)
@@ -104,8 +88,7 @@ class Section:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return the function, each call of which is timed as this section.
 
-        Raises:
-            ConfigurationError: It is a coroutine or generator function, which returns before its work is done.
+        Raises `ConfigurationError` for a coroutine or generator function, which returns before its work is done.
         """
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise ConfigurationError(
@@ -122,33 +105,24 @@ class Section:
 
 
 class Sections:
-    """The sections of this rank that have ended since the last row with timings.
-
-    Args:
-        clock: Nanoseconds of the host's clock.
-        event: Records an event on the current stream of a device; returns `None` if there is none.
-    """
+    """The sections of this rank that have ended since the last row with timings."""
 
     def __init__(
         self, clock: Callable[[], int] = time.perf_counter_ns, event: Callable[[], Event | None] = device_event
     ) -> None:
         self.clock: Callable[[], int] = clock
         self.event: Callable[[], Event | None] = event
-        self._local = threading.local()
+        self._local = threading.local()  # `entered`: this thread's entries, the innermost last
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._sums: dict[str, int] = {}  # nanoseconds by name
-        self._busy = 0
-        self._waiting: deque[tuple[_Ended, Event, Event | None]] = deque()
-        self._since: int | None = None
+        self._busy = 0  # nanoseconds
+        self._waiting: deque[tuple[_Ended, Event, Event | None]] = deque()  # with their begin and end on the device
+        self._since: int | None = None  # the last row with timings, or the first section
         self._selection = _RowSelection()
 
     def timed(self, name: str, rank: int, *, waits: bool) -> Section:
-        """Create a section. The arguments are those of `Session.timed`, and this rank for messages.
-
-        Raises:
-            ConfigurationError: The name is not text that W&B can store, or is reserved for a built-in timing.
-        """
+        """Create a section, as `Session.timed` does. Raises `ConfigurationError` for a name that cannot be used."""
         if name not in self._known:
             check_name(name, rank)
             if name in _OWN:
@@ -198,12 +172,7 @@ class Sections:
             self._busy += ended.sign * duration
 
     def due_timings(self, names: Collection[str], step: int | None) -> dict[str, float]:
-        """Return the timings to include in a row, in seconds by name; none if the row should not include them.
-
-        Args:
-            names: Names that the row logs.
-            step: The row's step.
-        """
+        """Return the timings to include in a row that logs `names`, in seconds; none if it should not include them."""
         if self._since is None or not self._selection.is_next(names, step):
             return {}
         self._poll_device()

@@ -42,16 +42,7 @@ _LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, even if w
 
 
 class Shutdown:
-    """Ends one session.
-
-    Args:
-        closing: Called before no rows are accepted any more.
-        closed: Called once no rows are accepted any more, with whether the logged rows were passed on.
-
-    Attributes:
-        failure: Exit code of a failure, to be used for the run if `finish` is not called with one.
-        successor: Ends the session in which this one continues, if it has moved: see `session.moving`.
-    """
+    """Ends one session."""
 
     def __init__(
         self,
@@ -63,11 +54,11 @@ class Shutdown:
         children: Children,
         restart_store: RestartStore | None,
         *,
-        closing: Callable[[], None],
-        closed: Callable[[bool], None],
+        closing: Callable[[], None],  # called before no rows are accepted any more
+        closed: Callable[[bool], None],  # called after that, with whether the logged rows were passed on
     ) -> None:
-        self.failure: int | None = None
-        self.successor: Shutdown | None = None
+        self.failure: int | None = None  # exit code of the run if `finish` is not called with one
+        self.successor: Shutdown | None = None  # of the session in which this one continues: see `session.moving`
         self._life = life
         self._link = link
         self._own = own
@@ -79,12 +70,9 @@ class Shutdown:
         self._closed = closed
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
-        """Run all steps, unless another thread does.
+        """Run all steps, unless another thread does. Other ranks get `within` seconds (`None`: `finish_timeout`).
 
-        Args:
-            exit_code: As in `Session.finish`.
-            within: How long to wait for other ranks, in seconds; `None` for `finish_timeout`.
-            failed: Whether to skip waiting for other ranks; `None` if the exit code decides and uploads may take time.
+        If `failed`, they are not waited for; `None`: the exit code decides, and uploads may take time.
         """
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within
@@ -104,12 +92,7 @@ class Shutdown:
             self.successor.finish(exit_code, within, failed=failed)
 
     def end_with_process(self, exit_code: int, *, failed: bool) -> None:
-        """Finish because the process ends. Never raises, so that other sessions can end as well.
-
-        Args:
-            exit_code: Exit code of the process.
-            failed: Whether it ends in the middle of its work.
-        """
+        """Finish because the process ends, in the middle of its work if `failed`. Never raises, for other sessions."""
         try:
             with suppress(KeyboardInterrupt):
                 self.finish(exit_code, min(self._link.options.limits.flush_timeout, WITHOUT_FINISH), failed=failed)
@@ -131,8 +114,7 @@ class Shutdown:
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it.
 
-        Args:
-            published: How often any rank has published something.
+        `published` is how often any rank has published something.
         """
         self._config_sync.refresh.in_background(published)
         self._own.elsewhere.deliver(published)
@@ -158,12 +140,7 @@ class Shutdown:
         registry.release_sigterm()
 
     def hand_over(self, *, failed: bool, within: float | None) -> None:
-        """Pass on what was logged, and accept no more.
-
-        Args:
-            failed: Whether to skip waiting for other ranks.
-            within: How long to wait, in seconds; `None` for `finish_timeout`.
-        """
+        """Pass on what was logged, and accept no more. `failed` and `within` are as for `finish`."""
         deadline = time.monotonic() + (self._link.options.limits.flush_timeout if within is None else within)
         self._children.close(failed=failed)
         if not failed:
@@ -211,13 +188,7 @@ class Shutdown:
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
         """End the run as its primary: after its other writers, and with the exit code of the first rank that failed.
 
-        Args:
-            unit_end: The ends of the unit's ranks.
-            exit_code: This rank's.
-            deadline: Time of the monotonic clock until which to wait for the other writers; `None` for not at all.
-
-        Returns:
-            The run's exit code.
+        Returns the run's exit code. Does not wait for other writers if the deadline, on the monotonic clock, is `None`.
         """
         if deadline is not None:
             plan, lost = self._link.plan, self._exchange.lost

@@ -19,26 +19,20 @@ Part: TypeAlias = Literal["data", "forward", "backward", "optimizer"]
 
 
 def check_timings(timings: bool) -> bool:
-    """Check the argument `timings` of an integration.
-
-    Raises:
-        ConfigurationError: It is neither `True` nor `False`.
-    """
+    """Check the argument `timings` of an integration."""
     if not isinstance(timings, bool):
         raise ConfigurationError(f"timings={timings!r} is neither True nor False. Pass one of them.")
     return timings
 
 
 class StepTimings:
-    """Measures how long this rank is in each part of a step, on the training thread.
+    """Measures how long this rank is in each part of a step, on the training thread, while there is a session.
 
-    Args:
-        session: Returns the session whose rows include the timings; `None` if there is none, and nothing is measured.
-        is_sharded: Whether parameters are gathered from other ranks in the forward pass and for the update.
+    If parameters are sharded, they are gathered from other ranks in the forward pass and for the update.
     """
 
     def __init__(self, session: Callable[[], Session | None], *, is_sharded: bool = False) -> None:
-        self._session = session
+        self._session = session  # whose rows include the timings
         self._waiting: set[Part] = {"backward", "forward", "optimizer"} if is_sharded else {"backward"}
         self._thread: int | None = None
         self._current: Section | None = None
@@ -74,11 +68,7 @@ class StepTimings:
 
 
 class ForwardHook:
-    """A hook of a module that calls a function. Copies and saved versions of the module have a hook that does nothing.
-
-    Args:
-        call: Called with the module; `None` to do nothing.
-    """
+    """A hook that calls a function with its module. In copies and saved versions of the module it does nothing."""
 
     def __init__(self, call: Callable[[Any], None] | None = None) -> None:
         self._call = call
@@ -89,5 +79,4 @@ class ForwardHook:
             self._call(module)
 
     def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
-        """Omit the function, which belongs to one training."""
-        return ForwardHook, ()
+        return ForwardHook, ()  # without the function, which belongs to one training

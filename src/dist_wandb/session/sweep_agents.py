@@ -82,15 +82,7 @@ def _refuse_several() -> None:
 
 
 def check_trial(store: JobStore | None, topology: Topology) -> None:
-    """Refuse to open the run of one trial together with ranks that were given another trial.
-
-    Args:
-        store: The session's keys in the job's store.
-        topology: This rank.
-
-    Raises:
-        ConfigurationError: Another rank was given another trial.
-    """
+    """Refuse, by a `ConfigurationError`, to open the run of one trial with ranks that were given another trial."""
     trial = sweeps.trial_id()
     if store is None or trial is None:
         return

@@ -38,10 +38,9 @@ class UnitEnd:
         self._unit = unit
 
     def report(self, exit_code: int | None) -> int | None:
-        """Publish this rank's exit code, before it ends. The first of several failures counts: others follow from it.
+        """Publish this rank's exit code, before it ends. Returns it; if it is a failure, the unit's first failure.
 
-        Returns:
-            `exit_code`, or the unit's first failure if it is a failure.
+        The first of several failures counts, because others follow from it.
         """
         store = self._store
         if not exit_code or store is None:
@@ -55,14 +54,9 @@ class UnitEnd:
             briefly(lambda: self._written(store).append(self._unit.index), 0)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
-        """Wait until other ranks of the unit have called `report_written`.
+        """Wait until other ranks, by their indices in the unit, have called `report_written`; return whether they have.
 
-        Args:
-            deadline: Time of the monotonic clock until which to wait.
-            writers: Indices of these ranks in the unit.
-
-        Returns:
-            Whether all of them have.
+        The deadline is a time of the monotonic clock.
         """
         store = self._store
         if store is None or not writers:
@@ -95,5 +89,5 @@ class UnitEnd:
         return f"end/{self._unit.name}/{what}"
 
     def _written(self, store: JobStore) -> SharedList:
-        """The indices of the ranks that write nothing more."""
+        """Return the list of the indices of ranks that write nothing more."""
         return SharedList(store, self._key("written"))
