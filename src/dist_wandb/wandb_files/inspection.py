@@ -98,7 +98,7 @@ def _opened(path: Path, within: Directory | None) -> Iterator[int]:
     try:
         handle = open_ordinary(path, within=within)
     except FileNotFoundError:
-        raise ReadError(f"{path}: is not a file. Give a .wandb file, as find_runs() finds them.") from None
+        raise ReadError(f"{path}: is not a file. Give a .wandb file.") from None
     try:
         yield handle
     finally:

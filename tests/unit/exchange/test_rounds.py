@@ -436,6 +436,24 @@ def test_a_known_name_has_the_long_patience() -> None:
     assert shown(unit)[5:] == [(step, {"loss": 2.0}, 0, True) for step in (2, 3)]
 
 
+def test_a_rank_that_has_given_a_name_has_the_long_patience_before_a_row_of_it_is_written() -> None:
+    """Rank 0 is far ahead, and a name of its own holds all rows back: they are overdue at once."""
+    unit = Unit(2)
+    unit.machines[1].side_data.interleaved = True
+    for step in range(3):
+        unit.log(0, {"loss": 1.0, "lr": 0.1}, step)
+    for step in range(2):
+        unit.log(1, {"loss": 3.0}, step)
+    unit.settle()
+    assert not unit.rows
+    unit.give_up(new_only=True)
+    unit.exchange()
+    assert shown(unit) == [(step, {"loss": 2.0, "lr": 0.1}, 0, False) for step in (0, 1)]
+    unit.log(1, {"loss": 3.0}, 2)
+    unit.settle()
+    assert shown(unit)[2:] == [(2, {"loss": 2.0, "lr": 0.1}, 0, False)]
+
+
 def test_a_rank_that_goes_on_with_other_names_does_not_log_this_one_any_more() -> None:
     unit = Unit(2)
     unit.log_on_all({"val": 1.0}, 0)

@@ -71,14 +71,14 @@ class Contributors:
         Not those `beside` that have logged other values of the same row, and then another call, unless they usually
         log the name.
         """
-        usual = self.usual.get(name)
-        rest = self.present - ranks if usual is None else (usual - ranks) & self.present
-        if not rest:
-            return NOBODY, False
-        if usual is not None:
+        usual, rest = self.usual.get(name), self.present - ranks
+        known = frozenset(r for r in rest if (self._has_given(r, name) if usual is None else r in usual))
+        if known:
             progress = self._progress[name]
-            return frozenset(r for r in rest if r in self.interleaved or progress.of(r)[0] <= serial), True
-        return rest - (beside - self.interleaved), False
+            behind = frozenset(r for r in known if r in self.interleaved or progress.of(r)[0] <= serial)
+            if behind or usual is not None:
+                return behind, True
+        return (rest - (beside - self.interleaved) if usual is None else NOBODY), False
 
     def others(self, name: str, ranks: Ranks) -> Ranks:
         """Return members that usually log a name as well, though they may have closed."""
