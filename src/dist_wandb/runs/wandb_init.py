@@ -249,7 +249,7 @@ def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: 
     Args:
         arguments: Keyword arguments of `wandb.init`; `dir` is changed if necessary.
         topology: This rank.
-        is_own: Whether `dir` is the rank's own, with a fixed name. A link in its place is not followed.
+        is_own: Whether `dir` is the rank's own, with a fixed name. A link in its place, or in it, is not followed.
     """
     if requested.mode_if_given(arguments) == "disabled":
         return
@@ -258,7 +258,8 @@ def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: 
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
     parts = [root, directory] if directory.exists() else [root]
-    if all(os.access(part, os.R_OK | os.W_OK | os.X_OK) for part in parts) and not (is_own and root.is_symlink()):
+    is_link = is_own and (root.is_symlink() or directory.is_symlink())
+    if not is_link and all(os.access(part, os.R_OK | os.W_OK | os.X_OK) for part in parts):
         return
     with suppress(OSError):  # wandb reports it
         arguments["dir"] = tempfile.mkdtemp(prefix="wandb-")
