@@ -112,8 +112,8 @@ class AsLogged:
     __slots__ = ("name", "value")
 
     def __init__(self, value: Any, name: str | None = None) -> None:
-        self.value = value
-        self.name = name
+        self.value: Any = value
+        self.name: str | None = name
 
 
 def may_change(value: object, depth: int = _DEEPEST) -> bool:
