@@ -73,7 +73,8 @@ release-check: $(RELEASE)/.ready  ## Build, install and test the release; sdist,
 	$(RELEASE)/bin/python scripts/release_check.py $(if $(HASHED),--hashed)
 
 lock: $(VENV)/.development  ## Regenerate the hashed requirements of CI (.ci/requirements*.txt)
-	$(BIN)/python .ci/requirements.py lock $(BIN)/python
+	@$(INSTALL) 'uv>=0.9,<1'
+	$(BIN)/python .ci/requirements.py lock $(BIN)/uv
 
 audit: $(VENV)/.development  ## Look up known vulnerabilities of the packages of CI; queries PyPI over the internet
 	@$(INSTALL) 'pip-audit>=2.7,<3'
@@ -83,7 +84,7 @@ audit: $(VENV)/.development  ## Look up known vulnerabilities of the packages of
 clean:  ## Remove the environments and all generated files
 	rm -rf $(VENV) $(OLDEST) $(RELEASE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
-# HASHED=1, as in CI: install what .ci/requirements.txt pins by version and hash, if that list is valid for this platform.
+# HASHED=1, as in CI: install what .ci/requirements.txt pins by version and hash, if it is valid for this Python and platform.
 # Otherwise print a note and install by the constraints. The list covers all dependency groups. $(VENV)/.hashed records that
 # it was installed, because `make demo` without HASHED may have set up the environment before. Dependency groups need pip 25.1.
 $(VENV)/.examples: pyproject.toml constraints.txt $(if $(HASHED),$(LISTED))

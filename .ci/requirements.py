@@ -5,31 +5,36 @@
     install (newest | oldest | release) PYTHON [WHEEL]
                                         install one of the lists into an environment, and the wheel, or else the source
                                         tree, unless it builds a release
-    lock PYTHON                         regenerate the lists from pyproject.toml and the constraints
+    lock UV                             regenerate the lists from pyproject.toml and the constraints, by this uv
 
-A hash identifies one file, so the lists are valid for one platform and one Python version: those of CI. Torch is pinned
-by version only: CPU builds have different hashes, which depend on the index.
+A list is for one platform. The first one is for all Python versions of CI: it has the hashes of all wheels that one of
+them installs, and markers where they need different versions. The others are for the version that uses them. Nothing is
+built from source. Torch is pinned by version only: CPU builds have different hashes, which depend on the index.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-SUITS = ("CPython", "3.11", "Linux", "x86_64")
+PLATFORM = ("CPython", "Linux", "x86_64")
+PYTHONS = {"newest": ("3.10", "3.11", "3.12", "3.13"), "oldest": ("3.11",), "release": ("3.11",)}
 BY_VERSION_ALONE = ("torch",)
-NEWEST, OLDEST = HERE / "requirements.txt", HERE / "requirements-oldest.txt"
-RELEASE = HERE / "requirements-release.txt"
+OF_CUDA = ("cuda-", "nvidia-", "triton")  # only torch's builds for GPUs need them
+LISTS = {
+    "newest": HERE / "requirements.txt",
+    "oldest": HERE / "requirements-oldest.txt",
+    "release": HERE / "requirements-release.txt",
+}
 GROUPS = ("examples", "test", "lint", "docs")
-BUILD = ("hatchling>=1.26,<2", "editables>=0.5,<1")  # needed for an editable installation
+# The first two are needed for an editable installation, the third by lightning 2.2.
+ALSO = ("hatchling>=1.26,<2", "editables>=0.5,<1", "setuptools")
 
 
 def pip(python: str, *words: str) -> None:
@@ -40,28 +45,28 @@ def pip(python: str, *words: str) -> None:
         sys.exit(f"failed with exit code {code}: {' '.join(command)}")
 
 
-def here() -> tuple[str, ...]:
-    """Return this Python and platform, in the form of `SUITS`."""
+def known(target: str) -> str:
+    """Return for what a list is valid."""
+    return f"{PLATFORM[0]} {', '.join(PYTHONS[target])} on {' '.join(PLATFORM[1:])}"
+
+
+def suits(target: str = "newest") -> int:
+    """Check that a list is valid for this Python and platform; return the exit code."""
     version = ".".join(platform.python_version_tuple()[:2])
-    return platform.python_implementation(), version, platform.system(), platform.machine()
-
-
-def suits() -> int:
-    """Check that the lists are valid for this platform; return the exit code."""
-    if here() == SUITS:
+    here = platform.python_implementation(), platform.system(), platform.machine()
+    if version in PYTHONS[target] and here == PLATFORM:
         return 0
     sys.stderr.write(
-        f"HASHED: .ci/requirements.txt is for {' '.join(SUITS)}, but this is {' '.join(here())}. Packages are "
-        "installed by the constraints files, WITHOUT hashes.\n"
+        f"HASHED: {LISTS[target].relative_to(ROOT)} is for {known(target)}, but this is {here[0]} {version} on "
+        f"{' '.join(here[1:])}. By the constraints files, packages can be installed WITHOUT hashes.\n"
     )
     return 1
 
 
 def install(target: str, python: str, wheel: str | None = None) -> int:
     """Install one of the lists, and this package without its dependencies, which are in the list."""
-    listed = {"newest": NEWEST, "oldest": OLDEST, "release": RELEASE}[target]
-    if here() != SUITS:
-        sys.exit(f"The lists are for {' '.join(SUITS)}, but this is {' '.join(here())}.")
+    if suits(target):
+        return 1
     if target == "newest":  # the second environment uses torch from the first
         constraints = str(ROOT / "constraints.txt")
         pip(python, "install", "--quiet", "--no-deps", "--constraint", constraints, *BY_VERSION_ALONE)
@@ -74,9 +79,10 @@ def install(target: str, python: str, wheel: str | None = None) -> int:
         "--quiet",
         "--no-warn-conflicts",
         "--require-hashes",
+        "--only-binary=:all:",
         "--no-deps",
         "--requirement",
-        str(listed),
+        str(LISTS[target]),
     )
     if target == "release":
         return 0
@@ -87,46 +93,72 @@ def install(target: str, python: str, wheel: str | None = None) -> int:
     return 0
 
 
-def resolved(python: str, *words: str) -> list[dict[str, Any]]:
-    """Return what pip would install."""
-    with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory) / "report.json"
-        pip(python, "install", "--quiet", "--dry-run", "--ignore-installed", "--report", str(report), *words)
-        chosen: list[dict[str, Any]] = json.loads(report.read_text())["install"]
-    return chosen
+def suitable_tags(pythons: Iterable[str]) -> set[object]:
+    """Return the tags of wheels that one of these Python versions can install."""
+    from packaging import tags
 
-
-def pins(chosen: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return a requirement with its hash for each package, except those that CI installs differently."""
-    found = {}
-    for item in chosen:
-        name, version = item["metadata"]["name"].lower().replace("_", "-"), item["metadata"]["version"]
-        if name != "dist-wandb" and name not in BY_VERSION_ALONE:
-            found[name] = f"{name}=={version} --hash=sha256:{item['download_info']['archive_info']['hashes']['sha256']}"
+    platforms = list(tags.platform_tags())
+    found: set[object] = set()
+    for major, _, minor in (version.partition(".") for version in pythons):
+        version = (int(major), int(minor))
+        found.update(tags.cpython_tags(version, platforms=platforms))
+        found.update(tags.compatible_tags(version, f"cp{major}{minor}", platforms))
     return found
 
 
-def write(path: Path, what: str, lines: Sequence[str]) -> None:
+def locked(uv: str, target: str, constraints: str, *words: str) -> set[str]:
+    """Return a requirement, with its hashes, for each package that uv chooses for a list."""
+    import tomllib
+    from packaging.utils import parse_wheel_filename
+
+    suitable = suitable_tags(PYTHONS[target])
+    with tempfile.TemporaryDirectory() as directory:
+        constraint, also, lock = (Path(directory) / name for name in ("constraints.txt", "also.in", "pylock.toml"))
+        constraint.write_text(constraints)
+        also.write_text("\n".join(ALSO))
+        command = [uv, "pip", "compile", "--quiet", "--python-version", PYTHONS[target][0], *words, str(also)]
+        command += ["--constraint", str(constraint), "--output-file", str(lock)]
+        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+            sys.exit(f"failed with exit code {code}: {' '.join(command)}")
+        packages = tomllib.loads(lock.read_text())["packages"]
+    found = set()
+    for package in packages:
+        name = package["name"]
+        if name == "dist-wandb" or name in BY_VERSION_ALONE or name.startswith(OF_CUDA):
+            continue
+        wheels = {wheel["url"].rpartition("/")[2]: wheel["hashes"]["sha256"] for wheel in package.get("wheels", ())}
+        hashes = sorted(digest for file, digest in wheels.items() if parse_wheel_filename(file)[3] & suitable)
+        if not hashes:
+            sys.exit(f"{name} {package['version']} has no wheel for {known(target)}")
+        marker = f" ; {package['marker']}" if "marker" in package else ""
+        found.add(f"{name}=={package['version']}{marker}" + "".join(f" --hash=sha256:{digest}" for digest in hashes))
+    return found
+
+
+def write(target: str, lines: Iterable[str]) -> None:
     """Write one of the lists."""
-    head = f"# {what}, for {' '.join(SUITS)}. Generated by `make lock`; do not edit."
-    path.write_text("\n".join([head, *sorted(lines)]) + "\n")
+    environment = {"newest": ".venv"}.get(target, f".venv-{target}")
+    head = (
+        f"# Packages that CI installs into {environment}, for {known(target)}. Generated by `make lock`; do not edit."
+    )
+    LISTS[target].write_text("\n".join([head, *sorted(lines)]) + "\n")
 
 
-def lock(python: str) -> int:
-    """Write both lists; the second has the packages that .venv lacks or has in another version."""
-    if suits():
+def lock(uv: str) -> int:
+    """Write the lists; that of the oldest versions has the packages that .venv lacks or has in another version."""
+    from packaging.requirements import Requirement
+
+    if suits("oldest"):
         return 1
+    constraints = (ROOT / "constraints.txt").read_text()
     groups = [word for group in GROUPS for word in ("--group", group)]
-    newest = pins(resolved(python, "--constraint", "constraints.txt", ".[all]", *groups, *BUILD))
-    write(NEWEST, "Packages that CI installs into .venv", list(newest.values()))
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as both:
-        both.write(oldest_constraints())
-        both.flush()
-        oldest = pins(resolved(python, "--constraint", both.name, ".[all]", "--group", "test", "setuptools"))
-    others = [pin for name, pin in oldest.items() if newest.get(name) != pin]
-    write(OLDEST, "Packages that CI installs into .venv-oldest", others)
-    release = pins(resolved(python, "--constraint", "constraints.txt", "--group", "release"))
-    write(RELEASE, "Packages that CI installs into .venv-release", list(release.values()))
+    newest = locked(uv, "newest", constraints, "pyproject.toml", "--all-extras", *groups, "--universal")
+    oldest = locked(uv, "oldest", oldest_constraints(), "pyproject.toml", "--all-extras", "--group", "test")
+    chosen = (Requirement(line.partition(" --hash")[0]) for line in newest)
+    pins = {f"{one.name}{one.specifier}" for one in chosen if one.marker is None or one.marker.evaluate()}
+    write("newest", newest)
+    write("oldest", (line for line in oldest if line.partition(" ")[0] not in pins))
+    write("release", locked(uv, "release", constraints, "--group", "release"))
     return 0
 
 
@@ -146,8 +178,8 @@ def main(words: Sequence[str]) -> int:
             return suits()
         case ["install", ("newest" | "oldest" | "release") as target, python, *wheel] if len(wheel) <= 1:
             return install(target, python, *wheel)
-        case ["lock", python]:
-            return lock(python)
+        case ["lock", uv]:
+            return lock(uv)
     sys.stderr.write(__doc__ or "")
     return 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ UNIT = Path(__file__).parent
 
 
 def versions(name: str) -> dict[str, str]:
-    lines = (UNIT.parents[1] / name).read_text().splitlines()
-    return dict(line.partition("#")[0].strip().split("==") for line in lines if "==" in line)
+    lines = (re.split("[ #;]", line)[0] for line in (UNIT.parents[1] / name).read_text().splitlines())
+    return dict(line.split("==") for line in lines if line)
 
 
 def test_packages_with_older_supported_versions_are_listed() -> None:

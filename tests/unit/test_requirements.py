@@ -6,26 +6,42 @@ import re
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-LISTED = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>\S+) --hash=sha256:[0-9a-f]{64}")
+LISTED = re.compile(
+    r"(?P<name>[a-z0-9.-]+)==(?P<version>\S+)(?: ; (?P<marker>[^#]+?))?(?: --hash=sha256:[0-9a-f]{64})+"
+)
 BY_VERSION_ALONE = {"torch"}  # CPU builds have different hashes
 
 
-def listed(name: str) -> dict[str, str]:
+def listed(name: str, python: str = "3.11.9") -> dict[str, str]:
+    """The versions of a list that apply to a Python version."""
     lines = [line for line in (ROOT / ".ci" / name).read_text().splitlines() if not line.startswith("#")]
     found = [LISTED.fullmatch(line) for line in lines]
     assert all(found), [line for line, match in zip(lines, found, strict=True) if not match]
-    return {match["name"]: match["version"] for match in found if match}
+    return {one["name"]: one["version"] for one in found if one and applies(one["marker"], python)}
 
 
-def constrained(name: str) -> dict[str, str]:
+def applies(marker: str | None, python: str) -> bool:
+    environment = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    return not marker or Marker(marker).evaluate(environment)
+
+
+def constrained(name: str, python: str = "3.11.9") -> dict[str, str]:
     lines = (line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
-    return {name.lower(): version for name, _, version in (line.partition("==") for line in lines if line)}
+    found = (Requirement(line) for line in lines if line)
+    return {
+        one.name.lower(): str(one.specifier).removeprefix("==")
+        for one in found
+        if applies(str(one.marker or ""), python)
+    }
 
 
-def test_the_list_for_the_newest_versions_matches_the_constraints() -> None:
-    found, wanted = listed("requirements.txt"), constrained("constraints.txt")
+@pytest.mark.parametrize("python", ["3.10.14", "3.11.9", "3.12.4", "3.13.1"])
+def test_the_list_for_the_newest_versions_matches_the_constraints(python: str) -> None:
+    found, wanted = listed("requirements.txt", python), constrained("constraints.txt", python)
     assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
         name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
     }, "run `make lock`"
@@ -51,10 +67,20 @@ def test_tools_of_a_release_are_listed(package: str) -> None:
 
 
 @pytest.mark.source
-def test_workflows_run_actions_of_known_commits_and_releases_are_built_from_the_lists() -> None:
+def test_workflows_run_actions_of_known_commits_and_install_from_the_lists() -> None:
     """A tag or a branch of an action can be moved to other code, which would run in the job that may publish."""
     texts = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
     used = [action for text in texts.values() for action in re.findall(r"uses: (\S+)", text)]
     assert used
     assert [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)] == []
-    assert "make HASHED=1 release-check" in texts["release.yml"]
+    made = [line for text in texts.values() for line in re.findall(r"run: (make .*)", text)]
+    assert made == ["make HASHED=1 test", "make HASHED=1 release-check"]
+
+
+@pytest.mark.source
+def test_each_python_version_of_ci_has_its_hashes() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    pythons = re.findall(r'"(3\.\d+)"', text)
+    head = (ROOT / ".ci" / "requirements.txt").read_text().partition("\n")[0]
+    assert pythons
+    assert [version for version in pythons if not re.search(rf"\b{re.escape(version)}\b", head)] == []

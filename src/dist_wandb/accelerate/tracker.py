@@ -31,7 +31,9 @@ from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.api import while_open
 from dist_wandb.session.opener import open_session
+from dist_wandb.session.registry import of_script
 from dist_wandb.session.session import Session
 from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -185,7 +187,12 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         return tracker
 
     def start(self) -> None:
-        """Open this rank's run, if the rank opens one. Called by `init_trackers`; a second call does nothing."""
+        """Open this rank's run, if the rank opens one. Called by `init_trackers`; a second call does nothing.
+
+        If the script has opened a session by `init`, it is used as `init` would use it, as W&B does with an open run.
+        """
+        if self._session is None and of_script() is not None:
+            self._session = while_open(self.arguments.merged)
         if self._session is None:
             topology = current_topology()
             if self.late_join.is_possible:
@@ -355,6 +362,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         `within` as in `LateJoin.has_begun`.
         """
+        if self._session is None and self._last_run is None and self.late_join.is_possible:
+            self._session = of_script()
         if self._session is None and self.late_join.is_possible:
             try:
                 if self.late_join.has_begun(within):

@@ -222,7 +222,7 @@ def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: 
 
     wandb would create it only after a warning about a missing git repository. Instead of a directory that it cannot
     write to it would use the shared temporary directory, where it follows and removes files that anybody can leave. If
-    `dir` is the rank's own, with a fixed name, a link in its place is not followed.
+    `dir` is the rank's own, with a fixed name, a link in its place, or in it, is not followed.
     """
     if requested.mode_if_given(arguments) == "disabled":
         return
@@ -231,7 +231,8 @@ def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: 
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
     parts = [root, directory] if directory.exists() else [root]
-    if all(os.access(part, os.R_OK | os.W_OK | os.X_OK) for part in parts) and not (is_own and root.is_symlink()):
+    is_link = is_own and (root.is_symlink() or directory.is_symlink())
+    if not is_link and all(os.access(part, os.R_OK | os.W_OK | os.X_OK) for part in parts):
         return
     with suppress(OSError):  # wandb reports it
         arguments["dir"] = tempfile.mkdtemp(prefix="wandb-")

@@ -100,8 +100,8 @@ class AsLogged:
     __slots__ = ("name", "value")
 
     def __init__(self, value: Any, name: str | None = None) -> None:
-        self.value = value
-        self.name = name  # under which it is stored, at the top of the row; `None` for the name of the value
+        self.value: Any = value
+        self.name: str | None = name  # under which it is stored, at the top of the row; `None` for the name of the value
 
 
 def may_change(value: object, depth: int = _DEEPEST) -> bool:

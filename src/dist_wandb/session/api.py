@@ -140,7 +140,7 @@ def init(
     if project is not None:
         arguments["project"] = project
     argument_checks.check_init_arguments(arguments, _INTEGRATION)
-    again = _while_open(arguments)
+    again = while_open(arguments)
     if again is not None:
         return again
     integration = _BESIDE if requested.reinit(arguments) == "create_new" else _INTEGRATION
@@ -149,7 +149,7 @@ def init(
     return session
 
 
-def _while_open(arguments: Mapping[str, Any]) -> Session | None:
+def while_open(arguments: Mapping[str, Any]) -> Session | None:
     """Do with the open sessions what `reinit` says. Return the session that `init` returns, if it opens none."""
     open_now, reinit = open_sessions(), requested.reinit(arguments)
     if not open_now:

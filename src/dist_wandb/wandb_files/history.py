@@ -57,7 +57,9 @@ _NUMBER = re.compile(
 _LOOSE = re.compile(r'("(?:[^"\\]|\\.)*")|(-?)0*([0-9]+)(?:\.([0-9]*))?', re.DOTALL)  # a text, or the start of a number
 _SURROGATE = re.compile("[\ud800-\udfff]")  # json has joined those of pairs
 _JSON = json.JSONDecoder()
-_STEP = 0x12  # the tag of a row's last field
+_STEP = re.compile(rb"\x12(?:\x00|.\x08[\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)  # a row's last field; 0 is left out
+_OTHER_TEXTS = (7, 8)  # numbers of fields of HistoryItem
+_MESSAGES = {2: (), 200: (1, 100)}  # HistoryRecord's other messages, and the numbers of their texts
 _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
 
 
@@ -183,54 +185,62 @@ class _Names:
         A row of which an item has no value is empty: W&B's reader prints its items without decoding them.
         """
         row: dict[str, Any] = {}
+        is_decoded = True
         for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):
-            if number == _ITEM and content[start] & 7 == BYTES:
+            if content[start] & 7 != BYTES:
+                continue
+            if number == _ITEM:
                 name, value = self._item(content, begin, end)
-                if value is None:
-                    return {}
-                row[name] = value[0]
-        return dict(sorted(row.items()))
+                is_decoded &= value is not None
+                row[name] = value and value[0]
+            elif number in _MESSAGES:
+                for inner, first, text, last in parts_of(content, begin, end, MOST_FIELDS):
+                    if inner in _MESSAGES[number] and content[first] & 7 == BYTES:
+                        _text(content[text:last])
+        return dict(sorted(row.items())) if is_decoded else {}
 
     def _item(self, content: bytes, begin: int, end: int) -> tuple[str, tuple[Any] | None]:
         """Return the name of an item, and its value; `None` if it has none."""
-        keys: list[bytes] = []
-        nested: list[bytes] = []
-        value = b""
+        keys: list[str] = []
+        nested: list[str] = []
+        value = ""
         before_value = begin
         for number, start, first, last in parts_of(content, begin, end, MOST_FIELDS):
             if content[start] & 7 != BYTES:
                 continue
             if number == _KEY:
-                keys = [content[first:last]]
+                keys = [_text(content[first:last])]
             elif number == _NESTED_KEY:
-                nested.append(content[first:last])
+                nested.append(_text(content[first:last]))
             elif number == _VALUE:
-                value, before_value = content[first:last], start
-        try:
-            name = b".".join(nested or keys).decode()
-        except UnicodeDecodeError:
-            raise MalformedError("a name is not UTF-8") from None
+                value, before_value = _text(content[first:last]), start
+            elif number in _OTHER_TEXTS:
+                _text(content[first:last])
+        name = ".".join(nested or keys)
         blob = content[begin:before_value]
-        if len(self._known) < _MOST_NAMES and len(blob) == sum(2 + len(key) for key in nested or keys):
+        if len(self._known) < _MOST_NAMES and len(blob) == sum(2 + len(key.encode()) for key in nested or keys):
             self._known.setdefault(blob, name)
         return name, (_value(value),) if value else None
 
 
-def _value(text: bytes) -> Any:
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise MalformedError("a text is not UTF-8") from None
+
+
+def _value(text: str) -> Any:
     """Decode a value of a row. A value that is not JSON is returned as text."""
-    if is_deeper(text):
+    if is_deeper(text.encode()):
         raise _TooDeepError
     try:
-        decoded = text.decode()
-    except UnicodeDecodeError:
-        raise MalformedError("a value is not UTF-8") from None
-    try:
-        value = json.loads(decoded)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         try:  # W&B's reader accepts leading zeros and a point without digits after it
-            value = json.loads(_LOOSE.sub(_strict, decoded))
+            value = json.loads(_LOOSE.sub(_strict, text))
         except (ValueError, RecursionError):
-            return decoded
+            return text
     if type(value) in (int, float):
         return value if value % 1 else _whole(value)
     return _as_printed(value)
@@ -268,7 +278,7 @@ def _whole(number: float) -> float:
 
 def _is_end(rest: bytes) -> bool:
     """Return whether nothing, or only the row's step, follows its items."""
-    return not rest or (len(rest) > 1 and rest[0] == _STEP and rest[1] == len(rest) - 2)
+    return not rest or (_STEP.fullmatch(rest) is not None and rest[1] == len(rest) - 2)
 
 
 def _only_field(record: bytes) -> tuple[int, int]:

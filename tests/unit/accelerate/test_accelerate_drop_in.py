@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker, WandBTracker
 from accelerate.utils import DistributedType, LoggerType
 
+import dist_wandb
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.accelerate import names
 from dist_wandb.accelerate.late_join import INTEGRATION
@@ -22,6 +24,7 @@ from dist_wandb.accelerate.names import StandInName
 from dist_wandb.accelerate.world import current_topology
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session import registry
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -263,6 +266,30 @@ def test_arguments_that_an_open_run_cannot_change_are_reported(fake_wandb: FakeW
         warnings.simplefilter("error")
         accelerator.init_trackers("digits", {"lr": 0.3})
     assert len(fake_wandb.runs) == 1
+
+
+def test_a_session_of_the_script_is_used_as_wandb_uses_an_open_run(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init(project="of the script")
+    accelerator = accelerator_with(DistWandbTracker())
+    accelerator.init_trackers("other", config={"lr": 0.1})
+    accelerator.log({"loss": 1.0}, step=3)
+    assert accelerator.get_tracker("wandb", unwrap=True) is session.run
+    accelerator.end_training()
+    (run,) = fake_wandb.runs
+    assert [row["loss"] for row in run.rows] == [1.0]
+    assert run.config["lr"] == 0.1
+    assert run.exit_codes == [None]
+    assert dist_wandb.get_run() is not session
+
+
+def test_on_another_rank_rows_go_to_the_session_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the main process calls `init_trackers`, and publishes no session of its own."""
+    look_like(monkeypatch, 1)
+    logged: list[Any] = []
+    session = SimpleNamespace(log=lambda *values, **_: logged.append(values), opened_at=("a.py", 1))
+    monkeypatch.setattr(registry, "current", lambda: session)
+    DistWandbTracker(wrap=False).log({"loss": 1.0}, 3)
+    assert logged == [({"loss": 1.0}, 3)]
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])

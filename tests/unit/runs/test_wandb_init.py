@@ -97,7 +97,7 @@ def test_auto_is_never_passed_on(
     assert fake_wandb.arguments[0]["resume"] == "allow"
 
 
-@pytest.mark.parametrize("obstacle", ["file", "link"])
+@pytest.mark.parametrize("obstacle", ["file", "link", "link inside"])
 def test_an_unusable_directory_is_replaced_by_a_private_one(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, tmp_path: Path, obstacle: str
 ) -> None:
@@ -107,8 +107,9 @@ def test_an_unusable_directory_is_replaced_by_a_private_one(
     if obstacle == "file":
         (tmp_path / "logs").touch()
     else:
-        (tmp_path / "logs" / "wandb").mkdir(parents=True)
-        (tmp_path / "logs" / "wandb" / "rank-1").symlink_to(victims)
+        place = Path("rank-1") if obstacle == "link" else Path("rank-1", "wandb")
+        (tmp_path / "logs" / "wandb" / place).parent.mkdir(parents=True)
+        (tmp_path / "logs" / "wandb" / place).symlink_to(victims)
     opened(SECOND, "new", {"dir": str(tmp_path / "logs")})
     chosen = Path(fake_wandb.arguments[0]["dir"])
     assert chosen.parent == Path(tempfile.gettempdir())
