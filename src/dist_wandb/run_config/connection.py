@@ -29,7 +29,7 @@ class Connection:
         rank: This rank, for messages.
         join_timeout: How long to wait for a rank, in seconds.
         find: Returns the job's store, which may appear only after this rank's session was opened.
-        has_ended: Returns whether the coordinator has ended this session, so that its config is not waited for.
+        await_primary: Waits until a query finds that the primary has opened its run, as long as reads may wait.
     """
 
     def __init__(self, limits: Limits, topology: Topology) -> None:
@@ -37,7 +37,7 @@ class Connection:
         self.rank: int = topology.global_rank
         self.join_timeout: float = limits.join_timeout
         self.find: Callable[[], JobStore | None] = lambda: None
-        self.has_ended: Callable[[], bool] = lambda: False
+        self.await_primary: Callable[[Callable[[], bool]], None] = lambda _: None
         # The exchange's thread uses it, too: a stalled store must not make this rank look dead to the others.
         self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, limits.peer_timeout / 2))
         self._job_store: JobStore | None = None
