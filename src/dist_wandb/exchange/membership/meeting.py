@@ -37,6 +37,9 @@ class Meeting:
         index: Index of this rank in the unit.
         is_broken: Returns whether any member has marked a generation as broken.
         is_stopped: Returns whether to stop waiting immediately.
+
+    Attributes:
+        missing: Members of this rank's lowest group, if they did not come within the time limit.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Meeting:
         self._index = index
         self._is_broken = is_broken
         self._is_stopped = is_stopped
+        self.missing: frozenset[int] = frozenset()
         self._address: str | None = None
         self._addresses: list[str | None] = []  # of all members of the latest group
 
@@ -90,7 +94,12 @@ class Meeting:
             return addresses
 
         ranks = len(generation.members)
-        self._addresses = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, ranks) or []
+        self.missing = frozenset()
+        found = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, ranks)
+        if found is None and not group.level:  # those of higher groups may still be waiting in theirs
+            met.read_new()
+            self.missing = frozenset(group.members) - {Endpoint(*entry).member for entry in met.values}
+        self._addresses = found or []
         return bool(self._addresses)
 
     def address(self) -> str | None:
