@@ -9,7 +9,9 @@ one store), at most `peer_timeout`, plus 2 s. No rank waits for the whole tree l
 that time for each level.
 
 The members of a group meet first (`membership.meeting`), because forming it cannot be interrupted. A member that has
-left since the generation was claimed is not waited for. Members that meet but cannot connect (closed ports, a wrong
+left since the generation was claimed is not waited for. After a broken generation, whose members have published their
+checkpoints just before, they get as long to meet as for that (`grace`). Then the others regroup, and do not wait again
+for those that did not come. Members that meet but cannot connect (closed ports, a wrong
 `GLOO_SOCKET_IFNAME`) try three times. Then each continues alone, and so do those below them in the tree, with a warning
 that contains gloo's reason.
 
@@ -36,14 +38,22 @@ from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
 from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.polling import interval
 from dist_wandb.topology.ranges import named
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.gloo import GlooGroup
 
+_GRACE = 5.0  # seconds that a member of a broken generation gets to publish its checkpoint; more in very large units
+BROKEN_POLL_INTERVAL = 0.5  # seconds between two checks, while waiting for others, whether one of them broke off
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 _FORMING_PER_MEMBER = 0.005  # additional seconds that a group gets to connect, for each member of the generation
 _MOST_UNFORMED = 3  # consecutive failures to form a group although all members had arrived
+
+
+def grace(context: Context) -> float:
+    """Return how long the members of a broken generation wait for each other, in seconds."""
+    return min(context.limits.peer_timeout, max(_GRACE, 2 * interval(BROKEN_POLL_INTERVAL, context.unit.size)))
 
 
 def import_gloo() -> None:
@@ -138,9 +148,11 @@ class Forming:
         path, levels = layout.tree_of(members, generation.nodes, index, layout.FAN_OUT)
         forming = gloo.FORMING + _FORMING_PER_MEMBER * len(members)
         per_level = min(patience, forming) + gloo.FORMING_MORE
+        is_after_broken = generation.number > 0 and not generation.joined
+        to_meet = grace(self._context) if is_after_broken else patience
 
         def form(group: GroupLayout) -> GlooGroup:
-            if not membership.meeting.wait(generation, group, patience + group.level * per_level):
+            if not membership.meeting.wait(generation, group, to_meet + group.level * per_level):
                 raise BrokenError("the members did not find each other")
             size, address = len(group.members), membership.meeting.address()
             try:

@@ -10,7 +10,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attendance import Attendance
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
-from dist_wandb.exchange.forming import Forming, find_store
+from dist_wandb.exchange.forming import BROKEN_POLL_INTERVAL, Forming, find_store, grace
 from dist_wandb.exchange.lifecycle import Phase
 from dist_wandb.exchange.membership.beginning import Situation
 from dist_wandb.exchange.membership.generations import Generation
@@ -25,8 +25,6 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import TimedCaller
 
-_GRACE = 5.0  # seconds that a member of a broken generation gets to publish its checkpoint; more in very large units
-_BROKEN_POLL_INTERVAL = 0.5  # seconds between two checks, while waiting for others, whether one of them broke off
 PRIMARY = 0  # its index in the unit
 
 
@@ -42,7 +40,7 @@ class Participation:
         self._cycle = cycle
         self._output = output
         self._forming = Forming(context)
-        self._broken_poll = Interval(interval(_BROKEN_POLL_INTERVAL, context.unit.size))
+        self._broken_poll = Interval(interval(BROKEN_POLL_INTERVAL, context.unit.size))
         self._joining_poll = Interval(context.limits.heartbeat)
 
     # Joining
@@ -114,10 +112,8 @@ class Participation:
 
     def recover(self, generation: Generation) -> Generation:
         """Return the generation after one that broke."""
-        grace = max(_GRACE, 2 * interval(_BROKEN_POLL_INTERVAL, self._context.unit.size))
-        grace = min(grace, self._context.limits.peer_timeout)
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
-        return self._joined().regroup(generation, self._cycle.checkpoint(), grace, closed)
+        return self._joined().regroup(generation, self._cycle.checkpoint(), grace(self._context), closed)
 
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""

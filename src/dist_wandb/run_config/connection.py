@@ -30,8 +30,8 @@ class Connection:
         self.join_timeout: float = limits.join_timeout  # seconds
         # Returns the job's store, which may appear only after this rank's session was opened.
         self.find: Callable[[], JobStore | None] = lambda: None
-        # Whether the coordinator has ended this session, so that its config is not waited for.
-        self.has_ended: Callable[[], bool] = lambda: False
+        # Waits until a query finds that the primary has opened its run, as long as reads may wait.
+        self.await_primary: Callable[[Callable[[], bool]], None] = lambda _: None
         # The exchange's thread uses it, too: a stalled store must not make this rank look dead to the others.
         self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, limits.peer_timeout / 2))
         self._job_store: JobStore | None = None

@@ -78,9 +78,13 @@ class ConfigSync:
         self._run_config = RunConfig(self.refresh, self._follower, self._publisher.notice)
         self._target: RunConfig | LocalConfig | None = None
 
-    def reach_by(self, find: Callable[[], JobStore | None], has_ended: Callable[[], bool] = lambda: False) -> None:
+    def reach_by(
+        self,
+        find: Callable[[], JobStore | None],
+        await_primary: Callable[[Callable[[], bool]], None] = lambda _: None,
+    ) -> None:
         """Set how to reach the other ranks: see the attributes of `Connection`."""
-        self._connection.find, self._connection.has_ended = find, has_ended
+        self._connection.find, self._connection.await_primary = find, await_primary
 
     def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
         """Set what to call if wandb's own process is found dead. It must `attach` the replacement of the run."""
@@ -133,6 +137,11 @@ class ConfigSync:
             if self._target is not None:
                 self._follower.follow(self._target)
         self._publisher.publish(whole=whole)
+
+    def continue_in(self, run: Callable[[], AnyRun]) -> None:
+        """Answer, on a rank without a run, from the run of another session, in which this one continues."""
+        if isinstance(self._target, LocalConfig):
+            self._target.following = run
 
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.run_config.messages import OF_VERSION
+from dist_wandb.runs import run_metadata
 from dist_wandb.runs.config_guard import read_unnoticed, update_unnoticed
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import differs_by_rank, encoded, given_values, shown
 from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
 from dist_wandb.user_lines import users_line, warn
@@ -95,7 +97,11 @@ class RunConfig:
 
 
 class LocalConfig:
-    """The config of the primary's run on a rank without a run. The first read waits for the primary."""
+    """The config of the primary's run on a rank without a run. The first read waits for the primary.
+
+    Attributes:
+        following: Returns the run that answers instead, if the session has continued with another primary.
+    """
 
     def __init__(self, refresh: Refresh, follower: Follower, comparison: Comparison, connection: Connection) -> None:
         self._refresh = refresh
@@ -105,6 +111,7 @@ class LocalConfig:
         self._shown = Known()
         self._written: set[str] = set()  # names that were written on this rank
         self._has_waited = False
+        self.following: Callable[[], AnyRun] | None = None
         self._used: dict[str, Any] = {}  # what this rank has read before the session was open
         self._notices = Notices()
 
@@ -151,6 +158,8 @@ class LocalConfig:
         """
         if name not in self._shown:
             self._wait()
+        if self.following is not None:
+            return {**given_values(self.following().config), **{one: self._shown[one] for one in self._written}}
         self._refresh()
         if self._follower.is_known and name is not None and name not in self._shown:
             self._refresh(at_once=True)
@@ -163,6 +172,9 @@ class LocalConfig:
     def metadata(self) -> Mapping[str, Any]:
         """Return the metadata of the primary's run, by attribute of `wandb.Run`; none if it is not known in time."""
         self._wait()
+        if self.following is not None:
+            run = self.following()
+            return run.metadata() if isinstance(run, NullRun) else run_metadata.metadata_of(run)
         self._refresh()
         return self._follower.metadata
 
@@ -175,7 +187,8 @@ class LocalConfig:
     def _wait(self) -> None:
         """Wait for the primary to publish its run, once only; warn if it does not."""
         key, connection = self._follower.key, self._connection
-        if self._follower.is_known or self._has_waited or key is None or not connection.is_usable:
+        is_over = self._has_waited or self.following is not None
+        if self._follower.is_known or is_over or key is None or not connection.is_usable:
             return
         why = "the job has no store yet through which its primary can be reached"
         with suppress(RendezvousError):
@@ -183,11 +196,12 @@ class LocalConfig:
             if job_store is not None:
                 why = f"its primary did not open its run within {connection.join_timeout:g} s"
                 try:
-                    job_store.wait_get(key + OF_VERSION, "its primary", 0.0 if connection.has_ended() else None)
+                    connection.await_primary(lambda: job_store.has([key + OF_VERSION]))
                 finally:
                     self._has_waited = True
                 self._refresh(at_once=True)
-                return
+                if self._follower.is_known or self.following is not None:
+                    return
         if self._notices.is_first("unknown"):
             warn(
                 f"The config of the run was read on rank {connection.rank}, but {why}. Until it does, rank "

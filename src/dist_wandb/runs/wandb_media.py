@@ -101,7 +101,7 @@ class AsLogged:
 
     def __init__(self, value: Any, name: str | None = None) -> None:
         self.value: Any = value
-        self.name: str | None = name  # under which it is stored, at the top of the row; `None` for the name of the value
+        self.name: str | None = name  # under which it is stored, at the top of the row; `None`: that of the value
 
 
 def may_change(value: object, depth: int = _DEEPEST) -> bool:

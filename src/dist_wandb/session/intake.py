@@ -221,11 +221,7 @@ def exchange_of(
     See `Hooks` for `between_rounds` and `publications`. `enclosing` are the sessions that were open before.
     """
     options = link.options
-    may_move = link.plan.run_mode == "auto" and not link.unit.name
     if link.reduces:
-
-        def move(primary_rank: int) -> Exchange:
-            return link.move(primary_rank)  # which is set later
 
         def published() -> int:
             return publications() + own.elsewhere.sent
@@ -235,12 +231,12 @@ def exchange_of(
             between_rounds,
             link.is_over,
             link.until_open(enclosing),
-            move if may_move else None,
+            link.moving.to if link.moving.is_possible else None,
             published,
             names_unopened=MOVED not in link.name,
         )
         return CollectiveExchange(link.unit, hooks, rows, options.limits)
-    if may_move and link.unit.index > 0 and link.store is not None:
+    if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
         return WatchingExchange(
             options.limits, link.topology.global_rank, partial(successor_of, link, link.until_open(enclosing))
         )

@@ -13,10 +13,11 @@ from dist_wandb.exchange.membership.presence import APART, has_opened, is_accomp
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.init_calls import ENDING, InitCalls
+from dist_wandb.session.moving import Moving
 from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_identity import publish_base_id, wait_base_id
+from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, wait_base_id
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
@@ -38,10 +39,6 @@ def _is_begun(link: JobLink) -> bool:
     return briefly(lambda: has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
 
 
-def _cannot_move(_primary_rank: int) -> Exchange:
-    raise RuntimeError("the session has ended")
-
-
 class JobLink:
     """Exchanges messages with the other ranks of the job. Without a store, it does nothing.
 
@@ -58,7 +55,7 @@ class JobLink:
         unit: The ranks whose numbers belong together.
         reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
         calls: The calls of `init` while the session is open.
-        move: Continues the session with another primary, given its rank; see `session.moving`.
+        moving: How the session continues with another primary, and how long reads wait for its own.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class JobLink:
         self.name: str = name
         self._is_counted = is_counted
         self.calls: InitCalls = InitCalls()
-        self.move: Callable[[int], Exchange] = _cannot_move
+        self.moving: Moving = Moving(options.limits.join_timeout, topology.world_size)
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -100,11 +97,12 @@ class JobLink:
         self.report_opened()
 
     def run_id(self) -> str | None:
-        """Return the id of the unit's run; if the coordinator makes it, wait for it up to `join_timeout`."""
-        if self.plan.base_id is None and self.store is not None:
-            within = 0.0 if self.is_over() else None  # a rank that comes too late may not find it
+        """Return the id of the unit's run; if the coordinator makes it, wait for it: see `Moving.wait`."""
+        store = self.store
+        if self.plan.base_id is None and store is not None:
             try:
-                base_id = wait_base_id(self.store, self.topology, within)
+                self.moving.wait(self.is_over, lambda: is_base_id_known(store))
+                base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):
                 return None
             self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
@@ -183,7 +181,7 @@ class JobLink:
 
         If the integration gave the session its number, the same keys may be needed again: a logger may reopen it.
         """
-        store, self.move = self.store, _cannot_move  # breaks a reference cycle
+        store, self.moving.move = self.store, None  # breaks a reference cycle
         if store is None or not self._is_counted:
             return
         self._is_counted = False

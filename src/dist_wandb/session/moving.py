@@ -7,6 +7,8 @@ on another thread ends with the former parts, and then does the same with the ne
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -15,16 +17,73 @@ from dist_wandb.exchange.membership.beginning import Situation, primary_of
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.membership.presence import keys_of
 from dist_wandb.session import registry
+from dist_wandb.store.job_store import LONGEST_PAUSE
+from dist_wandb.store.polling import poll
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
+    from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.session import Session
     from dist_wandb.session.shutdown import Shutdown
 
+_DECISION = 2.0  # seconds after `join_timeout` in which ranks notice that another one becomes the primary
+_OPENING = 10.0  # seconds that reads then wait for its run
 MOVED = "/moved"  # part of the name of a session that continues another one
 _OWN = ("opened_at", "opened_inside", "_is_block", "_pid")  # what a session keeps
+
+
+class Moving:
+    """Whether and how a session continues with another primary, and how long reads wait for its own until then.
+
+    All reads together wait up to `join_timeout` and, if another rank becomes the primary then, until it has opened the
+    run, but no more than some seconds.
+
+    Attributes:
+        is_possible: Whether another rank may become the primary.
+        move: Continues the session, given the rank of its new primary; `None` after its end.
+        has_happened: Whether the session has continued.
+    """
+
+    def __init__(self, join_timeout: float, ranks: int) -> None:
+        self.is_possible = False
+        self.move: Callable[[int], Exchange] | None = None
+        self.has_happened = False
+        self._join_timeout = join_timeout
+        self._ranks = ranks
+        self._until = math.inf  # reads wait, by the monotonic clock, once there was one
+
+    def to(self, primary_rank: int) -> Exchange:
+        """Continue with another primary, and return the exchange that takes the rows that were logged so far."""
+        if self.move is None:
+            raise RuntimeError("the session has ended")
+        return self.move(primary_rank)
+
+    def begin(self) -> None:
+        """Let reads wait for the other session."""
+        if self._until != math.inf:
+            self._until = time.monotonic() + _OPENING
+
+    def end(self, successor: Moving) -> None:
+        """Let reads continue in the other session, for which they wait no longer."""
+        successor._until, self.has_happened = self._until, True
+
+    def wait(self, is_over: Callable[[], bool], is_known: Callable[[], bool]) -> None:
+        """Let a read wait for what the primary publishes.
+
+        Args:
+            is_over: Returns whether the session has ended on the coordinator: what it has published may be gone.
+            is_known: Returns whether it is published.
+
+        Raises:
+            RendezvousError: The store is gone.
+        """
+        if self._until == math.inf:
+            self._until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
+        if not is_over():
+            is_settled = lambda: self.has_happened or time.monotonic() > self._until or is_known() or None  # noqa: E731
+            poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
 def successor_of(
@@ -49,7 +108,7 @@ def successor_of(
         primary = primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
     except (Stopped, RendezvousError):
         return None
-    return link.move(unit.global_rank_of(primary)) if primary else None
+    return link.moving.to(unit.global_rank_of(primary)) if primary else None
 
 
 def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> Exchange:
@@ -63,12 +122,16 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     Returns:
         The exchange that takes the rows that were logged so far.
     """
+    link, config_sync = cast("JobLink", vars(session)["_link"]), cast("ConfigSync", vars(session)["_config_sync"])
+    link.moving.begin()
     other = reopen(primary_rank)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
     parts = {name: part for name, part in vars(other).items() if name not in _OWN}
     shutdown, following = cast("Shutdown", vars(session)["_shutdown"]), cast("Shutdown", parts["_shutdown"])
     following.failure, shutdown.successor = shutdown.failure, following
     vars(session).update(parts)
+    config_sync.continue_in(lambda: session.run)
+    link.moving.end(cast("JobLink", parts["_link"]).moving)
     registry.remove(session)
     cast("SessionNotices", parts["_notices"]).moved()
     return cast("Exchange", parts["_exchange"])

@@ -19,7 +19,9 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -39,9 +41,9 @@ from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.process_end import FAILED
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RunPlan, check_unit, needs_layout, unit_of
+from dist_wandb.settings.plan import RunPlan, Unit, check_unit, needs_layout, unit_of
 from dist_wandb.settings.recommendations import beside_trial, too_large
-from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
+from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
 from dist_wandb.topology.detected import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line, warn
@@ -113,10 +115,11 @@ def open_session(
     opener.meet(integration, number)
 
     def reopen(primary_rank: int) -> Session:
+        name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
         return open_session(
-            replace(options, primary_rank=primary_rank, rank_scope="global"),  # on one node, both scopes are one unit
-            init_arguments,
-            integration=opener.name_if_moved,
+            moved_options,
+            arguments,
+            integration=name,
             topology=topology,
             step_metric=step_metric,
             number=1,
@@ -204,22 +207,32 @@ class Opener:
             refuse(self._store, self._topology, str(error))
             raise
 
-    @property
-    def name_if_moved(self) -> str:
-        """The name of the session in which the ranks continue if another one becomes the primary."""
-        return f"{self._name}{MOVED}"
+    def as_moved(self, primary_rank: int, init_arguments: Mapping[str, Any]) -> tuple[str, Options, Mapping[str, Any]]:
+        """Return name, options and arguments of the session in which the ranks continue with another primary.
+
+        The ranks of one of several nodes become the unit of that session. Their run keeps its id and name.
+        """
+        unit, options = self._unit(), replace(self._options, rank_scope="global", system_metrics="primary")
+        if not unit.name:
+            return f"{self._name}{MOVED}", replace(options, primary_rank=primary_rank), init_arguments
+        own = {"id": requested.run_id(self._arguments), "name": requested.value(self._arguments, "name")}
+        with suppress(RendezvousError, ConfigurationError):  # the job's primary is missing, too
+            own["id"] = wait_base_id(self._store, self._topology, 0.0) if self._store else own["id"]
+        own = {name: f"{value}-{unit.name}" for name, value in own.items() if value}
+        options = replace(options, primary_rank=primary_rank, unit=sorted(unit.ranks))
+        return f"{self._name}{MOVED}/{unit.name}", options, {**init_arguments, **own}
+
+    def _unit(self) -> Unit:
+        return unit_of(self._topology, self._options.rank_scope, self._options.unit_ranks)
 
     def move_by(self, move: Callable[[int], Exchange]) -> None:
         """Set how the session continues if another rank, given by its number, becomes the primary."""
-        self._link.move = move
+        self._link.moving.move = move
 
     def moved_to(self) -> int | None:
         """Return the rank that has become the primary, because this one, which should be, comes too late for it."""
-        options, topology, store = self._options, self._topology, self._store
-        if store is None or not topology.is_coordinator or options.run_mode != "auto":
-            return None
-        unit = unit_of(topology, options.rank_scope, options.unit_ranks)
-        if unit.name:
+        store = self._store
+        if store is None or self._options.run_mode != "auto" or (unit := self._unit()).index != 0:
             return None
         keys = store.below(keys_of(unit))
         publish_opened(keys, unit)
@@ -260,8 +273,11 @@ class Opener:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
             for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
                 warn(message, users_line())
-        self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
-        self._link.report_opened()
+        link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
+        # Of several units, the trial, or the run to be rewound, may be another one's.
+        is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
+        link.moving.is_possible = options.run_mode == "auto" and not is_bound
+        link.report_opened()
 
     def _base_id(self, proposed: str | None) -> str | None:
         """The base id if this rank's plan needs it. The coordinator also publishes it for ranks that need it."""
@@ -311,7 +327,7 @@ class Opener:
         if step_metric is not None and wandb_private.is_wandbs(run):
             is_ours = step_metric == STEP_METRIC
             wandb_private.set_starting_step(run, first_row if is_ours else self._first_row(run, step_metric))
-        config_sync.reach_by(link.find_store, link.is_over)
+        config_sync.reach_by(link.find_store, partial(link.moving.wait, link.is_over))
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 

@@ -151,11 +151,13 @@ class Session(AsRun):
         """Id of the W&B run that this rank's numbers go to.
 
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
-        this waits up to `join_timeout`; `None` after that.
+        this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
         if os.getpid() != self._pid:
             return self._children.remote().id
-        return str(self.run.id) if self.run else self._link.run_id()
+        link = self._link
+        known = str(self.run.id) if self.run else link.run_id()
+        return self.id if link.moving.has_happened else known  # it is now the session in which this one has continued
 
     @property
     def url(self) -> str | None:
@@ -173,8 +175,9 @@ class Session(AsRun):
     def config(self) -> Any:
         """The run's config. On a rank without a run, the config of its primary's run.
 
-        Such a rank reads the same values, at most one heartbeat old. Its first read waits up to `join_timeout` for the
-        primary to open its run; after that it reads the values that this rank was given. Values written on such a rank
+        Such a rank reads the same values, at most one heartbeat old. Its first read waits for the primary to open its
+        run; after `join_timeout` it reads the values that this rank was given, or those of the rank that writes the run
+        instead of the primary. Values written on such a rank
         do not reach the run: they are visible on this rank only, until the primary sets another value.
 
         Example:

@@ -123,6 +123,11 @@ def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
         job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
 
 
+def is_base_id_known(job_store: JobStore) -> bool:
+    """Return whether the coordinator has published the base id, or that there will be none."""
+    return job_store.has([_BASE_ID])
+
+
 def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
     """Wait for the coordinator's base id, up to the timeout of the store, or `within` seconds.
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
@@ -16,12 +17,16 @@ from counting import CountedStore, Counts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_wandb.exchange.forming import Forming
 from dist_wandb.exchange.membership import membership, presence
 from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
 from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Departure, Generation, Result
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.membership.presence import publish_opened
+from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.layout import GroupLayout
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -236,6 +241,30 @@ def test_a_dead_rank_is_lost_after_the_timeout() -> None:
 
 
 @pytest.mark.usefixtures("brief_terms")
+def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for_again() -> None:
+    job = Job(4)
+    before = job.begin()
+    group = GroupLayout(0, before.members, 0)
+
+    def meet_in_vain(rank: Membership) -> Generation:
+        assert not rank.meeting.wait(before, group, SHORT)
+        return rank.regroup(before, knows(6), LONG)
+
+    start = time.monotonic()
+    assert set_of(job.together(meet_in_vain, 0, 1, 3)).lost == (2,)
+    assert time.monotonic() - start < LONG / 2
+
+
+def test_members_wait_less_for_each_other_after_a_broken_generation() -> None:
+    found: list[float] = []
+    meeting = SimpleNamespace(wait=lambda _generation, _group, within: found.append(within))
+    context: Any = SimpleNamespace(unit=Unit("", 0, 3, 0, range(3)), limits=Limits(peer_timeout=100.0))
+    for generation in (Generation(0, (0, 1)), Generation(2, (0, 1), joined=(1,)), Generation(2, (0, 1))):
+        with pytest.raises(BrokenError):
+            Forming(context).form(cast("Any", SimpleNamespace(meeting=meeting)), generation, lambda: False)
+    assert found == [100.0, 100.0, 5.0]
+
+
 def test_another_rank_regroups_if_the_first_reader_dies() -> None:
     job = Job(4)
     before = job.begin()

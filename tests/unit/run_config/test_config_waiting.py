@@ -8,14 +8,21 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
 from config_jobs import HEARTBEAT, TWO, Job, Open, alike, reads
+from units import eventually
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.presence import keys_of, publish_opened
+from dist_wandb.settings.plan import unit_of
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import OnRanks
 
 
 def test_a_primary_reads_its_config_without_waiting(open_rank: Open) -> None:
@@ -38,20 +45,42 @@ def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank
     assert found == [0.1]
 
 
-def test_a_rank_reads_its_given_config_with_one_warning_without_a_primary(
-    open_rank: Open, monkeypatch: pytest.MonkeyPatch
+def test_reads_wait_once_in_all_with_one_warning_for_a_primary_that_opens_no_run(
+    open_rank: Open, store: dist.Store
 ) -> None:
-    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 0.1})
+    unit = unit_of(TWO[0], "global")
+    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
+    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 3.0})
     second.config.update({"own": 1})
     assert second.config.own == 1  # known on this rank, so it does not wait
-    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.1 s"):
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 3 s"):
         assert second.config.lr == 0.2
-    with warnings.catch_warnings(), monkeypatch.context() as after_that:
+    start = time.monotonic()
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("waited twice"))
         assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
-    open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
-    assert reads(second, {"lr": 0.2, "p": Path("x"), "own": 1}), "rank 1 writes the run, and its config counts"
+    assert (second.id, second.name, second.id) == (None, None, None)
+    assert time.monotonic() - start < 3
+
+
+def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank: Open, on_ranks: OnRanks) -> None:
+    ranks = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+    limits = {"join_timeout": 3.0}
+
+    def read(index: int) -> tuple[Any, ...]:
+        session = open_rank(ranks[index + 1], {"lr": 0.1 * index}, limits=limits, config_sync="off")
+        config = session.config
+        config.update({"own": index})
+        return session.id, session.name, config.lr, config, session
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (first_id, name, lr, _, first), (second_id, second_name, second_lr, config, _) = on_ranks(2, read)
+        assert (second_id, second_name, second_lr) == (first_id, name, lr)
+        assert first_id is not None
+        first.config.update({"steps": 7})
+        eventually(lambda: config.get("steps") == 7)
+    assert dict(config) == {"lr": 0.0, "steps": 7, "own": 1}
 
 
 def test_a_rank_reads_its_given_config_until_there_is_a_store(

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 import wandb
+from units import eventually
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange import interface
+from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
@@ -25,6 +27,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import unit_of
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -307,14 +310,34 @@ def test_a_session_that_fails_to_open_is_cleaned_up(
     assert all(exchange.has_ended for exchange in interface._live)
 
 
-@pytest.mark.usefixtures("store")
-def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened() -> None:
+def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.Store) -> None:
+    unit = unit_of(TWO[0], "global")
+    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
     options = Options(limits=Limits(join_timeout=0.05, finish_timeout=0.5))
     session = open_session(options, {}, integration="test", topology=TWO[1], number=1)
     assert (session.id, session.url, session.group_url) == (None, None, None)
     session.log({"loss": 0.5})
     session.finish()
     assert not get_run()
+
+
+def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(
+    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
+) -> None:
+    ranks = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
+    options: dict[str, Any] = {"rank_scope": "worker", "system_metrics": "all-nodes", "limits": {"join_timeout": 3.0}}
+    here = job([ranks[rank] for rank in (0, 1, 3)], lambda _: {"id": "exp", "name": "n"}, **options)
+    eventually(lambda: here[2].run)
+    (late,) = job([ranks[2]], lambda _: {"id": "exp", "name": "n"}, **options)
+    sessions = [*here, late]
+    for session in sessions:
+        session.log({"loss": float(session.topology.global_rank)}, step=1)
+    assert [session.id for session in sessions] == ["exp-worker-0"] * 2 + ["exp-worker-1"] * 2
+    on_ranks(4, lambda index: sessions[index].finish())
+    assert [(one["id"], one["name"]) for one in fake_wandb.arguments] == [
+        (f"exp-worker-{node}", f"n-worker-{node}") for node in range(2)
+    ]
+    assert [[row["loss"] for row in run.rows] for run in fake_wandb.runs] == [[0.5], [2.5]]
 
 
 def test_the_job_description_is_available_before_a_rank_opens_its_session(job: Job) -> None:

@@ -43,6 +43,7 @@ class Meeting:
         self._index = index
         self._is_broken = is_broken
         self._is_stopped = is_stopped
+        self.missing: frozenset[int] = frozenset()  # of its lowest group, if they did not come in time
         self._address: str | None = None
         self._addresses: list[str | None] = []  # of all members of the latest group
 
@@ -72,7 +73,12 @@ class Meeting:
             return addresses
 
         ranks = len(generation.members)
-        self._addresses = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, ranks) or []
+        self.missing = frozenset()
+        found = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, ranks)
+        if found is None and not group.level:  # those of higher groups may still be waiting in theirs
+            met.read_new()
+            self.missing = frozenset(group.members) - {Endpoint(*entry).member for entry in met.values}
+        self._addresses = found or []
         return bool(self._addresses)
 
     def address(self) -> str | None:

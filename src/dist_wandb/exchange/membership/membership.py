@@ -11,9 +11,10 @@ of them.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
   round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list
-  reads the summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). No
-  member can finish a round before all members have entered it, so members differ by at most one round. A member that is
-  a round behind takes the result from the checkpoint of the `source`.
+  reads the summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). It
+  does not wait for a member that it has waited for in vain when the generation began (`meeting`). No member can finish
+  a round before all members have entered it, so members differ by at most one round. A member that is a round behind
+  takes the result from the checkpoint of the `source`.
 - *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
   learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
   claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
@@ -114,9 +115,9 @@ class Membership:
         (`closed`) have finished if they are gone, even if their process has ended before they published it.
         """
         self.generations.publish_checkpoint(generation, checkpoint)
-        self.generations.mark_broken(generation)
         summaries = self.generations.summaries(generation)
         is_first = summaries.append(CheckpointSummary(self._unit.index, checkpoint.round)) == 1
+        self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
         read: dict[int, CheckpointSummary] = {}
 
         def claimed() -> Generation | None:
@@ -125,7 +126,7 @@ class Membership:
 
         def are_complete() -> bool:
             read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.read_new()})
-            gone = self.presence.gone(generation.members)
+            gone = self.presence.gone(generation.members) | self.meeting.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
