@@ -184,7 +184,11 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         progress.update(bar, description=named)
         began = progress.tasks[bar].completed
         try:
-            outcome = upload(file, partial(_show_progress, progress, bar, began - file.sent.lines.history))
+            outcome = upload(
+                file,
+                partial(_show_progress, progress, bar, began - file.sent.lines.history),
+                lambda text, named=named: out.print(f"  {named}: {visible(text)}", soft_wrap=True, markup=False),
+            )
         except UploadError as error:
             out.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)
             return False

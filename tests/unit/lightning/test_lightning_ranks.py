@@ -203,7 +203,7 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
 def test_arguments_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
     _ = DistWandbLogger(name="fold-0", config={"fold": 0}).experiment
     live(fake_wandb.runs[0], monkeypatch)
-    monkeypatch.setattr(fake_wandb.runs[0], "name", "fold-0")
+    fake_wandb.runs[0].name = "fold-0"
     with pytest.warns(UserWarning, match=r"will use it, so these arguments have no effect: name='fold-1', config\."):
         _ = DistWandbLogger(name="fold-1", config={"fold": 1}).experiment
     with pytest.warns(UserWarning, match=r"will use it\. If"):
