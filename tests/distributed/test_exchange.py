@@ -617,7 +617,7 @@ def test_a_rank_that_failed_before_the_others_began_is_reported(
         unit.log(rank, {"loss": 2.0}, 0)
     unit.close(0, 2)
     assert unit.flagged() == {0: 1}
-    assert "Rank 1 failed before rank 0 began; continuing without it" in caplog.text
+    assert "Rank 1 failed before the first exchange with rank 0; continuing without it" in caplog.text
 
 
 def test_the_wait_for_a_rank_that_stops_logging_a_name_times_out_and_names_it(

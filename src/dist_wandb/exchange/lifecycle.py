@@ -54,6 +54,7 @@ class Lifecycle:
         self.delivered: threading.Event = threading.Event()
         self.ended: threading.Event = threading.Event()
         self.has_failed = False  # the process has failed, or the user has interrupted the end
+        self.is_moving = False  # another exchange, which takes the rows, is being opened
         self.is_needed = False  # others will request states, tables or spreads of what was delivered
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
         self.unwritten = 0  # rows that were put, and given up at the end
