@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments.attachment import Attachments
@@ -95,6 +95,7 @@ class Held:
         act: Called before each row, to do what the user has done with the run between the calls before it.
         counts: Whether rows without a step lie at the number of calls on the x axis.
         first: Position of the first row without a step.
+        marked: How many rows lack a rank, under the name that marks them.
     """
 
     reductions: Reductions
@@ -105,6 +106,7 @@ class Held:
     act: Callable[..., None] = keep_nothing
     counts: bool = True
     first: int = 0
+    marked: Counter[str] = field(default_factory=Counter)
 
     def axes(self) -> list[str]:
         """Return the x axes of the user: each row has the value of one call. Not those whose reduction was chosen."""

@@ -125,13 +125,10 @@ class Worker:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:
             if hooks.move is not None:
-                self._context.lifecycle.is_moving = True
-                try:
-                    successor = hooks.move(self._context.unit.global_rank_of(moved.primary))
-                    self._context.lifecycle.successor = successor
-                    self.inbox.pass_on(successor.put)
-                finally:
-                    self._context.lifecycle.is_moving = False
+                self._context.lifecycle.phase = Phase.MOVING
+                successor = hooks.move(self._context.unit.global_rank_of(moved.primary))
+                self._context.lifecycle.successor = successor
+                self.inbox.pass_on(successor.put)
         while generation is not None:
             generation = self._go_through(generation)
 

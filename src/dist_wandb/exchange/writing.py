@@ -39,7 +39,6 @@ class Writing:
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
         due: Number of rows that are being written.
-        flagged: Number of rows that lack a rank.
         last_position: The position of the last row, for messages.
         global_rank_of: Returns the index in the job of a rank of the unit.
     """
@@ -47,7 +46,6 @@ class Writing:
     def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
         self.is_over = False
         self.due: int = 0
-        self.flagged: int = 0
         self.last_position: str = "the start"
         self.global_rank_of: Any = lambda index: index
         self._writer = writer
@@ -94,7 +92,7 @@ class Writing:
         values.update(axes)
         if missing:
             values[DEGRADED] = missing
-            self.flagged += 1
+            self._held.marked[DEGRADED] += 1
         if BUSY in values:
             values.update(self._stragglers.detect(values.get(STEP)))
         x = self._held.x(row.x)
