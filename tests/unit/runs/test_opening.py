@@ -206,11 +206,16 @@ def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
     assert not second.run.offline
 
 
-def test_a_secondary_that_cannot_attach_writes_to_disk_alone(job: Job, unreliable: Any) -> None:
+def test_a_secondary_that_cannot_attach_writes_to_disk_alone(
+    job: Job, unreliable: Any, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
     wandb_ = unreliable(rank_1_online=3)
     first, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
     assert wandb_.opened.count("rank-1 online") == 3
     assert (first.run.offline, second.run.offline) == (False, True)
+    on_ranks(2, lambda rank: (first, second)[rank].finish())
+    what = "what rank 1 has logged of the run exp is only on its disk, while the run is online"
+    assert [what in record.getMessage() for record in caplog.records].count(True) == 1
 
 
 @pytest.mark.usefixtures("store")
