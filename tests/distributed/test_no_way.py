@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,41 @@ def test_rows_lack_a_rank_that_left_before_its_numbers_were_received(
     assert messages(caplog, what)
     assert not messages(caplog, "Lost rank"), "it is healthy"
     assert messages(caplog, "what rank 1 logged after step 0 may be lost: these rows (about ")
+
+
+@pytest.mark.parametrize("has_logged", [True, False])
+def test_the_writer_reports_rows_as_flagged_only_if_they_are(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, has_logged: bool
+) -> None:
+    """Its last row has not been exchanged in time, because the other rank is behind, or will never log it."""
+    unit = ranks(2)
+    for rank in range(2) if has_logged else [0]:
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush(0)
+    unit.log(0, {"loss": 2.0}, 1)
+    assert unit.exchanges[0].close(0.2) is False
+    assert unit.last("loss")[1] == 2.0
+    flagged = unit.flagged()
+    assert bool(messages(caplog, "are written with its own numbers, and flagged")) is bool(flagged)
+    assert bool(messages(caplog, "rank 0 waited 0.2 s for the other ranks to finish")) is not bool(flagged)
+    assert flagged == ({1: 1} if has_logged else {})
+
+
+def test_rows_that_another_primary_takes_are_not_reported_as_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It opens its run while the session ends, which takes longer than the time for the end."""
+    taken: list[Any] = []
+
+    def move(primary: int) -> Any:
+        time.sleep(1.5)
+        return SimpleNamespace(put=lambda row: taken.append((primary, dict(row.metrics))))
+
+    unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.5), move=move)
+    unit.log(1, {"loss": 1.0}, 0)
+    unit.exchanges[1].close(1.0)
+    eventually(lambda: taken == [(1, {"loss": 1.0})])
+    assert not messages(caplog, "may be lost")
 
 
 def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(

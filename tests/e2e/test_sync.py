@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,12 @@ def test_refusals_are_reported_and_can_be_repeated(plain: Path, wandb_server: Wa
     fault = wandb_server.fail("graphql", status=401)
     unknown = sync(wandb_server, plain)
     fault.stop()
-    assert (dead.exit_codes, unknown.exit_codes) == ((1,), (1,))
+    fault = wandb_server.fail("UpsertBucket", status=409)
+    deleted = sync(wandb_server, plain)
+    fault.stop()
+    assert (dead.exit_codes, unknown.exit_codes, deleted.exit_codes) == ((1,), (1,), (1,))
+    assert "exp: HTTP 409 for requests to /graphql. W&B's client tries again" in deleted.output
+    assert "HTTP 409 for /graphql, 2 times. W&B refuses the run's id" in deleted.output
     assert "connection refused" in dead.output
     assert "HTTP 401 for POST /graphql. Authentication failed" in unknown.output
     assert wandb_server.runs == {}
@@ -277,6 +283,26 @@ def test_rows_that_may_have_arrived_are_not_sent_again(plain: Path, wandb_server
     assert losses(wandb_server.run("exp")) == there
     sync(wandb_server, plain, "--force").check()
     assert losses(wandb_server.run("exp")) == there + all_losses
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_interrupt_waits_for_the_answer_to_rows_that_were_sent(
+    plain: Path, wandb_server: WandbServer, answers: bool
+) -> None:
+    fault = wandb_server.fail("file_stream", delay=3 if answers else 60, count=1, only=has_rows)
+    with started(sync_command(plain), cwd=plain, environment=sync_environment(wandb_server, plain)) as job:
+        wait_until(lambda: fault.hits == 1, within=TIMEOUT)
+        job.processes[0].send_signal(signal.SIGINT)
+        if not answers:
+            time.sleep(1)
+            job.processes[0].send_signal(signal.SIGINT)
+        output, _ = job.processes[0].communicate(timeout=TIMEOUT)
+    assert job.processes[0].returncode == 130
+    assert re.search(r"exp: Waiting up to 10 s for the server's answer about \d rows that were sent", output)
+    assert ("but the server has not confirmed them. Look at the run" in output) is not answers
+    assert sync(wandb_server, plain).exit_codes == ((0,) if answers else (1,))
+    if answers:
+        assert losses(wandb_server.run("exp")) == [row["loss"] for row in ROWS]
 
 
 def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wandb_server: WandbServer) -> None:
@@ -328,7 +354,7 @@ def test_an_upload_that_was_killed_or_ended_continues(plain: Path, wandb_server:
             job.processes[0].send_signal(number)
             output, _ = job.processes[0].communicate(timeout=TIMEOUT)
             wait_until(lambda job=job: not job.living(), within=30)  # type: ignore[misc]
-        assert (job.processes[0].returncode, "continues where it stopped" in output) == (code, True)
+        assert (job.processes[0].returncode, "continues after the rows" in output) == (code, True)
     fault.stop()
     sync(wandb_server, plain).check()
     run = wandb_server.run("exp")

@@ -19,7 +19,7 @@ ERRORS = {
     *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error", "NotARowError"),
 }
 WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once", "print_line"}
-WARNINGS |= {"values"}  # of `exchange.reports`, which takes a function that makes the message
+WARNINGS |= {"values", "say"}  # of `exchange.reports`, which takes a function that makes the message; of uploads
 _PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
 _FEWEST_WORDS = 3  # words of the text itself
 _NO_TEXTS = {"it has ended", "Its repr is written", "It is left out"}

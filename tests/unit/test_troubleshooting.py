@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from messages import Message, messages
 
+TESTS = Path(__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 MOST = 6  # messages that one fragment may match
 _ENTRY = re.compile(r"^- ((?:`[^`\n]+`<br>\n  )+)", re.MULTILINE)
@@ -73,3 +77,72 @@ def test_no_fragment_matches_too_many_messages() -> None:
     """Such a fragment would match all of them, and hide a missing entry."""
     found = messages()
     assert [part for part in parts() if sum(has(part, one) for one in found) > MOST] == []
+
+
+# --- messages that a test expects -------------------------------------------------------------------------------------
+
+UNEXPECTED: frozenset[str] = frozenset(
+    {
+        "dist_wandb/exchange/attachments/metrics.py: A rank did not send the states of … metrics. Install the sam",
+        "dist_wandb/exchange/attachments/metrics.py: … was logged as a metric by other ranks, but not yet by rank",
+        "dist_wandb/exchange/output.py: dist_wandb: rank … could not write rows; they are lost",
+        "dist_wandb/exchange/watching.py: dist_wandb: rank … cannot open the run, which no rank writes",
+        "dist_wandb/exchange/watching.py: dist_wandb: … rows of rank … are lost: see max_pending_rows.",
+        "dist_wandb/exchange/worker.py: dist_wandb: the exchange of rank … failed; it continues alon",
+        "dist_wandb/lightning/checkpoints.py: …: cannot be read as a checkpoint: …. Pass one that a Traine",
+        "dist_wandb/payloads/torchmetrics/merging.py: The gathered states of … do not fit. Run the same code on al",
+        "dist_wandb/restart/next_row.py: dist_wandb: rows without a step are counted from 0 again in ",
+        "dist_wandb/run_config/messages.py: A config in the job's store cannot be read: ….",
+        "dist_wandb/run_config/refresh.py: dist_wandb: rank … could not bring its config up to date",
+        "dist_wandb/session/opener.py: dist_wandb: rows without a step start at 0 under this rank's",
+        "dist_wandb/uploads/records.py: it has text that is not UTF-8: ….",
+        "dist_wandb/uploads/state.py: … Set XDG_STATE_HOME to a directory of yours.",
+        "dist_wandb/wandb_files/inspection.py: …: cannot be read: …….",
+        "dist_wandb/wandb_files/reading.py: …: cannot be read: ….",
+    }
+)
+"""Messages that no test expects, or with too few words of their own to tell: this list may only become shorter."""
+
+
+@pytest.mark.slow
+@pytest.mark.source
+def test_every_message_is_expected_by_a_test() -> None:
+    """Three words that only this message has, or one more, are in a string of a test, perhaps around a value."""
+    texts = [_words(text) for text in _strings()]
+    tested = {tuple(words[begin : begin + 3]) for words in texts for begin in range(len(words) - 2)}
+    joined = "\n".join(sorted({" ".join(words) for words in texts if len(words) > 3}))
+    found = messages()
+    counts = Counter(form for text in {message.text for message in found} for form in set(_forms(text)))
+
+    def is_expected(text: str) -> bool:
+        own = [form for form in _forms(text) if counts[form] <= 2]
+        around = [" ".join(form).replace("… ", r"(?:\w+ ){0,6}") for form in own if "…" in form]
+        return any(form in tested for form in own) or any(re.search(rf"\b{form}\b", joined) for form in around)
+
+    missing = {f"{one.place.partition(':')[0]}: {one.text[:60]}" for one in found if not is_expected(one.text)}
+    assert missing == UNEXPECTED
+
+
+def _strings() -> Iterator[str]:
+    """Yield the parts of the strings of all tests, also of patterns, but not docstrings."""
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.name not in (Path(__file__).name, "messages.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+                    yield node.value
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", re.sub(r"\\[dwsSbB][+*]?|\\", "", text).lower())
+
+
+def _forms(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield three words that follow each other in a message, or have one value among them."""
+    words = re.findall(r"\w+|…", text.removeprefix("dist_wandb: ").lower())
+    for begin in range(len(words)):
+        for length in (3, 4):
+            form = tuple(words[begin : begin + length])
+            if len(form) == length and form.count("…") == length - 3 and "…" not in (form[0], form[-1]):
+                yield form

@@ -15,7 +15,7 @@ from dist_wandb.errors import ConfigurationError, DistWandbError
 
 _COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, sync.COMMAND)
 _INTERRUPTED = 130  # as shells report SIGINT
-_CONTINUES = "An upload continues where it stopped when it is started again."
+_CONTINUES = "An upload continues after the rows that the server has confirmed when it is started again."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

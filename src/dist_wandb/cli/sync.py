@@ -182,7 +182,11 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         progress.update(bar, description=named)
         began = progress.tasks[bar].completed
         try:
-            outcome = upload(file, partial(_show_progress, progress, bar, began - file.sent.lines.history))
+            outcome = upload(
+                file,
+                partial(_show_progress, progress, bar, began - file.sent.lines.history),
+                partial(_say, out, named),
+            )
         except UploadError as error:
             out.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)
             return False
@@ -196,6 +200,10 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         text = f"{named}: {number_of(file.rows_left, 'row')} uploaded{address}"
         out.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
     return None
+
+
+def _say(out: Console, named: str, text: str) -> None:
+    out.print(f"  {named}: {visible(text)}", soft_wrap=True, markup=False)
 
 
 def _show_progress(progress: Progress, bar: TaskID, offset: float, rows: int) -> None:

@@ -110,23 +110,26 @@ class CollectiveExchange:
         if failed:
             self._stop()
             return lifecycle.has_kept_all
+        messages, flagged = self._worker.messages, self._rows.held.marked.total()
         if output.keeps_rows:
-            self._worker.messages.primary_stays_away(limit, output.kept_after)
-        else:
-            self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
+            messages.primary_stays_away(limit, output.kept_after)
+        messages.overdue = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often"
         self._stop()
+        if not output.keeps_rows and self._lifecycle.has_kept_all:
+            messages.time_is_over(limit, self._rows.held.marked.total() - flagged)  # what has happened to the rows
         return False
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:
         """Wait for the end, and return whether it came.
 
-        While the rank that writes opens its run, the time does not count: W&B may take longer for it than `limit`.
+        While the rank that writes opens its run, also in place of another, the time does not count: W&B may take longer
+        for it than `limit`.
         """
         deadline = time.monotonic() + limit
         while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
             lifecycle = self._lifecycle
             may_open = not (self._rows.writes or lifecycle.is_stopped or self._worker.participation.generation)
-            if may_open and not lifecycle.has_failed and self._hooks.is_opening():
+            if lifecycle.phase is Phase.MOVING or (may_open and not lifecycle.has_failed and self._hooks.is_opening()):
                 deadline = time.monotonic() + limit
             elif time.monotonic() >= deadline:
                 return ended.is_set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments.attachment import Attachments
@@ -88,6 +88,7 @@ class Held:
     act: Callable[..., None] = keep_nothing  # before each row: does what the user did with the run before its call
     counts: bool = True  # whether rows without a step lie at the number of calls on the x axis
     first: int = 0  # position of the first of these rows
+    marked: Counter[str] = field(default_factory=Counter)  # rows that lack a rank, under the name that marks them
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""

@@ -5,6 +5,7 @@ Demands from the user's threads only increase; the exchange's thread alone advan
     demand   NONE ──close, detach──▶ CLOSE ──timeout, process exit──▶ STOP
 
     phase    TOGETHER ──all closed, or stopped──▶ LEAVING ──▶ ENDED
+                 ├──another rank becomes the primary──▶ MOVING ──▶ LEAVING
                  └──the others or the store cannot be reached──▶ ALONE ──▶ ENDED, or BROKEN if that fails too
 
 From CLOSE on, nothing more is put. From STOP on, no other rank is waited for. `delivered` is set once the thread was
@@ -39,6 +40,7 @@ class Phase(Enum):
     """The phase of the exchange's thread."""
 
     TOGETHER = auto()  # it takes part in rounds, or waits to
+    MOVING = auto()  # it opens another exchange, which takes the rows
     ALONE = auto()  # it writes this rank's rows without the others
     LEAVING = auto()  # it announces that it leaves
     ENDED = auto()

@@ -15,11 +15,16 @@ _MOST_COUNTS = 4  # that a message lists
 
 
 class Messages:
-    """Warnings about what this rank logs."""
+    """Warnings about what this rank logs.
+
+    Attributes:
+        overdue: Within which time the exchange has not ended, and what to do; "" before.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._names: set[str] = set()  # that this rank has contributed to
+        self.overdue: str = ""
         self._taken = 0  # how many calls of this rank were taken before the last round
 
     def contributed(self, names: Iterable[str]) -> None:
@@ -127,11 +132,17 @@ class Messages:
             "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
-    def primary_is_unreachable(self) -> None:
-        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last ones."""
+    def primary_is_unreachable(self, rows: int) -> None:
+        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last ones.
+
+        Args:
+            rows: Number of these rows.
+        """
         why = "the rank that writes it cannot be reached"
         if self._context.lifecycle.has_failed:
             why = "it failed, and the other ranks did not take these rows within a heartbeat"
+        elif self.overdue:
+            why = f"these rows (about {rows}) had not been exchanged {self.overdue}"
         where = self._context.rows.writing.last_position
         self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
 
@@ -144,24 +155,18 @@ class Messages:
             f"finish_timeout ({limit:.3g} s).",
         )
 
-    def time_is_over(self, limit: float, backlog: int) -> None:
-        """Warn that the others have not finished within `limit` seconds, or not received this rank's `backlog` rows."""
-        rank, rows = self._context.rank, self._context.rows
-        if not backlog:
+    def time_is_over(self, limit: float, flagged: int) -> None:
+        """Warn that the others did not end in `limit` seconds; since then, `flagged` rows without a rank were written."""
+        rank = self._context.rank
+        if flagged:
+            what = f"the last rows of rank {rank} ({flagged}) are written with its own numbers, and flagged: they"
+            self._context.warn("finish", f"{what} had not been exchanged with the other ranks {self.overdue}.")
+        else:
             self._context.warn(
                 "finish",
-                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. Rows "
-                "that lack a rank are flagged. See finish_timeout.",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. No row "
+                "lacks a rank because of it. See finish_timeout.",
             )
-            return
-        within = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often."
-        if rows.writes:
-            what = f"the last rows of rank {rank} (about {backlog}) are written with its own numbers, and flagged: they"
-            self._context.warn("finish", f"{what} had not been exchanged with the other ranks {within}")
-        else:
-            last = rows.writing.last_position
-            what = f"what rank {rank} logged after {last} may be lost: these rows (about {backlog})"
-            self._context.warn("lost", f"{what} had not been exchanged {within}")
 
     def not_computed(self, number: int) -> None:
         """Warn that a device has not computed rows in time."""

@@ -118,6 +118,7 @@ class Worker:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:
             if hooks.move is not None:
+                self._context.lifecycle.phase = Phase.MOVING
                 successor = hooks.move(self._context.unit.global_rank_of(moved.primary))
                 self._context.lifecycle.successor = successor
                 self.inbox.pass_on(successor.put)
@@ -235,7 +236,7 @@ class Worker:
     def _write_all(self) -> None:
         if not self._context.rows.writes and self._rounds.outbox.waiting:
             self._context.lifecycle.may_have_lost = True
-            self.messages.primary_is_unreachable()
+            self.messages.primary_is_unreachable(len(self._rounds.outbox.waiting))
             self._rounds.outbox.waiting.clear()
         self.cycle.write_all()
 

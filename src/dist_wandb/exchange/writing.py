@@ -85,6 +85,7 @@ class Writing:
         values.update(axes)
         if missing:
             values[DEGRADED] = missing
+            self._held.marked[DEGRADED] += 1
         if BUSY in values:
             values.update(self._stragglers.detect(values.get(STEP)))
         x = self._held.x(row.x)

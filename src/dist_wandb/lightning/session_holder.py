@@ -31,7 +31,7 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import axes, handover, requested, run_metadata
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import holds
+from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.session import Session
 from dist_wandb.store.job_identity import make_id
 from dist_wandb.topology.launch import Launch
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 INTEGRATION = "DistWandbLogger"
 _STEP_METRIC = "trainer/global_step"
+_STOCK_PROJECT = "lightning_logs"  # the default
 _MODEL_PARALLEL = frozenset({"tensor_parallel"})
 """Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
 _script_ids = ScriptIds()
@@ -149,7 +150,7 @@ class SessionHolder:
             self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
         is_another = provisional is None and self._is_another_loggers(running)
-        available = None if is_another else self._available_run(topology, run)
+        available = None if is_another else self._available_run(run)
         if self._is_offline and run is None:
             requested.set_offline()
         uses_tensorboard = bool(self._arguments.get("sync_tensorboard"))
@@ -160,7 +161,7 @@ class SessionHolder:
             topology=topology,
             step_metric=None if uses_tensorboard else _STEP_METRIC,
             number=self.number,
-            proposed_id=available.id if available else self.base_id,
+            proposed_id=_base_id_of(available) if available else self.base_id,
             adopt=lambda plan: self._adopt(available, plan),
             create_new=topology.world_size > 1 or is_another,
             announces=False,
@@ -195,17 +196,21 @@ class SessionHolder:
         """Whether the run of this process belongs to another logger, and is not the one requested from this logger."""
         return running is not None and self._requested_id not in (None, running.id) and holds(running)
 
-    def _available_run(self, topology: Topology, run: Run | None) -> Run | None:
-        """The run of this process to use: the provisional one, the user's, or in `auto` mode the running one."""
+    def _available_run(self, run: Run | None) -> Run | None:
+        """The run of this process to use: the provisional one, the user's, or the running one, as the stock logger."""
         if self.session is not None or run is not None:
             return run
-        running = run_metadata.running_run() if self._is_run_of_rank_0 else None
-        if running is None or (topology.world_size > 1 and holds(running)):
-            return None
-        rank_zero_warn(
-            "There is a wandb run already in progress, and DistWandbLogger will use it. If this is not desired, call "
-            "`wandb.finish()` before the logger is used."
-        )
+        held = current()
+        may_use = self._is_run_of_rank_0 or (held is not None and held.plan.run_mode == self.options.run_mode)
+        running = run_metadata.running_run() if may_use else None
+        if running is not None:
+            asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}
+            ignored = run_metadata.without_effect(asked, running)
+            rank_zero_warn(
+                "There is a wandb run already in progress, and DistWandbLogger will use it"
+                f"{f', so these arguments have no effect: {ignored}' if ignored else ''}. If this is not desired, "
+                "call `wandb.finish()` before the logger is used."
+            )
         return running
 
     def _adopt(self, available: Run | None, plan: RunPlan) -> Run | None:
@@ -230,6 +235,12 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
         f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
         "log_hyperparams(), which waits for the run."
     )
+
+
+def _base_id_of(run: Run) -> str:
+    """Return the id from which that of a run was made."""
+    session = next((one for one in open_sessions() if one.run is run), None)
+    return (session.plan.base_id if session else None) or str(run.id)
 
 
 def _told(number: int) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
-from dist_wandb.errors import RendezvousError, UnavailableError
+from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.store.shared_list import SharedList
@@ -51,9 +51,15 @@ class OpenedRun(TypedDict):
 
 
 class FailedRun(TypedDict):
-    """A primary's message about a run that could not be opened."""
+    """A primary's message about a run that could not be opened.
+
+    Attributes:
+        error: Why.
+        refused: Whether W&B's server has refused it, so that no rank goes offline.
+    """
 
     error: str
+    refused: bool
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,9 @@ class Opening:
         Online, a secondary of a shared run waits until the primary has opened it: if it attaches earlier, it may lose
         rows (wandb issue 12269). If the primary's run is on disk, so are the others.
 
-        Raises `wandb.errors.CommError` if W&B's server refused the run because of the arguments, `UnavailableError` on
-        all ranks of the unit if W&B cannot be reached and `strict` is set, and `RendezvousError` if the primary did not
-        open the run in time.
+        Raises `wandb.errors.CommError` if W&B's server refused the run because of the arguments, `ConfigurationError`
+        if it refused that of this rank's primary, `UnavailableError` on all ranks of the unit if W&B cannot be reached
+        and `strict` is set, and `RendezvousError` if the primary did not open the run in time.
         """
         if not self.plan.opens_run:
             return NullRun()
@@ -87,18 +93,19 @@ class Opening:
             return self._open()
         except UnavailableError as error:
             if self.options.strict:
-                self._publish({"error": str(error)})
+                self._publish({"error": str(error), "refused": False})
                 raise
             if self.plan.primary and wandb_init.is_answer(error.__cause__):
                 self._refuse(error)
             return self._open_on_disk(error)
         except Exception as error:
-            self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
+            # Wrong arguments: no rank has to wait.
+            self._publish({"error": client_settings.without_values(error), "refused": False})
             raise
 
     def _refuse(self, error: UnavailableError) -> NoReturn:
         """Raise wandb's own error for what the server has answered. A writer beside the primary had right arguments."""
-        self._publish({"error": str(error)})
+        self._publish({"error": str(error), "refused": True})
         self._drop_failed_run()
         _log.error(
             "dist_wandb: W&B's server refused the run of rank %d: %s. This concerns what init was given: entity, "
@@ -206,6 +213,11 @@ class Opening:
         assert self.job_store is not None, "only ranks that follow a primary get here"  # noqa: S101
         within = self.job_store.wait_get(opening_key(self.plan), "its primary")
         published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
+        if published.get("refused"):
+            raise ConfigurationError(
+                f"Rank {self.topology.global_rank} opens no run, because W&B's server refused that of its primary: "
+                f"{published['error']}. Correct the argument of init that this concerns."
+            )
         if "error" in published:
             raise UnavailableError(f"its primary could not open the run: {published['error']}")
         return bool(published["offline"])

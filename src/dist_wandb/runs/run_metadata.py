@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from urllib.parse import quote
 from dist_wandb.runs import requested
 from dist_wandb.runs.destination import without_password
 from dist_wandb.runs.directories import wandb_directory
-from dist_wandb.runs.job_arguments import is_json
+from dist_wandb.runs.job_arguments import chosen_config, is_json
+from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
@@ -101,6 +103,22 @@ def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline
         "offline": mode == "offline",
         "disabled": mode == "disabled",
     }
+
+
+def without_effect(arguments: Mapping[str, Any], run: AnyRun) -> str:
+    """Return which arguments of `wandb.init` ask for another run than an open one, which is used instead; "" if none.
+
+    A name may have been completed, such as ``NAME-rank-0``.
+    """
+    without = []
+    for name, value in requested.naming(arguments).items():
+        parts, theirs = value if isinstance(value, (list, tuple)) else [value], getattr(run, name, None)
+        if theirs and any(str(part) not in str(theirs) for part in parts):
+            without.append(f"{name}={value!r}")
+    config, given = given_values(getattr(run, "config", None)), chosen_config(arguments)
+    held = {name: config.get(name) for name in given}
+    without += ["config"] * (json.dumps(held, default=str) != json.dumps(given, default=str))
+    return ", ".join(without)
 
 
 def from_json(received: Mapping[str, Any]) -> dict[str, Any]:

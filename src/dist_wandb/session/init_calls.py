@@ -53,10 +53,11 @@ class InitCalls:
         within = within if is_first else min(_ELSEWHERE, within) if place not in self._unanswered else 0.0
 
         def decision(store: JobStore) -> tuple[bool | None] | None:
-            if store.has([ENDING]) or leftovers.is_over(store):
-                return (None,)
+            is_ended = store.has([ENDING]) or leftovers.is_over(store)  # asked first: the decision may be older
             theirs = store.try_get(key)
-            return (bool(theirs[1]),) if theirs is not None and theirs[0] >= number else None
+            if theirs is not None and theirs[0] >= number:
+                return (bool(theirs[1]),)
+            return (None,) if is_ended else None
 
         def decided(store: JobStore) -> tuple[bool | None] | None:
             if coordinates:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
@@ -195,6 +196,15 @@ class OwnRun:
         upload_hint = finishing.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
+        plan, run = self._link.plan, self.run
+        if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self._link.run_url():
+            _log.warning(
+                "dist_wandb: what rank %d has logged of the run %s is only on its disk, while the run is online. Give "
+                "all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync %s",
+                self._link.topology.global_rank,
+                run.id,
+                Path(run.dir).parent.parents[2],
+            )
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """Reopen the run on disk, with the same id and the given config."""

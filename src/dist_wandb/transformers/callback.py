@@ -152,6 +152,16 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         of_script = current()  # the stock callback also uses a run that is open
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
+        asked = {
+            name: value for name, value in _named(args, state, self._arguments).items() if value != args.output_dir
+        }
+        ignored = run_metadata.without_effect(asked, self._session.run)  # transformers 4 names runs by that default
+        if self._session.plan.announces and not (of_script is None and self._session.owns_run) and ignored:
+            self._notices.warn(
+                "open run",
+                f"the Trainer uses the run {self._session.id}, which is open, so these arguments have no effect: "
+                f"{ignored}. For another run, call wandb.finish() before.",
+            )
         super().setup(args, _seen_by_stock(state, self._session.plan.primary), model, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
@@ -221,22 +231,28 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         return self._session
 
     def _open(self, args: Any, state: Any) -> Session:
-        given: dict[str, Any] = {"project": os.getenv("WANDB_PROJECT", "huggingface")}
-        if state.trial_name is not None:
-            given |= {"name": state.trial_name, "group": args.run_name or args.output_dir}
-        elif args.run_name is not None:
-            given["name"] = args.run_name
         topology = Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
         running = run_metadata.running_run() if self._options.run_mode == "auto" else None
+        project = {"project": os.getenv("WANDB_PROJECT", "huggingface")}
         return open_session(
             self._options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank),
-            {**given, **self._arguments},
+            {**project, **_named(args, state, self._arguments)},
             integration=INTEGRATION,
             topology=topology,
             step_metric=_STEP_METRIC,
             proposed_id=running.id if running else None,
             adopt=lambda _plan: running,  # the stock callback also uses a run that is open
         )
+
+
+def _named(args: Any, state: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `wandb.init`, with the Trainer's name of the run, without a default project."""
+    given: dict[str, Any] = {}
+    if state.trial_name is not None:
+        given |= {"name": state.trial_name, "group": args.run_name or args.output_dir}
+    elif args.run_name is not None:
+        given["name"] = args.run_name
+    return {**given, **arguments}
 
 
 def _seen_by_stock(state: Any, is_primary: bool) -> Any:

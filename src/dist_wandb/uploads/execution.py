@@ -74,12 +74,17 @@ class Outcome:
     concerns_all: bool = False
 
 
-def upload(file: UploadFile, on_progress: Callable[[int], None] = lambda _rows: None) -> Outcome:
+def upload(
+    file: UploadFile,
+    on_progress: Callable[[int], None] = lambda _rows: None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> Outcome:
     """Upload the rest of one file. The caller has checked that nothing prohibits it.
 
     Args:
         file: The file, as `plan_uploads` returns it.
         on_progress: Called repeatedly with the number of confirmed history rows of the file.
+        say: Called with a line for the user about what the upload waits for.
 
     Returns:
         The outcome. W&B's own output and log are kept in the user's state directory.
@@ -92,7 +97,7 @@ def upload(file: UploadFile, on_progress: Callable[[int], None] = lambda _rows: 
         state = FileState(file.path, file.run.directory)
         with state.locked() as lock:
             _check_unchanged(file)
-            return _upload(file, state, lock, on_progress)
+            return _upload(file, state, lock, on_progress, say)
 
 
 @contextmanager
@@ -128,14 +133,25 @@ def remember(file: UploadFile) -> None:
                 state.begin(everything if file.is_marked else file.sent, uploads=False)
 
 
-def _upload(file: UploadFile, state: FileState, lock: Lock, on_progress: Callable[[int], None]) -> Outcome:
+def _upload(
+    file: UploadFile, state: FileState, lock: Lock, on_progress: Callable[[int], None], say: Callable[[str], None]
+) -> Outcome:
     attempt = state.begin(file.sent)
     copy = attempt / COPY
     try:
         copy.mkdir(mode=0o700)
         source = copy / file.path.name
         _copy(file, state, source)
-        output = _run_wandb_sync(source, file, attempt, lock, lambda rows: on_progress(file.sent.lines.history + rows))
+        told = ""
+
+        def follow(sent: Sent) -> None:
+            nonlocal told
+            on_progress(file.sent.lines.history + sent.lines.history)
+            if sent.retried not in ("", told):
+                told = sent.retried
+                say(f"{told}. W&B's client tries again; Ctrl-C ends it.")
+
+        output = _run_wandb_sync(source, file, attempt, lock, follow, say)
         state.keep_sync_state(source)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
@@ -187,7 +203,12 @@ def _mark(file: UploadFile) -> None:
 
 
 def _run_wandb_sync(
-    source: Path, file: UploadFile, attempt: Path, lock: Lock, on_progress: Callable[[int], None]
+    source: Path,
+    file: UploadFile,
+    attempt: Path,
+    lock: Lock,
+    follow: Callable[[Sent], None],
+    say: Callable[[str], None],
 ) -> str:
     """Run ``wandb sync`` to its end; return its output."""
     shared_as = file.shared_as
@@ -216,11 +237,11 @@ def _run_wandb_sync(
         try:
             lock.name_owners(os.getpid(), process.pid)
             while process.poll() is None:
-                on_progress(read_attempt(attempt).lines.history)
+                follow(read_attempt(attempt))
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL)
         except BaseException:
-            _end(process, attempt)
+            _end(process, attempt, say)
             raise
     return output.read_text(encoding="utf-8", errors="replace")
 
@@ -234,9 +255,16 @@ def _resume(file: UploadFile) -> str | None:
     return "allow" if file.resumes else None
 
 
-def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
+def _end(process: subprocess.Popen[bytes], attempt: Path, say: Callable[[str], None]) -> None:
     """End ``wandb sync``, and wait for its child process, which ends on its own and logs until then."""
+    before = read_attempt(attempt)
     try:
+        if before.unsure:  # W&B's client drops a request when it is ended, and nobody knows what has arrived
+            say(f"Waiting up to {_TIME_TO_END:g} s for the server's answer about {before.unsure} rows that were sent.")
+            deadline = time.monotonic() + _TIME_TO_END
+            while before.unsure and not before.ended and time.monotonic() < deadline:
+                time.sleep(_POLL / 10)
+                before = read_attempt(attempt)
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_TIME_TO_END)
@@ -251,6 +279,11 @@ def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if before.unsure:
+            say(
+                f"{before.unsure} rows were sent, but the server has not confirmed them. Look at the run: if they are "
+                "missing, --force sends them."
+            )
 
 
 def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
@@ -273,6 +306,11 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
 def _advice(problem: str) -> str:
     if re.search(r"HTTP 40[13]\b", problem):
         return "Authentication failed: run `wandb login` or set WANDB_API_KEY, then run the command again."
+    if "HTTP 409" in problem:
+        return (
+            "W&B refuses the run's id: the ids of deleted runs cannot be used again. `wandb sync --id NEW FILE` "
+            "uploads a plain run under another id."
+        )
     if "HTTP 404" in problem:
         return (
             "The entity or project does not exist, or you may not write to it: check WANDB_ENTITY and WANDB_BASE_URL, "
@@ -283,9 +321,8 @@ def _advice(problem: str) -> str:
 
 def _concerns_all(problem: str) -> bool:
     """Whether a problem is one of the connection or of access, not of one file."""
-    return bool(
-        re.match(r"HTTP 40[13]\b", problem) or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem))
-    )
+    is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
+    return bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))
 
 
 def _last_lines(output: str) -> str:

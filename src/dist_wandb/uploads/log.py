@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +26,7 @@ from dist_wandb.wandb_files.small_files import Directory
 _DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
 _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
+_GAVE_UP = re.compile(r"//[^/\s]*(/\S*) giving up after (\d+) attempt")
 # Errors that only follow from another one.
 _FOLLOWING = ("didn't print run URL", "runreader: init error")
 
@@ -41,6 +42,7 @@ class Sent:
         attempts: Number of uploads.
         ended: Whether the last upload ran to its end.
         problems: Errors of the last upload.
+        retried: Why the last upload has sent a request again; "" if it has not.
     """
 
     lines: Lines = NOTHING
@@ -49,6 +51,7 @@ class Sent:
     attempts: int = 0
     ended: bool = False
     problems: tuple[str, ...] = ()
+    retried: str = field(default="", compare=False)
 
     def followed_by(self, later: Sent) -> Sent:
         """The state after a later upload, which continued this one."""
@@ -60,6 +63,7 @@ class Sent:
             attempts=self.attempts + later.attempts,
             ended=later.ended,
             problems=later.problems,
+            retried=later.retried,
         )
 
 
@@ -119,13 +123,16 @@ class _Reader:
         self._tries = self._refusals = 0  # of the pending request
         self._first_console_line: int | None = None
         self._unsure = 0
+        self._retried: dict[str, Any] = {}
 
     def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
         if message == "filestream: sending request":
             self._pending, self._tries, self._refusals = entry, 0, 0
         elif message == "filestream: request sent":
             self._confirm()
-        elif message.startswith(("api: retrying", "api: HTTP error")) and _is_of_stream(entry):
+        if message.startswith("api: retrying"):
+            self._retried = {"method": "requests to", **entry}
+        if message.startswith(("api: retrying", "api: HTTP error")) and _is_of_stream(entry):
             self._tries += 1
             self._refusals += _was_refused(entry)
         elif message.startswith("filestream: fatal error"):
@@ -139,7 +146,9 @@ class _Reader:
     def sent(self) -> Sent:
         if self._pending is not None:
             self._unsure = count_in(self._pending, "history_lines")
-        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems))
+        kind = "api: HTTP error" if "status" in self._retried else ""
+        retried = _problem(kind, self._retried)[:_LONGEST_PROBLEM]
+        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), retried)
 
     def _confirm(self) -> None:
         if self._pending is not None:
@@ -183,5 +192,8 @@ def _problem(message: str, entry: dict[str, Any]) -> str:
         path = re.sub(r"^\w+://[^/]+", "", text_in(entry, "url").partition("?")[0])
         status = count_in(entry, "status") or "without a status"
         return f"HTTP {status} for {text_in(entry, 'method', 'a request')} {path}"
-    text = (text_in(entry, "error") or message).partition("\nwhile retrying:")[0].partition(". got response:")[0]
-    return " ".join(text.split())
+    text, _, status = (text_in(entry, "error") or message).partition("\nwhile retrying:")
+    gave_up = _GAVE_UP.search(text[-_LONGEST_PROBLEM:]) if status.startswith(" HTTP ") else None
+    if gave_up:
+        return f"{status[1:9]} for {gave_up[1]}, {gave_up[2]} times"
+    return " ".join(text.partition(". got response:")[0].split())

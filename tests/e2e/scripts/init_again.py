@@ -42,6 +42,11 @@ def main() -> None:
     wandb.init(**PROJECT, name="last", config={"lr": 1})
     train("last", "")
     wandb.finish()
+    for turn in range(2):  # without an end; rank 0 ends the run long before the other rank begins its second turn
+        wandb.init(**PROJECT, name=f"turn-{turn}", config={"lr": 1})
+        wandb.log({"loss": 1.0 + rank}, step=turn)
+        time.sleep(rank)
+    wandb.finish()
     sys.stdout.write(f"AFTER {rank} {wandb.run}\n")
     if rank == 0:
         wandb.init(**PROJECT, name="alone", config={"lr": 1})

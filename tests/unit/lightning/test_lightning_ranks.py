@@ -179,6 +179,37 @@ def test_a_logger_without_an_id_of_its_own_uses_the_run_in_progress(
         assert DistWandbLogger(id=run_id).experiment is first
 
 
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int
+) -> None:
+    """As in one process: a loop over folds that finishes no run has one."""
+    as_rank(monkeypatch, rank)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT).log_metrics({"loss": 1.0}, 0)
+    if fake_wandb.runs:
+        live(fake_wandb.runs[0], monkeypatch)
+    second = DistWandbLogger(run_mode=mode, name="fold-1", config={"fold": 1}, offline=True, **SHORT)
+    second.log_metrics({"loss": 2.0}, 1)
+    assert len(fake_wandb.runs) == (0 if (mode, rank) == ("auto", 1) else 1)
+    assert [run.id for run in fake_wandb.runs] == [second.version] * len(fake_wandb.runs)
+    for session in reversed(registry.open_sessions()):
+        session.finish()
+    values = [row[name] for run in fake_wandb.runs for row in run.rows for name in row if name.endswith("loss")]
+    assert sorted(set(values)) == ([1.0, 2.0] if fake_wandb.runs else [])
+
+
+def test_arguments_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
+    _ = DistWandbLogger(name="fold-0", config={"fold": 0}).experiment
+    live(fake_wandb.runs[0], monkeypatch)
+    fake_wandb.runs[0].name = "fold-0"
+    with pytest.warns(UserWarning, match=r"will use it, so these arguments have no effect: name='fold-1', config\."):
+        _ = DistWandbLogger(name="fold-1", config={"fold": 1}).experiment
+    with pytest.warns(UserWarning, match=r"will use it\. If"):
+        _ = DistWandbLogger(name="fold-0").experiment
+
+
 def test_a_users_own_run_is_used_as_by_the_stock_logger(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
     mine: Any = fake_wandb.init(id="mine")
     live(mine, monkeypatch)

@@ -106,7 +106,7 @@ def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(monkeypa
 
 def test_a_page_that_cannot_be_small_enough_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "LARGEST", 100_000)
-    with pytest.raises(ReadError, match="narrower directory"):
+    with pytest.raises(ReadError, match="report would be too large, even with few points"):
         page_of(REPORT, "x" * 10)
 
 

@@ -10,7 +10,7 @@ import pytest
 import wandb
 
 import dist_wandb
-from dist_wandb.errors import UnavailableError
+from dist_wandb.errors import ConfigurationError, UnavailableError
 from dist_wandb.runs import opening, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
@@ -180,6 +180,24 @@ def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> 
     assert wandb_.opened == ["rank-0 online"]
 
 
+@pytest.mark.usefixtures("store")
+def test_a_refused_run_is_an_error_on_all_its_writers(
+    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb_ = unreliable(wandb.errors.CommError("permission denied"), rank_0_online=1)
+
+    def open_one(rank: int) -> str:
+        with pytest.raises((wandb.errors.CommError, ConfigurationError)) as raised:
+            opener.open_session(Options("shared"), {"id": "exp"}, integration="test", topology=TWO[rank], number=1)
+        return str(raised.value)
+
+    first, second = on_ranks(2, open_one)
+    assert first == "permission denied"
+    assert second.startswith("Rank 1 opens no run, because W&B's server refused that of its primary: permission denied")
+    assert wandb_.opened == ["rank-0 online"]
+    assert "dist-wandb sync" not in caplog.text
+
+
 def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
     wandb_ = unreliable(rank_1_online=2)
     _, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
@@ -188,11 +206,16 @@ def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
     assert not second.run.offline
 
 
-def test_a_secondary_that_cannot_attach_writes_to_disk_alone(job: Job, unreliable: Any) -> None:
+def test_a_secondary_that_cannot_attach_writes_to_disk_alone(
+    job: Job, unreliable: Any, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
     wandb_ = unreliable(rank_1_online=3)
     first, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
     assert wandb_.opened.count("rank-1 online") == 3
     assert (first.run.offline, second.run.offline) == (False, True)
+    on_ranks(2, lambda rank: (first, second)[rank].finish())
+    what = "what rank 1 has logged of the run exp is only on its disk, while the run is online"
+    assert [what in record.getMessage() for record in caplog.records].count(True) == 1
 
 
 @pytest.mark.usefixtures("store")

@@ -199,6 +199,17 @@ def test_a_session_of_the_script_is_used(whole_run: FakeWandb, tmp_path: Path) -
     assert losses == {1: 1}, "the stock callback's x axis is logged too"
 
 
+def test_arguments_that_have_no_effect_on_an_open_run_are_named(
+    whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("first", "first", "second"):
+        trainer_with(DistWandbCallback(), out=tmp_path, max_steps=1, run_name=name).train()
+        whole_run.runs[0].name = "first"
+    assert len(whole_run.runs) == 1
+    assert caplog.text.count("so these arguments have no effect") == 1
+    assert "so these arguments have no effect: name='second'. For another run, call wandb.finish()" in caplog.text
+
+
 def test_a_training_after_the_end_of_a_run_opens_another_one(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback()
     trainer = trainer_with(callback, out=tmp_path, max_steps=1)

@@ -43,7 +43,7 @@ class Uploads:
         self.of: list[str] = []
         self.outcomes: dict[str, Outcome] = {}
 
-    def __call__(self, file: UploadFile, on_progress: Callable[[int], None]) -> Outcome:
+    def __call__(self, file: UploadFile, on_progress: Callable[[int], None], _say: Callable[[str], None]) -> Outcome:
         name = f"{file.run.run_id} {file.run.label or ''}".rstrip()
         self.of.append(name)
         on_progress(file.run.rows)
@@ -181,7 +181,7 @@ def test_an_interrupt_has_its_own_exit_code(
 
     monkeypatch.setattr(sync, "upload", interrupted)
     assert command(monkeypatch, [stored(tmp_path)]) == 130
-    assert "continues where it stopped" in capsys.readouterr().err
+    assert "continues after the rows" in capsys.readouterr().err
 
 
 def test_for_an_online_run_the_log_is_named_as_the_source(
@@ -210,7 +210,7 @@ def test_a_signal_ends_an_upload_as_an_interrupt_does(
     before = signal.signal(number, signal.SIG_DFL)
     try:
         assert command(monkeypatch, [stored(tmp_path)]) == code
-        assert f"ended by {name}. An upload continues where it stopped" in capsys.readouterr().err
+        assert f"ended by {name}. An upload continues after the rows" in capsys.readouterr().err
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)

@@ -22,6 +22,7 @@ CLOSED: dict[str, Any] = {"level": "INFO", "msg": "sender: closed"}
 GIVING_UP = (
     f"filestream: fatal error: filestream: error making HTTP request: POST {STREAM} giving up after 2 attempt(s): "
 )
+GAVE_UP = 'POST http://server/graphql giving up after 7 attempt(s)\nwhile retrying: HTTP 409: {"error": "deleted"}'
 REFUSED_CONNECTION = f'Post "{STREAM}": dial tcp 1.2.3.4:443: connect: connection refused'
 BROKEN_CONNECTION = f'Post "{STREAM}": EOF'
 
@@ -75,6 +76,14 @@ def test_a_console_line_that_changed_and_is_sent_again_counts_once(tmp_path: Pat
     )
     sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)))
     assert sent.lines == Lines(console=4)
+
+
+def test_an_answer_that_is_retried_is_known_while_it_is_and_at_the_end(tmp_path: Path) -> None:
+    tries = [{**retrying(409), "url": "http://server/graphql?x=1"}] * 7
+    assert read(tmp_path, *tries).retried == "HTTP 409 for requests to /graphql"
+    gave_up = {"level": "ERROR", "msg": "runupserter: failed to init run", "error": GAVE_UP}
+    assert read(tmp_path, *tries, gave_up).problems == ("HTTP 409 for /graphql, 7 times",)
+    assert "refused" in read(tmp_path, retrying_after(REFUSED_CONNECTION)).retried
 
 
 def test_requests_in_flight_at_the_end_of_the_log_are_uncertain(tmp_path: Path) -> None:

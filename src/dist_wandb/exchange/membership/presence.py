@@ -184,7 +184,7 @@ class Presence:
         departure = self.departures.known.get(index)
         if departure is not None:
             how = "failed" if departure.how == "failed" else "ended its session"
-            return f"{how} before rank {self._unit.global_rank} began"
+            return f"{how} before the first exchange with rank {self._unit.global_rank}"
         if generation.number:
             return "took no part"
         return f"opened a session, but did not take part within {round(self.waited, 1):g} s"
