@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_wandb._version import __version__
 from dist_wandb.errors import ReadError
-from dist_wandb.reading.found import files_below
+from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.report import media, thinning
 from dist_wandb.report.charts import Drawing, charts_of, heat_maps_of, system_charts_of
