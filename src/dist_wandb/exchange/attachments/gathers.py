@@ -23,8 +23,7 @@ from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
-from dist_wandb.payloads.media.images import MergedImages
-from dist_wandb.payloads.media.tables import MergedTable, differ
+from dist_wandb.payloads.media.panels import MergedImages, MergedTable, differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.topology.ranges import named
 
