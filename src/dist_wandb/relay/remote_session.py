@@ -27,7 +27,7 @@ from dist_wandb.relay import local_sockets
 from dist_wandb.relay.local_sockets import Address, connect
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
-from dist_wandb.settings.config_copy import ConfigCopy
+from dist_wandb.settings.config_values import ConfigCopy
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
