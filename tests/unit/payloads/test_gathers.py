@@ -26,8 +26,7 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
-from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.series import Series
+from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers
 from dist_wandb.payloads.media.cells import Part

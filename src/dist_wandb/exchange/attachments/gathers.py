@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
-from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.series import Series
+from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
