@@ -23,7 +23,7 @@ from record_files import content_of, new_record
 from dist_wandb.cli import formatting, show, show_cards, show_table
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
-from dist_wandb.restart.records import RestartRecord
+from dist_wandb.restart.store import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
 from dist_wandb.wandb_files import debug_log, history, inspection, reading
