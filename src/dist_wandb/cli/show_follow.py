@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from dist_wandb.cli.formatting import number, number_of
+from dist_wandb.cli.command import number, number_of
 from dist_wandb.cli.show_cards import STATES, card, matching
 from dist_wandb.errors import DistWandbError, ReadError, in_words, visible
 from dist_wandb.reading.files import files_below

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_trust_argument
-from dist_wandb.cli.formatting import console, number_of
+from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
 from dist_wandb.errors import UploadError, visible
 from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
