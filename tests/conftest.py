@@ -29,7 +29,8 @@ from dist_wandb.exchange import collective, direct, interface
 from dist_wandb.exchange.protocol import pacing
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.notices import Notices
-from dist_wandb.restart import records, resuming
+from dist_wandb.restart import resuming
+from dist_wandb.restart import store as restart_store
 from dist_wandb.runs import interception
 from dist_wandb.runs.job_arguments import chosen_config
 from dist_wandb.session import inherited_rank, job_description, opener, registry
@@ -281,7 +282,7 @@ def fake_wandb(
     monkeypatch.setattr(job_description, "_opened", type(job_description._opened)())
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
-    monkeypatch.setattr(records, "_notices", Notices())
+    monkeypatch.setattr(restart_store, "_notices", Notices())
     for module in (collective, direct):
         monkeypatch.setattr(module, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
     monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together

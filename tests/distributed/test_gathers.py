@@ -24,7 +24,7 @@ from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.payloads.media import pictures
+from dist_wandb.payloads.media import cells, panels
 
 SMALL = 1100  # approximate bytes of a table of one row, while it is kept
 
@@ -40,7 +40,7 @@ class Looking(RecordingRun):
     def _seen(value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        return [(pictures.caption(image), image.image.getpixel((0, 0))) for image in value]
+        return [(cells.caption_of(image), image.image.getpixel((0, 0))) for image in value]
 
 
 def rows_of(rank: int, number: int) -> list[list[Any]]:
@@ -344,13 +344,13 @@ def test_images_logged_immediately_before_a_failure_are_written(
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
-    png = pictures.png
+    png = panels.png_of
 
     def png_slowly(*arguments: Any) -> bytes:
         time.sleep(0.2)
         return png(*arguments)
 
-    monkeypatch.setattr(pictures, "png", png_slowly)
+    monkeypatch.setattr(panels, "png_of", png_slowly)
     unit.log(0, {"samples": gathered(images(7))}, 1)
     unit.die(0)
     assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}

@@ -20,10 +20,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
-from dist_wandb.cli import formatting, show, show_cards, show_table
+from dist_wandb.cli import command, show, show_cards, show_table
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
-from dist_wandb.restart.records import RestartRecord
+from dist_wandb.restart.store import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
 from dist_wandb.wandb_files import debug_log, history, inspection, reading
@@ -391,7 +391,7 @@ def _read_inspection(data: bytes) -> None:
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
     (joined,) = brought_together([run, run])
-    json.dumps(formatting._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
+    json.dumps(command._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
     show_cards.card(joined, ["*"], 80)
     show_table.runs_table([joined], None)
 

@@ -13,11 +13,11 @@ from fuzzing import Target
 from PIL import Image
 
 from dist_wandb.errors import ReadError
-from dist_wandb.report import media, pictures
+from dist_wandb.report import media
+from dist_wandb.report.building import sections
 from dist_wandb.report.files import Reader
 from dist_wandb.report.model import Report
 from dist_wandb.report.page import json_of
-from dist_wandb.report.sections import sections
 from dist_wandb.report.thinning import Budget
 from dist_wandb.wandb_files import inspection
 from dist_wandb.wandb_files.small_files import parse_json
@@ -71,7 +71,7 @@ def _pictures() -> list[bytes]:
 
 
 def _read_picture(data: bytes) -> None:
-    found = pictures.checked(data)
+    found = media.checked(data)
     if found is not None:
         assert found.kind in ("image/png", "image/jpeg")
         assert 0 < found.width * found.height <= 64 * 2**20

@@ -17,7 +17,7 @@ import wandb
 from wandb.integration.torch import wandb_torch
 
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.payloads.media import pictures
+from dist_wandb.payloads.media import cells
 from dist_wandb.runs.config_guard import can_hold
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.summary import SummaryWrites
@@ -148,9 +148,9 @@ def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> N
 def test_wandbs_images_expose_caption_overlays_and_file() -> None:
     """Uses guarded private names of wandb. Without them, captions are lost and images are encoded twice."""
     image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
-    assert pictures.caption(image) == "x"
-    assert pictures.has_overlays(image)
-    path = pictures._path_of(image)
+    assert cells.caption_of(image) == "x"
+    assert cells.has_overlays(image)
+    path = cells._path_of(image)
     assert path is not None
     assert path.is_file()
 

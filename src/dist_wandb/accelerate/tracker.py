@@ -2,7 +2,7 @@
 
 Accelerate calls its trackers on the main process only. Four methods of `Accelerator` are wrapped so that the other
 ranks take part (`wrapping`); `DistWandbTracker.attach` works without wrapping. If the script starts the tracker on the
-main process only, the other ranks join its session later (`late_join`).
+main process only, the other ranks join its session later (`start`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ except ModuleNotFoundError as _error:
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from _error
 
-from dist_wandb.accelerate.arguments import InitArguments
-from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, LateJoin, await_session
-from dist_wandb.accelerate.names import NAME, register
+from dist_wandb.accelerate.start import INTEGRATION, ConfigOnceStarted, InitArguments, LateJoin, await_session
 from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
-from dist_wandb.accelerate.wrapping import Trackers, name_as_scripts_do, store_given_configuration, wrap_accelerator
+from dist_wandb.accelerate.wrapping import (
+    NAME,
+    Trackers,
+    name_as_scripts_do,
+    register,
+    store_given_configuration,
+    wrap_accelerator,
+)
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs import interception, wandb_media

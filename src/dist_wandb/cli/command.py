@@ -1,12 +1,28 @@
-"""The description of a command, and arguments that several commands share."""
+"""What the commands share: their description and arguments, and the format of their output.
+
+The output consists of tables, numbers, sparklines and JSON.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from dist_wandb.runs.destination import TRUST_OPTION, is_address
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_GAP = "·"
 
 
 @dataclass(frozen=True)
@@ -48,3 +64,89 @@ def _address(text: str) -> str:
     if not is_address(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not the address of a server, such as https://wandb.example")
     return text
+
+
+def console() -> Console:
+    """Return a console with the width of the terminal, or without a limit if stdout is not a terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
+    found = Console()
+    if not found.is_terminal:
+        found.width = 10_000
+    return found
+
+
+def table() -> Table:
+    """Return an empty table with a line below its headings."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        border_style="dim",
+    )
+
+
+def number(value: float) -> str:
+    """Format a number in few digits; integers in full."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:  # noqa: PLR2004  # digits a float holds
+        return str(int(value))
+    return f"{value:.5g}"
+
+
+def number_of(count: int, noun: str) -> str:
+    """Format a count with its noun: ``"no rows"``, ``"1 row"``, ``"2 rows"``."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(_json_value(value), indent=2, allow_nan=False))
+
+
+def _json_value(value: Any) -> Any:
+    """Return `value` with NaN and infinities as strings, because JSON has no numbers for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a series, oldest value first, as at most `width` block characters: ``"▁▃▅▇█"``; NaN is a gap, ``·``.
+
+    Blocks are scaled between the smallest and the largest value; a constant series is a line at half height.
+    """
+    series = shortened(values, width)
+    finite = [value for value in series if math.isfinite(value)]
+    if not finite:
+        return _GAP * len(series)
+    low, high = min(finite), max(finite)
+    return "".join(_block(value, low, high) for value in series)
+
+
+def shortened(values: Sequence[float], length: int) -> list[float]:
+    """Shorten a series to at most `length` means of equal sections; NaN for a section without finite values."""
+    if len(values) <= length:
+        return list(values)
+    bounds = [round(index * len(values) / length) for index in range(length + 1)]
+    return [_mean(values[start:end]) for start, end in pairwise(bounds)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else math.nan
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return _GAP
+    half_range = high / 2 - low / 2  # halved, because the difference of two floats may overflow
+    if half_range == 0:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1]
+    height = (value / 2 - low / 2) / half_range
+    return _BLOCKS[min(int(height * len(_BLOCKS)), len(_BLOCKS) - 1)]

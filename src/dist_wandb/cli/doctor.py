@@ -9,9 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_json_argument, add_trust_argument
+from dist_wandb.cli.command import Command, add_json_argument, add_trust_argument, console, print_json
 from dist_wandb.cli.diagnosis import GENERATED, Diagnosis, examine
-from dist_wandb.cli.formatting import console, print_json
 from dist_wandb.errors import visible
 from dist_wandb.settings.config_secrets import without_passwords
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES

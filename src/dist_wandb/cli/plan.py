@@ -11,8 +11,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_json_argument
-from dist_wandb.cli.formatting import console, number_of, print_json, table
+from dist_wandb.cli.command import Command, add_json_argument, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.argument_checks import check_id

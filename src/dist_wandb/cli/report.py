@@ -6,8 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from dist_wandb.cli.command import Command, add_secrets_argument
-from dist_wandb.cli.formatting import number_of
+from dist_wandb.cli.command import Command, add_secrets_argument, number_of
 from dist_wandb.errors import ReadError, visible
 from dist_wandb.report.building import build
 from dist_wandb.report.page import check_target, plotly_script, write_page

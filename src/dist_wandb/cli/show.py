@@ -14,13 +14,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_secrets_argument
-from dist_wandb.cli.formatting import console, number_of, print_json, shortened
+from dist_wandb.cli.command import Command, add_secrets_argument, console, number_of, print_json, shortened
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
 from dist_wandb.cli.show_follow import follow, just_begun
 from dist_wandb.cli.show_table import print_rows, runs_table
 from dist_wandb.errors import ConfigurationError, ReadError, visible
-from dist_wandb.reading.found import runs_below
+from dist_wandb.reading.files import runs_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import Condition, chosen, ordered
 from dist_wandb.settings.config_secrets import redacted

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dist_wandb.cli.formatting import number, number_of, sparkline, table
+from dist_wandb.cli.command import number, number_of, sparkline, table
 from dist_wandb.errors import visible
 from dist_wandb.reading.ranks import SPREAD, by_rank, of_rank, slow_rank, spreads_among
 from dist_wandb.reading.runs import LocalRun, Writer

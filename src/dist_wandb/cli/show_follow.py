@@ -15,10 +15,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from dist_wandb.cli.formatting import number, number_of
+from dist_wandb.cli.command import number, number_of
 from dist_wandb.cli.show_cards import STATES, card, matching
 from dist_wandb.errors import DistWandbError, ReadError, in_words, visible
-from dist_wandb.reading.found import files_below
+from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun, size_of

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.formatting import console, number, print_json, table
+from dist_wandb.cli.command import console, number, print_json, table
 from dist_wandb.cli.show_cards import STATES
 from dist_wandb.errors import visible
 from dist_wandb.reading.ranks import SPREAD, of_rank

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_trust_argument
-from dist_wandb.cli.formatting import console, number_of
+from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
 from dist_wandb.errors import UploadError, visible
-from dist_wandb.reading.found import runs_below
+from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.model import Terms, UploadFile, UploadRun

@@ -16,9 +16,9 @@ from typing import Any
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Checkpoint, Result
 from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.protocol.calls import is_attached
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.series import is_attached
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.transport.group import Alone, Group
 

@@ -16,9 +16,8 @@ from dist_wandb.exchange.held import Held, Own, RowWriter
 from dist_wandb.exchange.protocol.calls import Call
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import Later, LaterValue, known
-from dist_wandb.payloads.scalars import is_number
+from dist_wandb.payloads.scalars import checked_weight, is_number
 from dist_wandb.settings.reduction import WITHOUT_NANS, PerRankNames
 
 _FLOATS = {float}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.lightning.name_spaces import OfLightning
 from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
-from dist_wandb.settings.config_copy import ConfigCopy
-from dist_wandb.settings.config_values import given_values
+from dist_wandb.settings.config_values import ConfigCopy, given_values
 
 if TYPE_CHECKING:
     from dist_wandb.lightning.session_holder import SessionHolder

@@ -15,8 +15,7 @@ from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.experiment import NullExperiment
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, SessionHolder
-from dist_wandb.lightning.timings import measure
-from dist_wandb.lightning.trainers import base_ids_of, remember, trainer_of
+from dist_wandb.lightning.trainers import base_ids_of, measure, remember, trainer_of
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.runs import argument_checks

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.lightning.early_run import EarlyRun, told_of
-from dist_wandb.lightning.launch_state import LaunchState, is_spawning, known_topology
+from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import is_a
-from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import axes, handover, requested, run_metadata

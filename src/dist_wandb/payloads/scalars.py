@@ -1,21 +1,25 @@
-"""Copies of logged values that could change, made on the training thread without waiting for a device.
+"""The arguments of `log`: checks of names, steps and weights, and copies of values that could change.
 
-Numbers on the host become Python numbers. Scalar tensors on a device are stacked, one stack per device and dtype, and
-copied asynchronously, followed by an event; vectors, also in lists, are copied one by one. States of torchmetrics'
-objects are copied, and so are tables and images to be gathered. For a replicated `DTensor`, this rank's local tensor is
-used. A part of one is refused, because `full_tensor` would be a collective (`devices.whole`).
+Copies are made on the training thread without waiting for a device. Numbers on the host become Python numbers. Scalar
+tensors on a device are stacked, one stack per device and dtype, and copied asynchronously, followed by an event;
+vectors, also in lists, are copied one by one. States of torchmetrics' objects are copied, and so are tables and images
+to be gathered. For a replicated `DTensor`, this rank's local tensor is used. A part of one is refused, because
+`full_tensor` would be a collective (`devices.whole`).
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.checks import check_name, checked_weight
 from dist_wandb.payloads.devices import PLAIN, HostCopy, Later, LaterValue, as_tensor, copy_for_numpy, whole
 from dist_wandb.payloads.torchmetrics.metrics import is_metric, take_snapshot
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +27,72 @@ if TYPE_CHECKING:
 Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
 
 _DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
+
+
+def checked_weight(argument: str, weight: float, rank: int) -> float:
+    """Return a weight; raise ConfigurationError if it is negative or not finite."""
+    if 0 <= weight < math.inf:
+        return weight
+    raise ConfigurationError(
+        f"{argument}={weight!r} on rank {rank} is negative or not finite, so no mean can be weighted with it. Pass the "
+        "number of samples or tokens behind the values; 0 if there were none."
+    )
+
+
+class NotARowError(ConfigurationError, TypeError):
+    """What was given to `log` is not a row: a `TypeError`, as in wandb."""
+
+
+def check_row(metrics: object, rank: int) -> None:
+    """Raise NotARowError for a row that is not a mapping of names to values, or has a name that W&B cannot store."""
+    if not isinstance(metrics, (dict, Mapping)):  # the check for a dict is faster
+        raise NotARowError(
+            f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
+            'to values, as in log({"loss": 0.5}).'
+        )
+    try:
+        names = "".join(metrics)  # all names at once, because this is a hot path
+    except TypeError:  # some name is not text
+        names = "\0"
+    if "\0" in names or not names.isascii():
+        for name in metrics:
+            check_name(name, rank)
+
+
+def check_name(name: object, rank: int) -> None:
+    """Raise NotARowError for a name that W&B cannot store, such as one with NUL characters or lone surrogates."""
+    if isinstance(name, str) and "\0" not in name:
+        if name.isascii():
+            return
+        with suppress(UnicodeEncodeError):
+            name.encode()
+            return
+    raise NotARowError(
+        f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
+        "are text, without NUL characters and lone surrogates. Nothing of this row was written."
+    )
+
+
+def checked_step(step: object, rank: int) -> int:
+    """Return the step as an integer; raise ConfigurationError if it is none, negative, or not exact in a float64."""
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]  # anything else raises
+    except TypeError:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is not an integer, but rows of the ranks are matched by it. Pass the "
+            "number of optimizer steps so far."
+        ) from None
+    if number < 0:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is negative, but the x axis begins at 0. Pass the number of optimizer steps "
+            "so far, or no step."
+        )
+    if number > LARGEST_EXACT_INTEGER:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot distinguish steps. Pass the number of "
+            "optimizer steps so far, or a time in seconds."
+        )
+    return number
 
 
 def are_plain(metrics: Mapping[str, Any]) -> bool:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest
-from dist_wandb.reading.found import runs_below
-from dist_wandb.reading.history import columns_of, summary_of
+from dist_wandb.reading.files import columns_of, runs_below, summary_of
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun
 from dist_wandb.wandb_files.statistics import MetricHistory, joined

@@ -21,14 +21,13 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.devices import copied_tensor, whole_tensors
-from dist_wandb.payloads.scalars import Weight, copied_weight
+from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight
 from dist_wandb.relay import local_sockets
 from dist_wandb.relay.local_sockets import Address, connect
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
-from dist_wandb.settings.config_copy import ConfigCopy
+from dist_wandb.settings.config_values import ConfigCopy
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:

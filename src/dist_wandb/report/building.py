@@ -1,26 +1,39 @@
-"""Build a report: find and read the runs below a directory."""
+"""Build a report: find and read the runs below a directory, and group their files into the runs of the report.
+
+A run of a report is a shared run, or a job that has a run for each rank.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from dist_wandb._version import __version__
 from dist_wandb.errors import ReadError
-from dist_wandb.reading.found import files_below
+from dist_wandb.reading.files import files_below
+from dist_wandb.reading.runs import brought_together
 from dist_wandb.report import media, thinning
-from dist_wandb.report.files import FileForReport, read_for_report
-from dist_wandb.report.model import Report
-from dist_wandb.report.sections import sections
+from dist_wandb.report.charts import Drawing, charts_of, heat_maps_of, system_charts_of
+from dist_wandb.report.files import MOST_NAMES, FileForReport, read_for_report
+from dist_wandb.report.media import Budget, MediaReader, cell_text
+from dist_wandb.report.model import Console, Degraded, Image, Report, Run, State, Table, Writer, plain
 from dist_wandb.settings.config_secrets import redacted
+from dist_wandb.uploads.plan import is_uploaded
+from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.interruptible import read_each
+from dist_wandb.wandb_files.reading import StoredRun
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
 _PARALLEL_READERS = 4
+_MOST_CONFIG, _LONGEST_NAME = 2000, 200
+_SHOWN_VALUES = 8  # of one name of the config, if writers differ
+_LINES_OF_CONSOLE = 20_000  # of one run
 
 
 def build(directory: Path, metrics: Sequence[str] = ("*",), *, secrets: bool = False) -> Report:
@@ -48,3 +61,173 @@ def build(directory: Path, metrics: Sequence[str] = ("*",), *, secrets: bool = F
         runs=sections(found, media.Budget(_ROOM_FOR_MEDIA)),
         unreadable=problems[:100],
     )
+
+
+def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
+    """Return the runs of a report, newest first within their groups. `room` is for images and tables."""
+    by_path = {file.stored.path: file for file in files}
+    together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
+    for run in brought_together(file.stored for file in by_path.values()):
+        for writer in run.writers:
+            together[_key(writer.parts[0])] += [by_path[part.path] for part in writer.parts]
+    runs = [_section(sorted(group, key=_rank), room) for group in together.values()]
+    runs.sort(key=lambda run: natural_order(run.name))
+    runs.sort(key=lambda run: run.started or "", reverse=True)
+    runs.sort(key=lambda run: (run.project or "", run.group or ""))
+    return runs
+
+
+def _key(stored: StoredRun) -> tuple[str, ...]:
+    """Return the key that all files of one section have in common."""
+    sidecar = stored.sidecar
+    if sidecar is not None and sidecar.run_mode == "new" and sidecar.world_size > 1:
+        return "job", stored.project or "", stored.group or sidecar.group or "", sidecar.base_id or ""
+    return "run", stored.project or "", stored.run_id
+
+
+def _rank(file: FileForReport) -> tuple[bool, int]:
+    """A sort key: primaries first, then by rank. The order of one writer's files is kept."""
+    sidecar = file.stored.sidecar
+    is_other = sidecar is not None and sidecar.shared and not sidecar.primary
+    return is_other, sidecar.global_rank if sidecar else 0
+
+
+def _section(files: Sequence[FileForReport], room: Budget) -> Run:
+    first = files[0].stored
+    is_job = _key(first)[0] == "job"
+    names = [_writer_name(file.stored, len(files)) for file in files]
+    world = first.sidecar.world_size if first.sidecar else None
+    drawing = Drawing(list(zip(names, files, strict=True)), is_job, world)
+    images, tables, missed = _media(files, names, room)
+    config, differing = _config(files, names)
+    run_id = plain(_key(first)[2] or _key(first)[3] if is_job else first.run_id)[:_LONGEST_NAME]
+    states = {file.stored.state for file in files}
+    state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
+    writers = [_writer(name, file) for name, file in zip(names, files, strict=True)]
+    return Run(
+        name=run_id if is_job else _text(first.name) or run_id,
+        run_id=run_id,
+        project=_text(first.project),
+        group=_text(first.group),
+        job_type=_text(first.job_type),
+        tags=[plain(tag)[:_LONGEST_NAME] for tag in first.tags[:50]],
+        started=_text(min((file.stored.started for file in files if file.stored.started), default=None)),
+        state=state,
+        mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
+        world=world,
+        rows=sum(file.rows.progress.rows for file in files),
+        uploaded=sum(writer.uploaded for writer in writers),
+        writers=writers,
+        degraded=_degraded(files),
+        config=config,
+        differing=differing,
+        charts=charts_of(drawing),
+        system=system_charts_of(drawing),
+        heat=heat_maps_of(drawing),
+        slowest=drawing.slowest(),
+        images=images,
+        tables=tables,
+        console=_console(files, names),
+        notes=[*_left_out(files), *missed],
+    )
+
+
+def _writer_name(stored: StoredRun, of: int) -> str:
+    sidecar = stored.sidecar
+    if sidecar is None or sidecar.world_size == 1:
+        return "the run" if of == 1 else plain(stored.path.parent.name)[:_LONGEST_NAME]
+    if sidecar.run_mode == "auto" and sidecar.shared and not sidecar.primary:
+        return plain(sidecar.label or f"node {sidecar.node_rank}")
+    return f"rank {sidecar.global_rank}"
+
+
+def _writer(name: str, file: FileForReport) -> Writer:
+    stored, sidecar = file.stored, file.stored.sidecar
+    return Writer(
+        name=name,
+        label=sidecar.label if sidecar else None,
+        run_id=plain(stored.run_id)[:_LONGEST_NAME],
+        rank=sidecar.global_rank if sidecar else None,
+        node=sidecar.node_rank if sidecar else None,
+        primary=sidecar.primary if sidecar else True,
+        state=stored.state,
+        exit_code=stored.exit_code,
+        rows=file.rows.progress.rows,
+        last=file.rows.progress.last,
+        uploaded=is_uploaded(stored),
+        directory=plain(str(stored.path.parent)),
+        problems=[plain(problem) for problem in stored.problems],
+    )
+
+
+def _degraded(files: Iterable[FileForReport]) -> Degraded:
+    found = [file.rows.progress for file in files]
+    spans = sorted(span for progress in found for span in progress.spans)
+    return Degraded(sum(progress.degraded for progress in found), max(progress.most for progress in found), spans[:100])
+
+
+def _left_out(files: Iterable[FileForReport]) -> list[str]:
+    left_out = max((len(file.rows.left_out) for file in files), default=0)
+    if not left_out:
+        return []
+    return [f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"]
+
+
+def _media(
+    files: Sequence[FileForReport], names: Sequence[str], room: Budget
+) -> tuple[list[Image], list[Table], list[str]]:
+    images: list[Image] = []
+    tables: list[Table] = []
+    notes: list[str] = []
+    for name, file in zip(names, files, strict=True):
+        reader = MediaReader(file.stored.path.parent, room, file.stored.directory)
+        found, more = reader.read(file.rows.media)
+        images += found
+        tables += more
+        notes += [f"{note} ({name})" if len(files) > 1 else note for note in reader.notes]
+    return images, tables, notes[:50]
+
+
+def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Console]:
+    each = max(50, _LINES_OF_CONSOLE // len(files))
+    consoles = []
+    for name, file in zip(names, files, strict=True):
+        lines = list(file.console.lines)[-each:]
+        if lines:
+            consoles.append(Console(name, lines, file.console.count - len(lines)))
+    return consoles
+
+
+def _config(files: Sequence[FileForReport], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the config of the first file, with all values of names that differ between files; and these names."""
+    configs = [_flat(file.stored.config) for file in files]
+    shown: dict[str, str] = {}
+    differing = []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        if len(shown) == _MOST_CONFIG:
+            break
+        values = [config.get(name, "(not set)") for config in configs]
+        shown[name] = values[0]
+        if len(set(values)) > 1:
+            differing.append(name)
+            texts = [f"{writer}: {value}" for writer, value in zip(names, values, strict=True)]
+            more = [f"and {len(texts) - _SHOWN_VALUES} more"] if len(texts) > _SHOWN_VALUES else []
+            shown[name] = " · ".join([*texts[:_SHOWN_VALUES], *more])
+    return shown, differing
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return names and values as text; names of nested mappings are joined by dots."""
+    found: dict[str, str] = {}
+    pending: list[tuple[str, Any]] = list(config.items())[::-1]
+    while pending and len(found) < _MOST_CONFIG:
+        name, value = pending.pop()
+        if isinstance(value, dict) and value and len(name) < _LONGEST_NAME:
+            pending += [(f"{name}.{inner}", item) for inner, item in reversed(value.items())]
+        else:
+            found[plain(name)[:_LONGEST_NAME]] = cell_text(value)
+    return found
+
+
+def _text(value: str | None) -> str | None:
+    return None if value is None else plain(value)[:_LONGEST_NAME]

@@ -11,12 +11,9 @@ from functools import partial
 
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.reading.ranks import of_rank
-from dist_wandb.report.blame import STRAGGLER, Blame
-from dist_wandb.report.console import plain
-from dist_wandb.report.files import FileForReport
-from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, shortened
-from dist_wandb.report.rows import MAIN_AXES
-from dist_wandb.report.thinning import Cell, Curve, Stretch, cells, edges_of
+from dist_wandb.report.files import MAIN_AXES, FileForReport
+from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
+from dist_wandb.report.thinning import STRAGGLER, Blame, Cell, Curve, Stretch, cells, edges_of
 from dist_wandb.wandb_files.finding import natural_order
 
 _SPREAD = ("/min", "/max", "/std", "/argmax_rank")

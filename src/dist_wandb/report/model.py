@@ -1,8 +1,13 @@
-"""The contents of a report as plain data. `page.py` writes them into the page as JSON, under these names."""
+"""The contents of a report as plain data, and text that a page can show: the last lines that a process printed.
+
+`page.py` writes the data into the page as JSON, under these names.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,6 +16,11 @@ _DIGITS_OF_X = 12
 _DIGITS = 6
 
 State = Literal["finished", "failed", "unfinished"]
+_MOST_LINES = 1000
+_LONGEST_LINE = 500  # characters
+_LONGEST_PENDING = 64 * 1024
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,1000}(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -179,3 +189,37 @@ def shortened(value: float, digits: int = _DIGITS) -> float:
     if value.is_integer() and abs(value) < 10**digits:
         return int(value)
     return float(f"{value:.{digits}g}")
+
+
+class ConsoleTail:
+    """Assembles pieces of console output into lines, as a terminal without colors would show them."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self.count: int = 0
+        """Number of all lines, including those that were dropped."""
+        self._pending = ""
+
+    def add(self, text: str) -> None:
+        """Add a piece, which may start and end in the middle of a line."""
+        *ended, self._pending = (self._pending + text).split("\n")
+        if len(self._pending) > _LONGEST_PENDING:
+            ended.append(self._pending)
+            self._pending = ""
+        for line in ended:
+            self._put(line)
+
+    def end(self) -> None:
+        """Add an incomplete last line."""
+        if self._pending:
+            self._put(self._pending)
+        self._pending = ""
+
+    def _put(self, line: str) -> None:
+        self.count += 1
+        self.lines.append(plain(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST_LINE])
+
+
+def plain(text: str) -> str:
+    """Return a text without escape sequences; control characters are replaced by U+FFFD."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", text))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Protocol
 
-from dist_wandb.settings.config_copy import ConfigCopy
-from dist_wandb.settings.config_values import given_values
+from dist_wandb.settings.config_values import ConfigCopy, given_values
 from dist_wandb.settings.config_withheld import Known
 
 

@@ -20,8 +20,7 @@ from typing import Any
 from dist_wandb.payloads.devices import PLAIN, Later
 from dist_wandb.payloads.media.cells import Picture
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.media.images import MergedImages
-from dist_wandb.payloads.media.tables import MergedTable
+from dist_wandb.payloads.media.panels import MergedImages, MergedTable
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 _MERGED = frozenset({MergedTable, MergedImages})

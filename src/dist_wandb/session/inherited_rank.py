@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dist_wandb.errors import ReadError
-from dist_wandb.topology.launch import inherited_variables, node_identity
-from dist_wandb.topology.processes import ancestors, started_at
+from dist_wandb.topology.launch import ancestors, inherited_variables, node_identity, started_at
 from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
 _announced: list[tuple[int, bytes]] = []  # the process that has announced itself, and what it wrote

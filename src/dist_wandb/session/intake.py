@@ -14,9 +14,8 @@ from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.exchange.worker import Hooks
-from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.scalars import Weight, are_plain, copied_row, copied_weight
+from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.session.moving import MOVED, successor_of

@@ -28,7 +28,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore
 from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.restart import resuming
-from dist_wandb.restart.next_row import next_row
+from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps, wandb_private

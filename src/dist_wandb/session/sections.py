@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.checks import check_name
+from dist_wandb.payloads.scalars import check_name
 from dist_wandb.settings.reduction import BUSY, STEP, TIMES
 
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""Values of a run's config, in forms that other ranks can show and compare. Pure."""
+"""Values of a run's config, in forms that other ranks can show and compare; and a copy of a config. Pure."""
 
 from __future__ import annotations
 
@@ -221,3 +221,24 @@ def listed(items: list[str]) -> str:
     """Join items of a message in one line, limited to the first ten."""
     more = f"; and {len(items) - _MOST_SHOWN} more" if len(items) > _MOST_SHOWN else ""
     return "; ".join(items[:_MOST_SHOWN]) + more
+
+
+class ConfigCopy(dict[str, Any]):
+    """The config of a run at the time of the copy. Names can be read as attributes; changes affect only the copy."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the config has no {name!r}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values by name."""
+        return dict(self)
+
+    def update(  # type: ignore[override]  # as W&B's config
+        self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Change values, in this copy only."""
+        del allow_val_change
+        super().update(values, **kwargs)

@@ -1,10 +1,11 @@
-"""The launcher's variables about the whole job, and names of the job and its nodes."""
+"""How this process was started: its ancestors, the launcher's variables about the job, and names of job and nodes."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from dist_wandb.topology.launchers import LAUNCHERS, SLURM, Environ, Readings, i
 from dist_wandb.topology.model import Topology
 
 _OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
+_PARENT, _START = 1, 19  # fields of /proc/PID/stat after the name of the program
 
 
 @dataclass(frozen=True)
@@ -114,3 +116,23 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
         return ""
+
+
+def ancestors() -> Iterator[int]:
+    """Yield the ids of the processes that have started this one, the parent first; without ``/proc`` only that."""
+    process = os.getppid()
+    while process > 1:
+        yield process
+        process = _field(process, _PARENT) or 0
+
+
+def started_at(process: int) -> int | None:
+    """Return when a process was started, in the kernel's ticks; `None` if unknown. Its id may be used again."""
+    return _field(process, _START)
+
+
+def _field(process: int, index: int) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[index])
+    return None

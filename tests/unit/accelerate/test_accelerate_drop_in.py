@@ -18,10 +18,10 @@ from accelerate.utils import DistributedType, LoggerType
 
 import dist_wandb
 from dist_wandb import DistWandbTracker, get_run
-from dist_wandb.accelerate import names
-from dist_wandb.accelerate.late_join import INTEGRATION
-from dist_wandb.accelerate.names import StandInName
+from dist_wandb.accelerate import wrapping
+from dist_wandb.accelerate.start import INTEGRATION
 from dist_wandb.accelerate.world import current_topology
+from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import registry
@@ -221,7 +221,7 @@ def test_an_accelerate_with_another_signature_is_not_patched(monkeypatch: pytest
     monkeypatch.setattr(accelerators, "filter_trackers", other)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Accelerate warns about a name that is registered twice
-        names.register(DistWandbTracker)
+        wrapping.register(DistWandbTracker)
     assert accelerators.filter_trackers is other
 
 

@@ -21,8 +21,8 @@ from offline_runs import code_with_reader, install_reader, refuse_to_scan, sidec
 
 from dist_wandb._version import __version__
 from dist_wandb.cli import show
+from dist_wandb.cli.command import shortened, sparkline
 from dist_wandb.cli.commands import main
-from dist_wandb.cli.formatting import shortened, sparkline
 from dist_wandb.errors import ReadError
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState

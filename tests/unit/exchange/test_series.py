@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.series import NUMBER, Series, is_attached, series_of
+from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series, is_attached, series_of
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 

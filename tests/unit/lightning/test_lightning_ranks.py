@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.lightning import session_holder
-from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 

@@ -22,7 +22,7 @@ from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.checkpoints import KEY
-from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.restart.store import DIRECTORY, RestartStore
 from dist_wandb.session import registry
 from dist_wandb.settings.options import Options

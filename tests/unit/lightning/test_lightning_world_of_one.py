@@ -25,7 +25,7 @@ from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.lightning import session_holder
-from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import OPTION_NAMES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from strangers import OBSTACLES, give_away
 
-from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.lightning.launching import ScriptIds
 
 Child = Callable[[], ScriptIds]
 
@@ -144,7 +144,7 @@ def test_if_the_file_cannot_be_written_ids_are_passed_later(tmp_path: Path) -> N
 
 def test_the_file_is_removed_with_its_process_and_the_environment_unchanged(tmp_path: Path) -> None:
     script = (
-        "import os, pathlib, sys; before = dict(os.environ); from dist_wandb.lightning.script_ids import ScriptIds; "
+        "import os, pathlib, sys; before = dict(os.environ); from dist_wandb.lightning.launching import ScriptIds; "
         "ScriptIds().next_id('first'); print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*')))); "
         "assert dict(os.environ) == before; os.fork() or sys.exit(); os.wait(); "
         "print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*'))))"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.checks import check_row, checked_step
+from dist_wandb.payloads.scalars import check_row, checked_step
 
 
 @pytest.mark.parametrize("step", [0, 1, 2**53, True, np.int64(7)])

@@ -26,13 +26,12 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
-from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.series import Series
+from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.media import cells, gathers, pictures
+from dist_wandb.payloads.media import cells, gathers
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table
-from dist_wandb.payloads.media.tables import differ, merged_table
+from dist_wandb.payloads.media.panels import differ, merged_table
 from dist_wandb.runs import wandb_media
 from dist_wandb.topology.model import Topology
 
@@ -137,10 +136,10 @@ def test_later_changes_do_not_affect_gathered_values() -> None:
     tensor += 1
     picture.putpixel((0, 0), 9)
     rows.append([])
-    ((*cells, image),) = sent(value).items
-    assert cells == [[1], [1.0, 1.0], [1.0, 1.0]]
+    ((*plain, image),) = sent(value).items
+    assert plain == [[1], [1.0, 1.0], [1.0, 1.0]]
     expected = (5, *(pixels(wandb.Image(made)).getpixel((0, 0)) for made in (np.ones((1, 2)), torch.ones(1, 1, 2))))
-    found = [pictures.opened(item.value).getpixel((0, 0)) for item in (image, *sent(panel).items)]
+    found = [cells.opened_image(item.value).getpixel((0, 0)) for item in (image, *sent(panel).items)]
     assert found == [expected[0], *expected[1:], expected[0]]
 
 
@@ -240,7 +239,7 @@ def test_images_arrive_as_wandb_shows_them(image: Any) -> None:
     is_cmyk = getattr(image, "mode", None) == "CMYK"
     shown = image.convert("RGB") if is_cmyk else pixels(wandb.Image(image))
     (picture,) = sent(gathered([image])).items
-    arrived = pictures.opened(picture.value)
+    arrived = cells.opened_image(picture.value)
     assert arrived.format == "PNG"
     assert (arrived.mode, arrived.size, arrived.tobytes()) == (shown.mode, shown.size, shown.tobytes())
 
@@ -248,7 +247,7 @@ def test_images_arrive_as_wandb_shows_them(image: Any) -> None:
 def test_files_and_figures_are_read_at_once(tmp_path: Path) -> None:
     value = gathered([str(file_with(7, tmp_path)), file_with(7, tmp_path), Figure()])
     file_with(9, tmp_path)
-    opened = [pictures.opened(picture.value) for picture in sent(value).items]
+    opened = [cells.opened_image(picture.value) for picture in sent(value).items]
     assert [image.getpixel((0, 0)) for image in opened] == [7, 7, (1, 2, 3)]
     with pytest.raises(FileNotFoundError):
         gathered([tmp_path / "missing.png"])
@@ -279,11 +278,11 @@ def test_encoding_leaves_no_files_behind() -> None:
         return made[-1]
 
     decoded_of(logged(gathered([np.zeros((4, 4, 3)), torch.rand(3, 4, 4)]), remember))
-    paths = [pictures._path_of(image) for image in made]
+    paths = [cells._path_of(image) for image in made]
     assert [path is not None and not path.exists() for path in paths] == [True, True]
     own = wandb.Image(np.zeros((4, 4)))
     sent(gathered([own]))
-    assert pictures._path_of(own) is not None
+    assert cells._path_of(own) is not None
     assert pixels(own).size == (4, 4), "the file of the user's image is still there"
 
 
@@ -506,7 +505,7 @@ def test_a_world_of_one_has_the_same_table_and_captions(fake_wandb: FakeWandb) -
     first, second = fake_wandb.runs[0].rows
     assert first["t"].columns == ["rank", "a", "b"]
     assert rows_of(first["t"]) == [[0, [1.0], "2j"]]
-    assert [pictures.caption(image) for image in first["i"]] == ["rank 0"]
+    assert [cells.caption_of(image) for image in first["i"]] == ["rank 0"]
     assert second == {"loss": 1.0, "global_step": 2}
 
 
@@ -580,7 +579,7 @@ def test_the_lightning_integration_gathers(fake_wandb: FakeWandb) -> None:
     first, second, third = fake_wandb.runs[0].rows
     assert (rows_of(first["fold-t"]), first["trainer/global_step"]) == ([[0, 1]], 3)
     assert rows_of(second["fold-t"]) == [[1]]
-    assert [pictures.caption(image) for image in third["fold-i"]] == ["rank 0: x"]
+    assert [cells.caption_of(image) for image in third["fold-i"]] == ["rank 0: x"]
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -591,7 +590,7 @@ def test_the_accelerate_integration_gathers(fake_wandb: FakeWandb, caplog: pytes
     tracker.log_images({"i": [np.zeros((2, 2))] * 3}, step=5, gather=True, limit=2)
     first, second = fake_wandb.runs[0].rows
     assert (rows_of(first["t"]), first["global_step"]) == ([[0, 1]], 3)
-    assert [pictures.caption(image) for image in second["i"]] == ["rank 0"] * 2
+    assert [cells.caption_of(image) for image in second["i"]] == ["rank 0"] * 2
     assert "'t' has 1 of 2 rows" in caplog.text
     assert "'i' has 2 of 3 images" in caplog.text
     tracker.finish()

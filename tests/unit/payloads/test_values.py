@@ -17,9 +17,8 @@ import torchmetrics
 import wandb
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import HostCopy, Later, known
-from dist_wandb.payloads.scalars import copied_row, copied_weight, is_number
+from dist_wandb.payloads.scalars import checked_weight, copied_row, copied_weight, is_number
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from dist_wandb.report.blame import Blame
 from dist_wandb.report.model import HeatMap
+from dist_wandb.report.thinning import Blame
 
 
 def blame_of(ranks: int, slow: int | None, rows: int, seed: int, factor: float = 1.3) -> Blame:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.report.console import ConsoleTail, plain
+from dist_wandb.report.model import ConsoleTail, plain
 
 
 def lines_of(*pieces: str) -> list[str]:

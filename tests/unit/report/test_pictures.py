@@ -6,7 +6,7 @@ import zlib
 import pytest
 from report_runs import jpeg, png
 
-from dist_wandb.report.pictures import checked, data_uri
+from dist_wandb.report.media import checked, data_uri
 
 HEAD = b"\x89PNG\r\n\x1a\n"
 

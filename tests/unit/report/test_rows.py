@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dist_wandb.report import rows
-from dist_wandb.report.rows import Rows
+from dist_wandb.report import files
+from dist_wandb.report.files import Rows
 from dist_wandb.report.thinning import Budget
 
 
@@ -86,10 +86,10 @@ def test_only_wanted_metrics_are_kept() -> None:
 
 
 def test_names_beyond_the_limit_are_only_counted() -> None:
-    row = {f"m{number}": 1.0 for number in range(3 * rows.MOST_NAMES)}
+    row = {f"m{number}": 1.0 for number in range(3 * files.MOST_NAMES)}
     found = rows_of({**row, "x" * 300: 1.0}, axis=None)
-    assert len(found.curves) == rows.MOST_NAMES
-    assert len(found.left_out) == 2 * rows.MOST_NAMES + 1
+    assert len(found.curves) == files.MOST_NAMES
+    assert len(found.left_out) == 2 * files.MOST_NAMES + 1
 
 
 def test_rows_of_timings_that_name_no_rank_count() -> None:

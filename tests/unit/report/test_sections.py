@@ -13,8 +13,8 @@ from report_runs import definition, history, png, reduced_run, shared_run
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
+from dist_wandb.report.files import Rows
 from dist_wandb.report.model import Chart, Run
-from dist_wandb.report.rows import Rows
 from dist_wandb.report.thinning import Budget
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files

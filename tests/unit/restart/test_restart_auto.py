@@ -13,7 +13,7 @@ from restarts import RECORDS, SLURM, Start, given, ids, kill, last_warnings, ran
 from strangers import OBSTACLES, give_away
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.restart.records import RestartRecord
+from dist_wandb.restart.store import RestartRecord
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options

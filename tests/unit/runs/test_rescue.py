@@ -10,7 +10,7 @@ import pytest
 import wandb
 
 from dist_wandb.payloads.media.cells import Picture
-from dist_wandb.payloads.media.images import MergedImages
+from dist_wandb.payloads.media.panels import MergedImages
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology

@@ -16,7 +16,7 @@ from strangers import give_away
 
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.opener import identify
-from dist_wandb.topology import processes
+from dist_wandb.topology import launch
 from dist_wandb.topology.model import Topology
 
 VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -119,10 +119,10 @@ def test_a_fork_of_a_rank_is_a_job_of_its_own_also_without_variables(monkeypatch
 
 
 def test_ancestors_begin_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert next(processes.ancestors()) == os.getppid()
-    monkeypatch.setattr(processes, "Path", lambda _: Path("/nowhere"))
-    assert list(processes.ancestors()) == [os.getppid()]
-    assert processes.started_at(os.getpid()) is None
+    assert next(launch.ancestors()) == os.getppid()
+    monkeypatch.setattr(launch, "Path", lambda _: Path("/nowhere"))
+    assert list(launch.ancestors()) == [os.getppid()]
+    assert launch.started_at(os.getpid()) is None
 
 
 def test_the_file_is_removed_at_exit(tmp_path: Path) -> None:

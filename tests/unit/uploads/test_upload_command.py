@@ -15,7 +15,7 @@ from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, row
 from dist_wandb.cli import sync
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
-from dist_wandb.reading import found as shared
+from dist_wandb.reading import files as shared
 from dist_wandb.runs.destination import Destination
 from dist_wandb.uploads import plan as plan_module
 from dist_wandb.uploads import problems

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from dist_wandb.exchange.protocol.series import is_attached, series_of
+from dist_wandb.exchange.protocol.calls import is_attached, series_of
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot

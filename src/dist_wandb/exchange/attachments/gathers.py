@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
-from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.series import Series
+from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
-from dist_wandb.payloads.media.images import MergedImages
-from dist_wandb.payloads.media.tables import MergedTable, differ
+from dist_wandb.payloads.media.panels import MergedImages, MergedTable, differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.topology.ranges import named
 

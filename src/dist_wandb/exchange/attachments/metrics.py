@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
-from dist_wandb.exchange.protocol.calls import Key, Outbox
-from dist_wandb.exchange.protocol.series import Series, series_of
+from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import frame, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed

@@ -1,25 +1,59 @@
-"""The calls of `log` of one rank that wait for a round, and the cells of their values. Pure.
+"""The calls of `log` of one rank that wait for a round, the cells of their values, and the series they belong to. Pure.
 
 A *cell* is one name at one step, for the same occurrence: how often the rank had logged the name at that step before.
 Without a step, the occurrence is how often it had logged the name without a step. The occurrence is counted when a call
 is posted, so ranks that log names in different orders still contribute to the same cells.
+
+A *series* is what ranks agree on before they contribute: a number under a name, or an attachment, which is a value that
+the ranks combine by an exchange of its own: states of a metric, a table, images. The rounds treat an attachment as a
+series without numbers, to find out which ranks have one, and when all of them do. Ranks agree on series as texts. The
+text of a number is its name; the text of an attachment also contains its kind and layout, because ranks whose metrics
+have different states cannot combine them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.lanes import Lanes
-from dist_wandb.exchange.protocol.series import Series, series_of
 
+NUMBER = "number"
+_SEPARATOR = "\0"  # in no name that a user may give
 _STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank restarts the count of its occurrences
 _MOST_SHAPES = 4096  # tuples of names that are kept, so that equal ones are one object
 
 Names = tuple[str, ...]
 """The series of a call, in its order."""
+
+
+class Series(NamedTuple):
+    """The common series of the ranks' contributions."""
+
+    name: str  # as the user gave it
+    kind: str = NUMBER  # `NUMBER`, or the kind of the attachment
+    layout: str = ""  # its structure, if ranks have to agree on it
+
+    @property
+    def text(self) -> str:
+        """The text on which ranks agree."""
+        return self.name if self.kind == NUMBER else _SEPARATOR.join(self)
+
+
+@lru_cache(maxsize=4096)
+def series_of(text: str) -> Series:
+    """Return the series of a text; a text without a kind is the name of a number."""
+    name, _, rest = text.partition(_SEPARATOR)
+    kind, separator, layout = rest.partition(_SEPARATOR)
+    return Series(name, kind, layout) if separator else Series(text)
+
+
+def is_attached(text: str) -> bool:
+    """Return whether the series of a text is an attachment."""
+    return _SEPARATOR in text
 
 
 class Key(NamedTuple):

@@ -1,8 +1,8 @@
 """The plan of one round: the calls that it takes, given what all ranks offer, and their numbers in its lists. Pure.
 
-The lists of a round hold the rows that are complete at once (`matching`), then the cells of the calls that go into the
-table (`choosing`). A value of the user's x axis is that of one call, the owner's: it has one place in the sums, which
-only that rank fills; behind the row's sums, or before those of all cells.
+The lists of a round hold the rows that are complete at once, then the cells of the calls that go into the table
+(`choosing`). A value of the user's x axis is that of one call, the owner's: it has one place in the sums, which only
+that rank fills; behind the row's sums, or before those of all cells.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from dist_wandb.exchange.protocol.calls import Call, Key
-from dist_wandb.exchange.protocol.choosing import Taken, chosen
+from dist_wandb.exchange.protocol.choosing import Segment, Taken, chosen, matched
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NOTHING, SUMS, Lanes, Number, number_at
-from dist_wandb.exchange.protocol.matching import Segment, matched
 from dist_wandb.exchange.protocol.memory import Owner, Remembered
 from dist_wandb.exchange.protocol.offers import Intent, Offer, parties_of
 from dist_wandb.exchange.protocol.placing import Known

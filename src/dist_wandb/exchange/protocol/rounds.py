@@ -10,9 +10,9 @@ Then the numbers of these calls are combined: each rank packs its part into a li
 `Outcome.rows` contains the rows to write, in order.
 
 The path of one call: `post` puts it into the *outbox*. Usually all ranks offer the same calls; those that are complete
-are written without any state (`matching`). What remains goes into the *table* (`choosing`, `table`), in which rows wait
-for ranks. A call stays in the outbox until every rank that usually logs one of its names offers its part, or it is old:
-so what belongs together is taken together, and the table is empty in normal life.
+are written without any state (`choosing`). What remains goes into the *table* (`table`), in which rows wait for ranks.
+A call stays in the outbox until every rank that usually logs one of its names offers its part, or it is old: so what
+belongs together is taken together, and the table is empty in normal life.
 
 A rank's `Intent` is *open*, *pausing* or *closing*. It is pausing while a caller waits until everything posted so far
 is finished, and may become open again. It is closing, permanently, once nothing more will be posted. A round in which
@@ -45,8 +45,7 @@ from dist_wandb.exchange.protocol.contributors import Ranks
 from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
 from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
 from dist_wandb.exchange.protocol.plan import Plan
-from dist_wandb.exchange.protocol.snapshots import decoded, encoded
-from dist_wandb.exchange.protocol.table import Row, Table
+from dist_wandb.exchange.protocol.table import Row, Table, decoded, encoded
 
 Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""

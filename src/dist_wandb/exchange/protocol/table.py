@@ -8,20 +8,25 @@ States of a row: *open*, from its first cell until all its cells are written; *r
 may still add to it (`memory`); *forgotten*. A row to which all ranks have contributed is forgotten at once. A value for
 a row that was forgotten earlier is too late, and not written.
 
+Ranks that join late get this state as JSON values: plain objects, by their attributes (`encoded`).
+
 The rules, with the reasons and simulations of them, are those of a reference model; `tests/support/row_model.py` judges
 their results.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Key, Names
-from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors, Ranks
-from dist_wandb.exchange.protocol.lanes import Lanes, lanes_of
+from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors, Progress, Ranks
+from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
 from dist_wandb.exchange.protocol.memory import Memory, Owner, Remembered
 from dist_wandb.exchange.protocol.placing import Cell, Known, Placing
+
+_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number)}
 
 
 class Row(NamedTuple):
@@ -169,3 +174,43 @@ class Table:
         ranks, lacks = [cell.ranks for cell in cells], [self.missing(cell) for cell in cells]
         serial, lanes = min(cell.serial for cell in cells), lanes_of([cell.number for cell in cells])
         self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
+
+
+_OBJECTS = {kind.__name__: kind for kind in (Cell, Contributors, Memory, Placing, Progress, Table)}
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as JSON values: a list with the name of its type and its items, or an object of its attributes."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return [kind, base64.b64encode(value).decode()]
+    if isinstance(value, frozenset):
+        return [kind, *sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return [kind, *map(encoded, value)]
+    if isinstance(value, dict):
+        return [kind, *([encoded(key), encoded(item)] for key, item in value.items())]
+    names = getattr(value, "__slots__", None) or vars(value)
+    return {"": kind, **{name: encoded(getattr(value, name)) for name in names}}
+
+
+def decoded(value: Any) -> Any:
+    """Return the inverse of `encoded`."""
+    if isinstance(value, dict):
+        made = object.__new__(_OBJECTS[value[""]])
+        for name, item in value.items():
+            if name:
+                setattr(made, name, decoded(item))
+        return made
+    if not isinstance(value, list):
+        return value
+    kind, *items = value
+    if kind == "bytes":
+        return base64.b64decode(items[0])
+    if kind == "dict":
+        return {decoded(key): decoded(item) for key, item in items}
+    if kind in _TUPLES:
+        return _TUPLES[kind](*map(decoded, items))
+    return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](map(decoded, items))

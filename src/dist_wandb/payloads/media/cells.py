@@ -1,18 +1,22 @@
-"""Cells of tables, and images: copies made on the training thread, and values received from other ranks."""
+"""Cells of tables, and images: copies made on the training thread, and values received from other ranks.
+
+Images of PIL and W&B are converted to PNG files. As in W&B, pillow is needed only for images.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import as_tensor
 from dist_wandb.payloads.framing import excerpt
-from dist_wandb.payloads.media import pictures
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ PLAIN = frozenset({int, float, str, bool, type(None)})
 OF_PIXELS = ("mode", "file_type")  # arguments of wandb.Image that determine the pixels
 BESIDE = ("caption", "grouping", "classes", "boxes")  # arguments of wandb.Image that are sent as JSON
 _PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose `tolist` returns plain values
+MakeImage = Callable[..., Any]  # makes a `wandb.Image` from the same arguments
+
+_AS_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # modes of PIL that a PNG can hold
 
 
 class Picture(NamedTuple):
@@ -80,18 +87,18 @@ def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> 
     if type(image).__name__ == "ndarray":
         return Picture(image.copy(), pixels, beside)
     if isinstance(image, (str, os.PathLike)):
-        return Picture(pictures.opened(Path(image).read_bytes()), pixels, beside)
+        return Picture(opened_image(Path(image).read_bytes()), pixels, beside)
     if hasattr(image, "savefig"):
-        return Picture(pictures.of_figure(image), pixels, beside)
-    if not pictures.is_image(image):
+        return Picture(of_figure(image), pixels, beside)
+    if not is_image(image):
         raise ConfigurationError(
             f"gathered was given {type(image).__name__} among images. Pass arrays, tensors, PIL images, paths, figures "
             "or wandb.Image; rows of a table together with columns=[...]."
         )
-    caption = pictures.caption(image)
-    if pictures.has_overlays(image):
+    caption = caption_of(image)
+    if has_overlays(image):
         copies.replaced.add("boxes or masks")
-    return Picture(pictures.kept(image), pixels, beside if caption is None else {"caption": caption, **beside})
+    return Picture(kept_image(image), pixels, beside if caption is None else {"caption": caption, **beside})
 
 
 def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
@@ -106,7 +113,7 @@ def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
     if isinstance(cell, date):
         moment = _moment(cell)
         return moment.isoformat() if is_inner and moment else moment
-    if not is_inner and pictures.is_image(cell):
+    if not is_inner and is_image(cell):
         check_pillow()
         return copied_picture(cell, {}, copies)
     return _other(cell, copies, is_inner=is_inner)
@@ -169,3 +176,74 @@ def named_arguments(arguments: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict) or not set(arguments) <= set(BESIDE):
         raise ValueError(f"{excerpt(arguments)} are not arguments of an image")
     return arguments
+
+
+def is_image(value: object) -> bool:
+    """Return whether a value is a PIL image or a `wandb.Image`. Imports neither."""
+    names = (("PIL.Image", "Image"), ("wandb", "Image"))
+    known = [getattr(sys.modules.get(module), name, None) for module, name in names]
+    return any(isinstance(kind, type) and isinstance(value, kind) for kind in known)
+
+
+def caption_of(image: object) -> str | None:
+    """Return the caption of a `wandb.Image`; `None` for PIL images."""
+    text = getattr(image, "_caption", None)  # it has no public name, and neither have the other attributes here
+    return text if isinstance(text, str) else None
+
+
+def has_overlays(image: object) -> bool:
+    """Return whether a `wandb.Image` has boxes or masks."""
+    return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
+
+
+def kept_image(image: Any) -> Any:
+    """Return a copy of a PIL image, or a `wandb.Image` itself, because it never changes."""
+    return image.copy() if hasattr(image, "copy") else image
+
+
+def opened_image(data: bytes) -> Any:
+    """Open an image file as a PIL image, which reads the pixels when they are needed."""
+    from PIL import Image
+
+    return Image.open(BytesIO(data))
+
+
+def of_figure(figure: Any) -> Any:
+    """Convert a matplotlib figure to a PIL image."""
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return opened_image(file.getvalue())
+
+
+def png_of(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
+    """Return a PNG file with the pixels that `wandb.Image(image, **how)` would show."""
+    if hasattr(image, "save"):
+        return _saved(image)
+    if is_image(image):
+        return _file_in(image)
+    made = make_image(image, **how)
+    try:
+        return _file_in(made)
+    finally:
+        path = _path_of(made)
+        if path is not None:
+            path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them over
+
+
+def _file_in(image: Any) -> bytes:
+    """Return the file of a `wandb.Image` if it is a PNG; otherwise encode its pixels."""
+    path = _path_of(image)
+    if path is not None and path.suffix == ".png" and path.is_file():
+        return path.read_bytes()
+    return _saved(image.image)
+
+
+def _path_of(image: object) -> Path | None:
+    path = getattr(image, "_path", None)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _saved(picture: Any) -> bytes:
+    file = BytesIO()
+    (picture if picture.mode in _AS_PNG else picture.convert("RGB")).save(file, format="PNG")
+    return file.getvalue()

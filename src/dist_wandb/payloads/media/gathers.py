@@ -21,17 +21,20 @@ from typing import Any, Literal, NamedTuple
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import event_after
 from dist_wandb.payloads.framing import framed, parsing, unframed
-from dist_wandb.payloads.media.cells import Columns, Copies, Part, natural
-from dist_wandb.payloads.media.images import MergedImages, copied_images, decoded_image, encoded_image, merged_images
-from dist_wandb.payloads.media.pictures import MakeImage
-from dist_wandb.payloads.media.tables import (
+from dist_wandb.payloads.media.cells import Columns, Copies, MakeImage, Part, natural
+from dist_wandb.payloads.media.panels import (
+    MergedImages,
     MergedTable,
     checked_column,
+    copied_images,
     copied_table,
+    decoded_image,
     decoded_row,
+    encoded_image,
     encoded_row,
     is_frame,
     is_table,
+    merged_images,
     merged_table,
 )
 

@@ -1,6 +1,6 @@
-"""Join the session of a script that calls `init_trackers` on the main process only.
+"""The start of a tracker: its arguments for `wandb.init`, and how ranks start on which `init_trackers` is not called.
 
-Published scripts do so under ``if accelerator.is_main_process``, and log on all ranks. Each of the other ranks polls
+Published scripts call it under ``if accelerator.is_main_process``, and log on all ranks. Each of the other ranks polls
 the job's store for the next session of the main process (`next_job`). Until it is published, rows wait here, and the
 script gets a stand-in for the run. Then the rank opens its session with the options of the main process, and logs the
 waiting rows. `log` never waits for the store: a thread queries it.
@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from accelerate import PartialState
 
 from dist_wandb.accelerate.world import current_topology
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
+from dist_wandb.runs.argument_checks import check_init_arguments
 from dist_wandb.session.job_description import next_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
@@ -133,3 +135,54 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
         name: _copied(value) if isinstance(value, Mapping) and not is_metric(value) else copied_tensor(value)
         for name, value in values.items()
     }
+
+
+class InitArguments:
+    """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
+
+    Raises `ConfigurationError` if `wandb.init` does not know an argument, or `project` and `run_name` differ.
+    """
+
+    def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
+        if run_name is not None and project not in (None, run_name):
+            raise ConfigurationError(
+                f"{INTEGRATION} was given project={project!r} and run_name={run_name!r}, which both name the W&B "
+                "project. Give one of them; for the name of the run pass name=."
+            )
+        project = run_name if project is None else project
+        self._own = dict(own) if project is None else {"project": project, **own}
+        self._given: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}  # the arguments of `init_trackers` when the run was opened
+        check_init_arguments(self._own, INTEGRATION)
+
+    @property
+    def merged(self) -> dict[str, Any]:
+        """The arguments with which the run is opened."""
+        return {**self._given, **self._own}
+
+    def set_config(self, config: Mapping[str, Any]) -> None:
+        """Set the config to start the run with, unless the constructor was given one."""
+        self._given = {"config": config, **self._given}
+
+    def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
+        """Set the arguments of `init_trackers`. A run that is open already continues unchanged, with a warning.
+
+        Raises `ConfigurationError` for an argument that `wandb.init` does not know.
+        """
+        if is_open:
+            self._warn_of_changes({"project": project, **init_kwargs})
+        else:
+            check_init_arguments(init_kwargs, "init_trackers")
+            self._given = self.requested = {"project": project, **init_kwargs}
+
+    def _warn_of_changes(self, requested: Mapping[str, Any]) -> None:
+        before = self.requested
+        # Compared by their text, because `==` of a user's objects may do anything.
+        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
+        if new:
+            warnings.warn(
+                f"init_trackers was called again on rank {PartialState().process_index} with another "
+                f"{', '.join(map(repr, new))}, but its run is open and continues unchanged. To open another run, call "
+                "tracker.finish() on all ranks first.",
+                stacklevel=5,
+            )

@@ -1,4 +1,7 @@
-"""Tables of all ranks: copying, encoding and decoding of rows, and merging with columns matched by name."""
+"""Tables and images of all ranks, each as one panel: copying, encoding and decoding of rows and images, and merging.
+
+Columns of tables are matched by name.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,26 @@ from datetime import date, datetime
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.payloads.framing import excerpt, framed
-from dist_wandb.payloads.media import pictures
 from dist_wandb.payloads.media.cells import (
+    BESIDE,
+    OF_PIXELS,
     PLAIN,
     Columns,
     Copies,
+    MakeImage,
     Part,
     Picture,
+    check_pillow,
     copied_cell,
+    copied_picture,
     json_of,
     named_arguments,
     natural,
     plain_cell,
+    png_of,
 )
-from dist_wandb.payloads.media.pictures import MakeImage
 
 _RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the added column, and its name if users have a column "rank"
 _LISTS = frozenset({list, tuple})
@@ -99,7 +106,7 @@ def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
     cells = [None if isinstance(cell, Picture) else cell for cell in row]
     beside = [(index, picture.beside) for index, picture in found]
     text = json.dumps([cells, beside, dates], default=json_of)
-    return framed(text.encode(), *(pictures.png(picture.value, picture.pixels, make_image) for _, picture in found))
+    return framed(text.encode(), *(png_of(picture.value, picture.pixels, make_image) for _, picture in found))
 
 
 def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
@@ -156,3 +163,56 @@ def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
         numbered.append((name, seen[name]))
         seen[name] += 1
     return numbered
+
+
+class MergedImages(NamedTuple):
+    """The images of some ranks. They are converted to W&B's when their row is written."""
+
+    pictures: list[Picture]
+
+
+def copied_images(
+    images: Any, per_image: Mapping[str, Sequence[Any]], most: int, copies: Copies
+) -> tuple[list[Picture], int]:
+    """Return copies of the first images, and the number of all; for the arguments and errors see `gathered`."""
+    if not isinstance(images, (list, tuple)):
+        raise ConfigurationError(
+            f"gathered was given {type(images).__name__}, but takes a wandb.Table, a data frame, a list of rows "
+            "together with columns=[...], or a list of images."
+        )
+    for name, values in per_image.items():
+        if name not in OF_PIXELS + BESIDE:
+            known = suggest(name, OF_PIXELS + BESIDE)
+            raise ConfigurationError(f"{name!r} is not an argument that can be gathered with images. {known}")
+        if len(values) != len(images):
+            raise ConfigurationError(f"{name} has {len(values)} items for {len(images)} images. Pass one for each.")
+    if images:
+        check_pillow()
+    kept = []
+    for number, image in enumerate(images[:most]):
+        own = {name: values[number] for name, values in per_image.items() if values[number] is not None}
+        kept.append(copied_picture(image, own, copies))
+    return kept, len(images)
+
+
+def encoded_image(picture: Picture, make_image: MakeImage) -> bytes:
+    """Encode an image for `decoded_image`."""
+    beside = json.dumps(picture.beside, default=json_of).encode()
+    return framed(beside, png_of(picture.value, picture.pixels, make_image))
+
+
+def decoded_image(text: bytes, png: bytes) -> Picture:
+    """Decode the framed parts of `encoded_image`."""
+    return Picture(png, {}, named_arguments(json.loads(text)))
+
+
+def merged_images(parts: Sequence[Part]) -> MergedImages | None:
+    """Return all images, with captions that begin with the rank; `None` if there are none."""
+    pictures = [_captioned(part.rank, picture) for part in parts for picture in part.items]
+    return MergedImages(pictures) if pictures else None
+
+
+def _captioned(rank: int, picture: Picture) -> Picture:
+    caption = picture.beside.get("caption")
+    caption = f"rank {rank}" if caption is None else f"rank {rank}: {caption}"
+    return picture._replace(beside={**picture.beside, "caption": caption})

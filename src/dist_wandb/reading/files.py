@@ -1,20 +1,56 @@
-"""Read history rows of files as columns, of which only the requested ones are kept; and the summary of a run."""
+"""The run files below directories: find and read them, as all commands do first; and rows and summary of some of them.
+
+Rows are read as columns, of which only the requested ones are kept.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
+from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files.finding import find_files
 from dist_wandb.wandb_files.inspection import inspect
-from dist_wandb.wandb_files.reading import MOST_METRICS, StoredRun, with_floats
+from dist_wandb.wandb_files.reading import MOST_METRICS, StoredRun, read_runs, with_floats
+from dist_wandb.wandb_files.small_files import Directory
 
 MOST_CELLS = 50_000_000
 """Largest number of rows times columns."""
 
 _LONGEST_NAME = 1000  # characters
+
+
+def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], list[tuple[Path, ReadError]]]:
+    """Find the run files below directories, each once; and the directories that could not be searched completely.
+
+    Raises `ReadError` if a directory does not exist, or no file was found.
+    """
+    files: dict[tuple[int, int, str], tuple[Path, Directory]] = {}  # by directory and name
+    unseen: list[tuple[Path, ReadError]] = []
+    for directory in directories:
+        errors: list[ReadError] = []
+        for path, within in find_files(directory, errors.append).items():
+            files[within.device, within.inode, path.name] = path, within
+        unseen += [(directory, error) for error in errors]
+    if not files and not unseen:
+        where = " or ".join(repr(str(directory)) for directory in directories)
+        raise ReadError(
+            f"No W&B run was found below {where}: no run-* or offline-run-* directory there contains a run-*.wandb "
+            "file. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
+        )
+    return dict(files.values()), unseen
+
+
+def runs_below(
+    directories: Sequence[Path], metrics: Iterable[str] = ("*",)
+) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
+    """Read the run files below directories; return the runs and what could not be read. Raises as `files_below`."""
+    files, unseen = files_below(directories)
+    runs, unreadable = read_runs(files, metrics=metrics)
+    return runs, [*unreadable.items(), *unseen]
 
 
 class Columns:

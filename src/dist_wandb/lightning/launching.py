@@ -1,0 +1,184 @@
+"""What a logger knows before the ranks are known, while Lightning may still start processes of the script.
+
+Each process knows itself and related ones (`LaunchState`). The main process passes base ids to the further processes
+that the ddp strategy starts (`ScriptIds`), and config and metadata of a run that is open already, because scripts may
+read them before `fit` (`EarlyRun`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from dist_wandb.errors import ReadError, TopologyError
+from dist_wandb.runs import handover, job_arguments, run_metadata, sweeps
+from dist_wandb.session import inherited_rank
+from dist_wandb.settings.config_values import given_values
+from dist_wandb.topology.launch import Launch, node_identity
+from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.small_files import LIMIT, parse_json, read_small, write_small
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun, Run
+
+
+@dataclass
+class LaunchState:
+    """What a logger knows about the process that created it, and about the children of that process."""
+
+    parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had a run
+    location: str | None = None  # address or directory of that run, which this process cannot determine
+    is_announced: bool = False  # whether the line at the start was printed, or is left to a child process
+    has_children: bool = False  # whether child processes open the runs
+    home: int = field(default_factory=os.getpid)  # id of the process that created the logger
+
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this would be the process of a world of one, as far as is known before the Trainer starts."""
+        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
+        return rank == 0 and not Launch.detect().node_rank and not self.has_children
+
+    @property
+    def is_child(self) -> bool:
+        """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
+        return os.getpid() != self.home
+
+    def for_copy(self, run: Run | None) -> LaunchState:
+        """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
+        location = run_metadata.location(run) if run is not None else self.location
+        copied = LaunchState(handover.pickled(run) or self.parents_run, location, self.is_announced, home=self.home)
+        self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
+        return copied
+
+
+def is_spawning() -> bool:
+    """Whether this process is pickling objects for a process that it starts."""
+    return get_spawning_popen() is not None
+
+
+def known_topology() -> Topology | None:
+    """The topology of this rank; `None` while the Trainer may still start processes, or has not numbered them."""
+    topology = Topology.from_torch_distributed()
+    if topology is not None or Launch.detect().is_lightning_child:
+        return topology
+    if inherited_rank.holder() is not None:
+        return Topology.single()
+    with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
+        return Topology.from_environ()
+    return None
+
+
+class ScriptIds:
+    """Base ids that Lightning's main process passes to the further processes of the script, one per logger.
+
+    These processes need the id before a process group exists, and know only that the main process is their parent. So
+    the main process keeps its ids, until it ends, in a small file named after its process id, in the directory for
+    temporary files, or in another `directory`. The environment, which the processes inherit, belongs to the user:
+    nothing is written there.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._next = 0
+        self._offered: list[str | list[Any]] = []
+        self._written: tuple[int, Path] | None = None  # the process that wrote the file, and its path
+
+    def next_id(self, proposal: str) -> tuple[int, str]:
+        """Return number and base id of the next logger: the parent's id, else `proposal`, which is then passed on."""
+        number, self._next = self._next, self._next + 1
+        launch = Launch.detect()
+        if not launch.is_lightning_child:
+            self.offer(number, proposal)
+            return number, proposal
+        ids = self._read(self._path(launch.parent_pid))
+        return number, ids[number][0] if number < len(ids) and ids[number][0] else proposal
+
+    def run_of(self, number: int) -> Mapping[str, Any]:
+        """Return what the main process has told of the run of logger `number`; nothing if it has not opened it."""
+        launch = Launch.detect()
+        offered = self._read(self._path(launch.parent_pid)) if launch.is_lightning_child else []
+        run = offered[number][1] if number < len(offered) else None
+        return run if isinstance(run, dict) else {}
+
+    def offer(self, number: int, base_id: str, run: Mapping[str, Any] | None = None) -> None:
+        """Pass the base id of logger `number`, and what to tell of its run, to processes started from now on."""
+        if self._written is None or self._written[0] != os.getpid():
+            self._offered = []
+            self._written = os.getpid(), self._path(os.getpid())
+            atexit.register(self._remove_file)
+        self._offered += [""] * (number + 1 - len(self._offered))
+        self._offered[number] = base_id if run is None else [base_id, run]
+        content = json.dumps(self._offered).encode()
+        if len(content) > LIMIT:
+            self._offered[number] = base_id
+            content = json.dumps(self._offered).encode()
+        with suppress(OSError):  # without the file, further processes get the id once there is a process group
+            write_small(self._written[1], content)
+
+    def _path(self, process: int) -> Path:
+        """The file of one process of one user on one machine or container: several may share the directory."""
+        owner = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
+        return (self._directory or Path(tempfile.gettempdir())) / f"dist-wandb-{owner}-{process}.json"
+
+    def _read(self, path: Path) -> list[tuple[str, Any]]:
+        """The ids and runs in a file that belongs to this user; empty without such a file."""
+        with suppress(OSError, ValueError, ReadError):
+            found: Any = parse_json(read_small(path, owned=True))
+            items = found if isinstance(found, list) else []
+            offered = [item if isinstance(item, list) else [item, None] for item in items]
+            return [(str(base_id), run) for base_id, run in offered]
+        return []
+
+    def _remove_file(self) -> None:
+        if self._written is not None and self._written[0] == os.getpid():  # not in a fork
+            with suppress(OSError):
+                self._written[1].unlink()
+
+
+class EarlyRun:
+    """The run of one logger before its session is open, as far as it is known here.
+
+    `told` returns what the main process has told of its run (`told_of`).
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], *, is_offline: bool, told: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._arguments = arguments  # of `wandb.init`, as the stock logger has them
+        self._is_offline = is_offline
+        self._told = told
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What this rank was given, then the values of a sweep, then rank 0's. The script may change it."""
+        theirs = job_arguments.with_own_secrets(self._told(), self._arguments)
+        return {**job_arguments.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
+
+    @property
+    def used_config(self) -> Mapping[str, Any]:
+        """The config, if the script has used it; else nothing."""
+        return self.config if "config" in vars(self) else {}
+
+    def metadata(self, run_id: str | None) -> dict[str, Any]:
+        """The metadata that this rank requests, then that of rank 0's run; `run_id` is the id, if it is known."""
+        arguments, run_id = sweeps.of_trial(self._arguments), sweeps.trial_id() or run_id
+        theirs = run_metadata.from_json(self._told().get("metadata", {}))
+        return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
+
+
+def told_of(run: AnyRun) -> dict[str, Any]:
+    """Return what further processes of the script are told of a run: its config, without secrets, and its metadata."""
+    config = job_arguments.arguments_for_others({"config": given_values(getattr(run, "config", None))})
+    return {**config, "metadata": run_metadata.metadata_of(run)}
