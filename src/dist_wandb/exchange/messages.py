@@ -156,7 +156,7 @@ class Messages:
         )
 
     def time_is_over(self, limit: float, flagged: int) -> None:
-        """Warn that the others did not end in `limit` seconds; since then, `flagged` rows without a rank were written."""
+        """Warn that the others did not end in `limit` seconds; the `flagged` rows written since then lack a rank."""
         rank = self._context.rank
         if flagged:
             what = f"the last rows of rank {rank} ({flagged}) are written with its own numbers, and flagged: they"
