@@ -15,16 +15,12 @@ _MOST_COUNTS = 4  # that a message lists
 
 
 class Messages:
-    """Warnings about what this rank logs.
-
-    Attributes:
-        overdue: Within which time the exchange has not ended, and what to do; "" before.
-    """
+    """Warnings about what this rank logs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._names: set[str] = set()  # that this rank has contributed to
-        self.overdue: str = ""
+        self.overdue: str = ""  # within which time the exchange has not ended, and what to do
         self._taken = 0  # how many calls of this rank were taken before the last round
 
     def contributed(self, names: Iterable[str]) -> None:
@@ -133,11 +129,7 @@ class Messages:
         )
 
     def primary_is_unreachable(self, rows: int) -> None:
-        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last ones.
-
-        Args:
-            rows: Number of these rows.
-        """
+        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last `rows`."""
         why = "the rank that writes it cannot be reached"
         if self._context.lifecycle.has_failed:
             why = "it failed, and the other ranks did not take these rows within a heartbeat"

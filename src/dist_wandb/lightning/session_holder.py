@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 INTEGRATION = "DistWandbLogger"
 _STEP_METRIC = "trainer/global_step"
-_STOCK_PROJECT = "lightning_logs"  # the default
 _MODEL_PARALLEL = frozenset({"tensor_parallel"})
 """Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
 _script_ids = ScriptIds()
@@ -202,8 +201,7 @@ class SessionHolder:
         may_use = self._is_run_of_rank_0 or (held is not None and held.plan.run_mode == self.options.run_mode)
         running = run_metadata.running_run() if may_use else None
         if running is not None:
-            asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}
-            ignored = run_metadata.without_effect(asked, running)
+            ignored = run_metadata.without_effect(self._arguments, running)
             rank_zero_warn(
                 "There is a wandb run already in progress, and DistWandbLogger will use it"
                 f"{f', so these arguments have no effect: {ignored}' if ignored else ''}. If this is not desired, "
@@ -237,8 +235,7 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
 
 def _base_id_of(run: Run) -> str:
     """Return the id from which that of a run was made."""
-    session = next((one for one in open_sessions() if one.run is run), None)
-    return (session.plan.base_id if session else None) or str(run.id)
+    return next((one.plan.base_id for one in open_sessions() if one.run is run), None) or str(run.id)
 
 
 def _told(number: int) -> Mapping[str, Any]:

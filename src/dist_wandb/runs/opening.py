@@ -50,16 +50,11 @@ class OpenedRun(TypedDict):
     first_row: int  # position on the x axis of the first row without a step
 
 
-class FailedRun(TypedDict):
-    """A primary's message about a run that could not be opened.
-
-    Attributes:
-        error: Why.
-        refused: Whether W&B's server has refused it, so that no rank goes offline.
-    """
+class FailedRun(TypedDict, total=False):
+    """A primary's message about a run that could not be opened."""
 
     error: str
-    refused: bool
+    refused: bool  # by W&B's server, so that no rank goes offline
 
 
 @dataclass(frozen=True)
@@ -93,14 +88,13 @@ class Opening:
             return self._open()
         except UnavailableError as error:
             if self.options.strict:
-                self._publish({"error": str(error), "refused": False})
+                self._publish({"error": str(error)})
                 raise
             if self.plan.primary and wandb_init.is_answer(error.__cause__):
                 self._refuse(error)
             return self._open_on_disk(error)
         except Exception as error:
-            # Wrong arguments: no rank has to wait.
-            self._publish({"error": client_settings.without_values(error), "refused": False})
+            self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
             raise
 
     def _refuse(self, error: UnavailableError) -> NoReturn:

@@ -201,9 +201,7 @@ class OwnRun:
             _log.warning(
                 "dist_wandb: what rank %d has logged of the run %s is only on its disk, while the run is online. Give "
                 "all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync %s",
-                self._link.topology.global_rank,
-                run.id,
-                Path(run.dir).parent.parents[2],
+                *(self._link.topology.global_rank, run.id, Path(run.dir).parent.parents[2]),
             )
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:

@@ -142,14 +142,13 @@ def _upload(
         copy.mkdir(mode=0o700)
         source = copy / file.path.name
         _copy(file, state, source)
-        told = ""
+        told = {""}
 
         def follow(sent: Sent) -> None:
-            nonlocal told
             on_progress(file.sent.lines.history + sent.lines.history)
-            if sent.retried not in ("", told):
-                told = sent.retried
-                say(f"{told}. W&B's client tries again; Ctrl-C ends it.")
+            if sent.retried not in told:
+                told.add(sent.retried)
+                say(f"{sent.retried}. W&B's client tries again; Ctrl-C ends it.")
 
         output = _run_wandb_sync(source, file, attempt, lock, follow, say)
         state.keep_sync_state(source)
