@@ -274,6 +274,9 @@ class _WithWandb(list[str]):
     def __contains__(self, name: object) -> bool:
         return name == "wandb" or super().__contains__(name)
 
+    def __bool__(self) -> bool:
+        return True
+
     def __reduce__(self) -> tuple[type, tuple[list[str]]]:
         return list, ([*self],)
 
