@@ -1,7 +1,7 @@
 """How this process was started: by which launchers and processes, and as a part of which job and node.
 
 The variables of all launchers in the environment may cast doubt on the topology of this process. The startup warnings
-of a session and ``dist-wandb doctor`` tell so.
+of a session and ``dist-wandb doctor`` report it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dist_wandb.topology.model import Topology
 
 _OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
 _PARENT, _START = 1, 19  # fields of /proc/PID/stat after the name of the program
+
 Status = Literal[
     "used",  # the ranks are taken from it
     "agrees",  # with the used one
