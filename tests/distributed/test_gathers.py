@@ -344,7 +344,7 @@ def test_images_logged_immediately_before_a_failure_are_written(
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
-    png = panels.png_of
+    png = cells.png_of
 
     def png_slowly(*arguments: Any) -> bytes:
         time.sleep(0.2)
