@@ -16,8 +16,7 @@ from fuzzing import Target
 
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.lightning.checkpoint_files import plain_content
-from dist_wandb.topology.detected import detected_launchers
-from dist_wandb.topology.launch import Launch, job_name, node_identity
+from dist_wandb.topology.launch import Launch, detected_launchers, job_name, node_identity
 from dist_wandb.topology.model import Topology
 
 _RECORDED = Path(__file__).parents[1] / "unit" / "recorded_variables.json"

@@ -35,8 +35,7 @@ from dist_wandb.settings.plan import (
     plan_run,
 )
 from dist_wandb.settings.recommendations import beside_trial, too_large
-from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
-from dist_wandb.topology.launch import Launch, job_name
+from dist_wandb.topology.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
 from dist_wandb.topology.model import Topology
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")

@@ -14,7 +14,7 @@ from dist_wandb.cli.diagnosis import GENERATED, Diagnosis, examine
 from dist_wandb.errors import visible
 from dist_wandb.settings.config_secrets import without_passwords
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
-from dist_wandb.topology.detected import DetectedLauncher
+from dist_wandb.topology.launch import DetectedLauncher
 
 _COLUMN_GAP = 2
 

@@ -44,7 +44,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, Unit, check_unit, needs_layout, unit_of
 from dist_wandb.settings.recommendations import beside_trial, too_large
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
-from dist_wandb.topology.detected import detected_launchers, doubts_of
+from dist_wandb.topology.launch import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line, warn
 

@@ -23,7 +23,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import client_settings, current_server
 from dist_wandb.settings.plan import RunMode
-from dist_wandb.topology.detected import detected_launchers
+from dist_wandb.topology.launch import detected_launchers
 
 KEY = "0123456789" * 4
 MISPLACED = "Hunter2-passw0rd"

@@ -14,8 +14,7 @@ from stored import COMBINATIONS, vector_of
 import dist_wandb
 from dist_wandb.errors import TopologyError
 from dist_wandb.settings.plan import RankScope, RunMode, plan_run
-from dist_wandb.topology.detected import detected_launchers
-from dist_wandb.topology.launch import job_name
+from dist_wandb.topology.launch import detected_launchers, job_name
 from dist_wandb.topology.model import Topology
 
 Environ = Mapping[str, str]

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology.detected import detected_launchers
-from dist_wandb.topology.launch import Launch, job_name, node_identity
+from dist_wandb.topology.launch import Launch, detected_launchers, job_name, node_identity
 from dist_wandb.topology.model import Topology
 
 Environ = dict[str, str]

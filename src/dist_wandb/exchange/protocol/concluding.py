@@ -8,8 +8,7 @@ from typing import NamedTuple
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import lanes_of
-from dist_wandb.exchange.protocol.memory import Owner
-from dist_wandb.exchange.protocol.placing import Cell
+from dist_wandb.exchange.protocol.placing import Cell, Owner
 from dist_wandb.exchange.protocol.table import Row, Table
 
 _FEW = 64  # open rows that are all checked in each round

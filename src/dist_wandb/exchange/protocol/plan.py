@@ -15,9 +15,8 @@ from dist_wandb.exchange.protocol.calls import Call, Key
 from dist_wandb.exchange.protocol.choosing import Segment, Taken, chosen, matched
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NOTHING, SUMS, Lanes, Number, number_at
-from dist_wandb.exchange.protocol.memory import Owner, Remembered
 from dist_wandb.exchange.protocol.offers import Intent, Offer, parties_of
-from dist_wandb.exchange.protocol.placing import Known
+from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
 from dist_wandb.exchange.protocol.table import Row, Table
 
 _NONE = Number()

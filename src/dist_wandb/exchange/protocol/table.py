@@ -5,7 +5,7 @@ A row waits for the ranks that usually log its names (`contributors`), and is wr
 row: it is written again, as a whole.
 
 States of a row: *open*, from its first cell until all its cells are written; *remembered* while some rank of the unit
-may still add to it (`memory`); *forgotten*. A row to which all ranks have contributed is forgotten at once. A value for
+may still add to it (`Memory`); *forgotten*. A row to which all ranks have contributed is forgotten at once. A value for
 a row that was forgotten earlier is too late, and not written.
 
 Ranks that join late get this state as JSON values: plain objects, by their attributes (`encoded`).
@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from dist_wandb.exchange.protocol.calls import Key, Names
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors, Progress, Ranks
 from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
-from dist_wandb.exchange.protocol.memory import Memory, Owner, Remembered
-from dist_wandb.exchange.protocol.placing import Cell, Known, Placing
+from dist_wandb.exchange.protocol.placing import Cell, Known, Memory, Owner, Placing, Remembered
 
 _TUPLES = {kind.__name__: kind for kind in (Key, Known, Number)}
 
