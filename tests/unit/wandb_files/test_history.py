@@ -181,7 +181,7 @@ def test_damaged_rows_are_skipped_as_by_the_reader(tmp_path: Path) -> None:
         of_items(field_of(1, field_of(2, b"a")), broken)
         for broken in (item, b"\x0f", field_of(1, field_of(2, b"\xff")))
     ]
-    damaged = []
+    damaged: list[bytes] = []
     while len(damaged) < 3000:
         record = bytearray(chance.choice(sound))
         for place in chance.sample(range(3, len(record)), chance.randint(1, 3)):
