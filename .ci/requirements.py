@@ -108,7 +108,7 @@ def suitable_tags(pythons: Iterable[str]) -> set[object]:
 
 def locked(uv: str, target: str, constraints: str, *words: str) -> set[str]:
     """Return a requirement, with its hashes, for each package that uv chooses for a list."""
-    import tomllib  # type: ignore[import-not-found,unused-ignore]  # from Python 3.11 on, which this needs
+    import tomllib  # type: ignore[import-not-found]  # of Python 3.11, which `lock` needs
     from packaging.utils import parse_wheel_filename
 
     suitable = suitable_tags(PYTHONS[target])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +23,6 @@ from dist_wandb.accelerate.world import current_topology
 from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import registry
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -282,14 +280,15 @@ def test_a_session_of_the_script_is_used_as_wandb_uses_an_open_run(fake_wandb: F
     assert dist_wandb.get_run() is not session
 
 
-def test_on_another_rank_rows_go_to_the_session_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_another_rank_rows_go_to_the_session_of_the_script(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the main process calls `init_trackers`, and publishes no session of its own."""
+    session = dist_wandb.init()
     look_like(monkeypatch, 1)
-    logged: list[Any] = []
-    session = SimpleNamespace(log=lambda *values, **_: logged.append(values), opened_at=("a.py", 1))
-    monkeypatch.setattr(registry, "current", lambda: session)
     DistWandbTracker(wrap=False).log({"loss": 1.0}, 3)
-    assert logged == [({"loss": 1.0}, 3)]
+    session.finish()
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
