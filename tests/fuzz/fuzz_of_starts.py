@@ -15,7 +15,7 @@ import torch
 from fuzzing import Target
 
 from dist_wandb.errors import ReadError, TopologyError
-from dist_wandb.lightning.checkpoint_files import plain_content
+from dist_wandb.lightning.checkpoints import plain_content
 from dist_wandb.topology.launch import Launch, detected_launchers, job_name, node_identity
 from dist_wandb.topology.model import Topology
 

@@ -3,20 +3,28 @@
 A logger needs its ids before it knows the Trainer or the checkpoint, so a resumed training cannot find its run
 automatically: `id_in` reads the id for the user. The callback that writes it has no state, because Lightning warns
 about states without a callback.
+
+Checkpoints are untrusted files, of which only the plain data is read (`plain_content`). Nothing in them is executed.
+Tensors and objects of any class become placeholders: their classes are not imported, and their bytes are not read.
+Python's unpickler creates whatever a pickle requests, so its opcodes are checked first: the number of objects, their
+depth (hashing a deep tuple overflows the stack), and their positions in the memo.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import os
+import pickle
+import pickletools
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
 from dist_wandb.errors import ConfigurationError, ReadError
-from dist_wandb.lightning.checkpoint_files import plain_content
 from dist_wandb.lightning.name_spaces import OfLightning, loaded
 from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.wandb_files.small_files import open_ordinary
@@ -27,6 +35,17 @@ if TYPE_CHECKING:
 KEY = "dist_wandb"
 _IS_OURS = "_dist_wandb_writes_base_ids"
 _SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in checkpoints that are directories
+
+MOST_BYTES = 64 * 2**20
+"""Bytes of a pickle, without the data of tensors: names and shapes of 100,000 tensors are about 20 MiB."""
+MOST_OPCODES = 5_000_000
+"""Opcodes in a pickle. Each creates an object of at most 100 bytes, in addition to its text."""
+_MOST_DEPTH = 500
+_MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
+_PIECE = 2**20
+_PICKLE = "data.pkl"
+_LEGACY = (0x1950A86A20F9469CFC6C, 1001)  # magic number and version of torch's older files, which were not zips
+_REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})  # they refer to objects of the process
 
 
 class _BaseIds(OfLightning):
@@ -104,3 +123,147 @@ def _load(path: Path, *, weights_only: bool) -> Any:
     except Exception as error:  # noqa: BLE001  # a damaged file may make its readers raise anything
         why = str(error).rstrip(".")
         raise ReadError(f"{path}: cannot be read as a checkpoint: {why}. Pass one that a Trainer saved.") from None
+
+
+def plain_content(file: BinaryIO, size: int) -> Any:
+    """Return the object in a checkpoint of `size` bytes, with placeholders for everything that is not plain data.
+
+    Raises `ReadError` if it is not a checkpoint, is damaged, or exceeds the limits.
+    """
+    try:
+        start = file.read(4)
+        file.seek(0)
+        return _of_zip(_Bounded(file), size) if start == b"PK\x03\x04" else _of_stream(file)
+    except ReadError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a pickle may make Python raise anything
+        raise ReadError(f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+class _Bounded(io.RawIOBase):
+    """A file with a limit on the size of one read: `zipfile` reads a zip's directory as a whole."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size if 0 <= size <= _MOST_DIRECTORY else _MOST_DIRECTORY + 1)
+        if len(content) > _MOST_DIRECTORY:
+            raise ReadError(f"the zip has a directory of more than {_MOST_DIRECTORY >> 20} MiB")
+        return content
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _of_zip(file: _Bounded, size: int) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
+        if len(found) != 1:
+            raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")
+        (info,) = found
+        if info.file_size > MOST_BYTES:
+            raise ReadError(f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read")
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
+            raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")
+        with archive.open(info) as inner:
+            return _unpickled(io.BytesIO(b"".join(iter(lambda: inner.read(_PIECE), b""))))
+
+
+def _of_stream(file: BinaryIO) -> Any:
+    pickles = io.BytesIO(file.read(MOST_BYTES))  # the data of tensors follows them
+    for expected in _LEGACY:
+        if _unpickled(pickles) != expected:
+            raise ReadError("it is not a file that torch has saved")
+    _unpickled(pickles)  # describes the system it was saved on
+    return _unpickled(pickles)
+
+
+def _unpickled(file: io.BytesIO) -> Any:
+    start = file.tell()
+    _check_opcodes(file)
+    file.seek(start)
+    return _Reader(file, encoding="utf-8", errors="replace").load()
+
+
+def _check_opcodes(file: io.BytesIO) -> None:
+    """Check the opcodes of one pickle, with a stack that holds the depth of each object instead of the object."""
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        name = opcode.name
+        if number > MOST_OPCODES:
+            raise ReadError(f"it holds more than {MOST_OPCODES:,} objects")
+        if name in _REFUSED:
+            raise ReadError(f"it has the opcode {name}, which torch does not write")
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name in {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}:
+            position = len(memo) if argument is None else int(argument)  # MEMOIZE has no argument
+            if not 0 <= position <= number:  # Python allocates all positions before it
+                raise ReadError(f"it keeps an object at position {position:,} of the memo, far beyond the others")
+            memo[position] = stack[-1]
+        elif name in {"GET", "BINGET", "LONG_BINGET"}:
+            stack.append(memo[int(argument or 0)])
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            depth = max(_pop_arguments(opcode, stack, marks), default=0) + 1
+            if depth > _MOST_DEPTH:
+                raise ReadError(f"its objects are nested deeper than {_MOST_DEPTH}")
+            stack += [depth] * len(opcode.stack_after)
+
+
+def _pop_arguments(opcode: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
+    number = len(opcode.stack_before)
+    if pickletools.markobject in opcode.stack_before:
+        number = opcode.stack_before.index(pickletools.markobject) + len(stack) - marks.pop()
+    if number > len(stack):
+        raise ReadError("it takes more objects from the stack than it has put there")
+    taken = stack[len(stack) - number :]
+    del stack[len(stack) - number :]
+    return taken
+
+
+class _Placeholder:
+    """Stands for every class and function that a pickle names, and for their objects."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: Any, **__: Any) -> _Placeholder:  # noqa: PYI034  # nothing is made from it
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Ignore all arguments."""
+
+    def __call__(self, *_: Any, **__: Any) -> _Placeholder:
+        return self
+
+    def append(self, *_: Any) -> None:
+        """Ignore what the unpickler adds to the object."""
+
+    extend = add = __setitem__ = __setstate__ = append
+
+
+class _Ordered(dict[Any, Any]):
+    """Stands for an `OrderedDict`. That of a model also has attributes."""
+
+    def __setstate__(self, _: Any) -> None:
+        """Ignore the attributes."""
+
+
+class _Reader(pickle.Unpickler):
+    """Creates only plain data."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return _Ordered if (module, name) == ("collections", "OrderedDict") else _Placeholder
+
+    def persistent_load(self, _: Any, /) -> Any:
+        return _Placeholder  # in older files: for classes and the data of tensors

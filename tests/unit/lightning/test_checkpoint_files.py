@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from dist_wandb.errors import ReadError
-from dist_wandb.lightning import checkpoint_files
-from dist_wandb.lightning.checkpoint_files import plain_content
+from dist_wandb.lightning import checkpoints
+from dist_wandb.lightning.checkpoints import plain_content
 
 MIB = 2**20
 
@@ -130,14 +130,14 @@ def test_hostile_files_are_refused_quickly_and_without_much_memory(kind: str) ->
 
 def test_a_pickle_over_the_limit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(PLAIN)
-    monkeypatch.setattr(checkpoint_files, "MOST_BYTES", 100)
-    monkeypatch.setattr(checkpoint_files, "_unpickled", None)  # fails if anything is read
+    monkeypatch.setattr(checkpoints, "MOST_BYTES", 100)
+    monkeypatch.setattr(checkpoints, "_unpickled", None)  # fails if anything is read
     with pytest.raises(ReadError, match=r"data\.pkl has \d+ bytes; more than 100 are not read"):
         read(data)
 
 
 def test_a_pickle_with_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_files, "MOST_OPCODES", 1000)
+    monkeypatch.setattr(checkpoints, "MOST_OPCODES", 1000)
     assert read(saved({"a": list(range(100))}))
     with pytest.raises(ReadError, match="holds more than 1,000 objects"):
         read(saved({"a": list(range(1000))}))
@@ -145,6 +145,6 @@ def test_a_pickle_with_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_zip_directory_over_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved({"a": [torch.zeros(1) for _ in range(100)]})
-    monkeypatch.setattr(checkpoint_files, "_MOST_DIRECTORY", 1000)
+    monkeypatch.setattr(checkpoints, "_MOST_DIRECTORY", 1000)
     with pytest.raises(ReadError, match="directory of more than"):
         read(data)
