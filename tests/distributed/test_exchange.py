@@ -24,7 +24,7 @@ from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_pee
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface, participation, turns
+from dist_wandb.exchange import collective, forming, interface, turns
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import beginning, membership, presence
 from dist_wandb.exchange.membership.presence import Presence, publish_opened
@@ -363,7 +363,7 @@ def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a starved machine, on which its process ends before its thread has published it."""
-    monkeypatch.setattr(participation, "_GRACE", 0.5)
+    monkeypatch.setattr(forming, "_GRACE", 0.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
@@ -381,7 +381,7 @@ def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
 
 
 def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(participation, "_GRACE", 1.5)
+    monkeypatch.setattr(forming, "_GRACE", 1.5)
     unit = ranks(3, reduce="sum")
     stall = Stall()
     for step in range(3):
@@ -901,7 +901,7 @@ def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ra
 def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participation, "_GRACE", 1.5)
+    monkeypatch.setattr(forming, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
@@ -917,6 +917,7 @@ def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
         eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
         wait_for_peers(unit.exchanges[rank], 1.0)  # the patience with `own`, which only rank 1 logs
     eventually(lambda: kept(unit.exchanges[1]) >= 10)
+    assert not unit.exchanges[1].flush(SOON), "what is kept for the rank that writes is not written"
     stall.over.set()
     unit.close()
     assert unit.last("own") == {0: 1.0, **{step: float(step) for step in range(1, 6)}}
@@ -927,7 +928,7 @@ def test_contributions_to_a_cancelled_round_are_sent_again(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It arrives while the contributions to that round are still under way, and so has the round to itself."""
-    monkeypatch.setattr(participation, "_GRACE", 1.5)
+    monkeypatch.setattr(forming, "_GRACE", 1.5)
     unit = ranks(2, reduce="sum")
     for step in range(2):
         for rank in range(2):

@@ -12,7 +12,7 @@ import pytest
 from units import QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import participation
+from dist_wandb.exchange import forming
 from dist_wandb.store.job_store import JobStore
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange waits for a rank that is gone; the remaining ranks have logged meanwhile, without a round."""
-    monkeypatch.setattr(participation, "_GRACE", 1.5)
+    monkeypatch.setattr(forming, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)

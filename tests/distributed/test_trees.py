@@ -16,7 +16,7 @@ from broken_collectives import Faults
 from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import participation
+from dist_wandb.exchange import forming
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.transport import gloo, layout
@@ -149,7 +149,7 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first of all groups, and dies without notice. The others wait for it, because it may return."""
-    monkeypatch.setattr(participation, "_GRACE", 0.5)
+    monkeypatch.setattr(forming, "_GRACE", 0.5)
     unit = ranks(9, per_node=3)
     others = range(1, 9)
     for rank in range(9):
@@ -160,7 +160,7 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     for step in (1, 2):
         for rank in others:
             unit.log(rank, {"loss": float(rank)}, step)
-    unit.flush(*others)
+    assert unit.together(lambda exchange: exchange.flush(), *others) == [False] * 8, "their rows are not written"
     assert unit.together(lambda exchange: exchange.close(0.2), *others) == [False] * 8
     assert unit.last("loss") == {0: 4.0}
     for rank in others:

@@ -85,7 +85,7 @@ class CollectiveExchange:
         is_set = is_set_within(flush, limit, self._lifecycle.ended.is_set)
         if self._lifecycle.successor is not None:
             return self._lifecycle.successor.flush(timeout, together=together)
-        return is_set and self._lifecycle.has_kept_all
+        return is_set and self._lifecycle.has_kept_all and not self._worker.output.keeps_rows
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """End the exchange. A rank that writes waits for all others, any other rank until everything is delivered.

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
-from dist_wandb.exchange import participation
+from dist_wandb.exchange import forming
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Alone
@@ -191,7 +191,7 @@ class Schedule:
             patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
 
             patch.setattr(layout, "FAN_OUT", fan_out)
-            patch.setattr(participation, "_GRACE", 0.5)  # scaled like the other limits
+            patch.setattr(forming, "_GRACE", 0.5)  # scaled like the other limits
             for rank in range(self.size):
                 after = world.random.uniform(0.0, 0.1) + (LATE if rank == self.late else 0.0)
                 world.start(rank, functools.partial(job.use, rank, self.other_rows.get(rank, self.rows)), after)
