@@ -90,7 +90,7 @@ def test_failures_of_members_and_leaders_neither_lose_nor_duplicate_numbers(
 ) -> None:
     """A result on its way down reaches some members and not others; it is then in the checkpoints of the former."""
     size = 2 * fan_out + 1
-    faults = Faults(seed, (100, 400))
+    faults = Faults(seed, (60, 250))
     for name in ("send_to_first", "receive_from_first", "collect"):
         monkeypatch.setattr(GlooGroup, name, faults.wrap(getattr(GlooGroup, name)))
     unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))

@@ -179,7 +179,7 @@ def _history_rows() -> list[bytes]:
             item.nested_key.extend(name.split("_"))
             item.value_json = value
         row.step.num = 3
-        made += [row.SerializeToString(), row.item[0].SerializeToString()]
+        made.append(row.SerializeToString())
     return [b"", *made]
 
 

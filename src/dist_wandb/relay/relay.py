@@ -48,7 +48,7 @@ class Relay:
     """
 
     def __init__(self, deliver: Callable[..., None]) -> None:
-        self._deliver = deliver
+        self.deliver = deliver
         self._listener: Listener | None = None
         self.address: Address | None = None  # where it listens, after `open`
         self._lock = threading.Lock()
@@ -183,7 +183,7 @@ class Relay:
             # Its sender has proved that it knows the key, so it is a child of this process.
             kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
             if kind == LOG:
-                self._deliver(*arguments)
+                self.deliver(*arguments)
         except Exception:  # noqa: BLE001  # must not affect the training
             _log.exception("dist_wandb: lost a row that another process had sent")
         else:

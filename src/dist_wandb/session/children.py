@@ -53,6 +53,11 @@ class Children:
         """In the fork, close what only the session's own process may hold."""
         self._relay.after_fork()
 
+    def continue_for(self, earlier: Children) -> None:
+        """Take over the processes that hold a copy of an earlier session, which continues as this one."""
+        own, self._relay = self._relay, earlier._relay
+        self._relay.deliver, earlier._relay = own.deliver, own
+
     def close(self, *, failed: bool) -> None:
         """Receive the rows that they have logged until now, and no more; if `failed`, not even these."""
         if not self.is_fork:

@@ -23,6 +23,7 @@ from dist_wandb.store.polling import poll
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.run_config.sync import ConfigSync
+    from dist_wandb.session.children import Children
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.session import Session
@@ -129,6 +130,7 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     parts = {name: part for name, part in vars(other).items() if name not in _OWN}
     shutdown, following = cast("Shutdown", vars(session)["_shutdown"]), cast("Shutdown", parts["_shutdown"])
     following.failure, shutdown.successor = shutdown.failure, following
+    cast("Children", parts["_children"]).continue_for(vars(session)["_children"])
     vars(session).update(parts)
     config_sync.continue_in(lambda: session.run)
     link.moving.end(cast("JobLink", parts["_link"]).moving)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import wandb
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.lightning.experiment import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
@@ -22,6 +23,7 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -43,6 +45,12 @@ def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
 def alone(rank: int, **limits: Any) -> Session:
     options = Options(limits=replace(LIMITS, **limits))
     return opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1, create_new=False)
+
+
+def begin_to_open(store: dist.Store) -> None:
+    """Let rank 0 begin to open its session, so that no other rank writes the run instead."""
+    unit = unit_of(TWO[0], "global")
+    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
 
 
 def test_a_rank_without_a_run_receives_all_metadata(job: Job, fake_wandb: FakeWandb) -> None:
@@ -84,16 +92,17 @@ def test_metadata_have_the_same_types_as_on_the_rank_with_the_run(job: Job, fake
 
 
 def test_the_first_read_waits_for_the_primary_until_the_timeout(
-    store: dist.Store,  # noqa: ARG001  # the sessions find it
+    store: dist.Store,
     fake_wandb: FakeWandb,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    begin_to_open(store)
     second = alone(1)
     began = time.monotonic()
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
-        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("the wait must happen only once"))
+        after_that.setattr("dist_wandb.session.moving.poll", lambda *_: pytest.fail("the wait must happen only once"))
         for name in METADATA:
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20
@@ -167,9 +176,8 @@ def test_methods_with_a_result_are_those_of_wandb() -> None:
     assert GIVE_BACK.isdisjoint({"log", "watch", "alert", "finish", "something"})
 
 
-def test_a_planned_id_is_known_before_the_run_is_open(
-    store: dist.Store,  # noqa: ARG001  # the sessions find it
-) -> None:
+def test_a_planned_id_is_known_before_the_run_is_open(store: dist.Store) -> None:
+    begin_to_open(store)
     options = Options(limits=LIMITS)
     second = opener.open_session(
         options, {"id": "exp"}, integration="test", topology=TWO[1], number=1, create_new=False

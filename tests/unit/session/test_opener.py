@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import threading
 import time
 import warnings
 from collections import UserList, deque
@@ -291,6 +292,22 @@ def test_a_rank_without_a_run_opens_a_session_even_if_the_primary_failed(store: 
     assert session.url is None
     assert pickle.loads(pickle.dumps(session)).url is None  # noqa: S301  # our own
     session.finish(1)
+
+
+def test_processes_of_a_rank_that_becomes_the_primary_are_received_until_its_end(
+    store: dist.Store, fake_wandb: FakeWandb
+) -> None:
+    assert store is not None
+    limits = Limits(join_timeout=0.1)
+    session = open_session(Options(limits=limits), {"id": "exp"}, integration="test", topology=TWO[1], number=1)
+    copy = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own
+    eventually(lambda: bool(session.run))
+    copy.log({"loss": 0.5})
+    assert copy.flush()
+    session.finish()
+    (run,) = fake_wandb.runs
+    assert [row["loss"] for row in run.rows] == [0.5]
+    eventually(lambda: "dist_wandb-relay" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_a_session_that_fails_to_open_is_cleaned_up(
