@@ -7,8 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch.distributed as dist
+
+from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import unit_of
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 HEARTBEAT = 0.05
@@ -31,6 +36,12 @@ class Nameless:
 
 LOOP: dict[str, Any] = {}
 LOOP["loop"] = LOOP
+
+
+def begin_to_open(store: dist.Store) -> None:
+    """Let rank 0 of `TWO` begin to open its session, so that no other rank writes the run instead."""
+    unit = unit_of(TWO[0], "global")
+    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
 
 
 def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dist_wandb.topology.units import Mesh
 
 INTEGRATION = "DistWandbLogger"
+_STOCK_PROJECT = "lightning_logs"  # the default of both loggers, which nobody has asked for
 _STEP_METRIC = "trainer/global_step"
 _MODEL_PARALLEL = frozenset({"tensor_parallel"})
 """Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
@@ -201,7 +202,8 @@ class SessionHolder:
         may_use = self._is_run_of_rank_0 or (held is not None and held.plan.run_mode == self.options.run_mode)
         running = run_metadata.running_run() if may_use else None
         if running is not None:
-            ignored = run_metadata.without_effect(self._arguments, running)
+            asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}
+            ignored = run_metadata.without_effect(asked, running)
             rank_zero_warn(
                 "There is a wandb run already in progress, and DistWandbLogger will use it"
                 f"{f', so these arguments have no effect: {ignored}' if ignored else ''}. If this is not desired, "

@@ -108,12 +108,12 @@ def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline
 def without_effect(arguments: Mapping[str, Any], run: AnyRun) -> str:
     """Return which arguments of `wandb.init` ask for another run than an open one, which is used instead; "" if none.
 
-    A name may have been completed, such as ``NAME-rank-0``. The default project of Lightning's logger does not count.
+    A name may have been completed, such as ``NAME-rank-0``.
     """
     without = []
     for name, value in requested.naming(arguments).items():
         parts, theirs = value if isinstance(value, (list, tuple)) else [value], getattr(run, name, None)
-        if theirs and value != "lightning_logs" and any(str(part) not in str(theirs) for part in parts):
+        if theirs and any(str(part) not in str(theirs) for part in parts):
             without.append(f"{name}={value!r}")
     config, given = given_values(getattr(run, "config", None)), chosen_config(arguments)
     held = {name: config.get(name) for name in given}

@@ -152,10 +152,10 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         of_script = current()  # the stock callback also uses a run that is open
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
-        asked = {
-            name: value for name, value in _named(args, state, self._arguments).items() if value != args.output_dir
-        }
-        ignored = run_metadata.without_effect(asked, self._session.run)  # transformers 4 names runs by that default
+        # transformers 4 names runs by their directory unless a name was given.
+        named = _named(args, state, self._arguments).items()
+        asked = {name: value for name, value in named if value != args.output_dir}
+        ignored = run_metadata.without_effect(asked, self._session.run)
         if self._session.plan.announces and not (of_script is None and self._session.owns_run) and ignored:
             self._notices.warn(
                 "open run",

@@ -203,7 +203,7 @@ class _Names:
         """Return the name of an item, and its value; `None` if it has none."""
         keys: list[str] = []
         nested: list[str] = []
-        value = ""
+        value, text = b"", ""
         before_value = begin
         for number, start, first, last in parts_of(content, begin, end, MOST_FIELDS):
             if content[start] & 7 != BYTES:
@@ -213,14 +213,15 @@ class _Names:
             elif number == _NESTED_KEY:
                 nested.append(_text(content[first:last]))
             elif number == _VALUE:
-                value, before_value = _text(content[first:last]), start
+                value, before_value = content[first:last], start
+                text = _text(value)
             elif number in _OTHER_TEXTS:
                 _text(content[first:last])
         name = ".".join(nested or keys)
         blob = content[begin:before_value]
         if len(self._known) < _MOST_NAMES and len(blob) == sum(2 + len(key.encode()) for key in nested or keys):
             self._known.setdefault(blob, name)
-        return name, (_value(value),) if value else None
+        return name, (_value(value, text),) if value else None
 
 
 def _text(content: bytes) -> str:
@@ -230,9 +231,9 @@ def _text(content: bytes) -> str:
         raise MalformedError("a text is not UTF-8") from None
 
 
-def _value(text: str) -> Any:
-    """Decode a value of a row. A value that is not JSON is returned as text."""
-    if is_deeper(text.encode()):
+def _value(content: bytes, text: str) -> Any:
+    """Decode a value of a row, which is also given as text. A value that is not JSON is returned as text."""
+    if is_deeper(content):
         raise _TooDeepError
     try:
         value = json.loads(text)

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
-from config_jobs import HEARTBEAT, TWO, Job, Open, alike, reads
+from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, reads
 from units import eventually
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.presence import keys_of, publish_opened
-from dist_wandb.settings.plan import unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -48,8 +46,7 @@ def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank
 def test_reads_wait_once_in_all_with_one_warning_for_a_primary_that_opens_no_run(
     open_rank: Open, store: dist.Store
 ) -> None:
-    unit = unit_of(TWO[0], "global")
-    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
+    begin_to_open(store)
     second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 3.0})
     second.config.update({"own": 1})
     assert second.config.own == 1  # known on this rank, so it does not wait

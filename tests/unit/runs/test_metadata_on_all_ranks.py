@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 import wandb
+from config_jobs import begin_to_open
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.lightning.experiment import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
@@ -23,7 +23,6 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -45,12 +44,6 @@ def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
 def alone(rank: int, **limits: Any) -> Session:
     options = Options(limits=replace(LIMITS, **limits))
     return opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1, create_new=False)
-
-
-def begin_to_open(store: dist.Store) -> None:
-    """Let rank 0 begin to open its session, so that no other rank writes the run instead."""
-    unit = unit_of(TWO[0], "global")
-    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
 
 
 def test_a_rank_without_a_run_receives_all_metadata(job: Job, fake_wandb: FakeWandb) -> None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 import wandb
+from config_jobs import begin_to_open
 from units import eventually
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange import interface
-from dist_wandb.exchange.membership.presence import keys_of, publish_opened
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
@@ -28,7 +28,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import unit_of
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -328,8 +327,7 @@ def test_a_session_that_fails_to_open_is_cleaned_up(
 
 
 def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.Store) -> None:
-    unit = unit_of(TWO[0], "global")
-    publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
+    begin_to_open(store)
     options = Options(limits=Limits(join_timeout=0.05, finish_timeout=0.5))
     session = open_session(options, {}, integration="test", topology=TWO[1], number=1)
     assert (session.id, session.url, session.group_url) == (None, None, None)
