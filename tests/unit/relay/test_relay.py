@@ -59,16 +59,20 @@ def in_fork(work: Callable[[], None]) -> int:
     return process.exitcode
 
 
+def relay_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"}
+
+
 @pytest.fixture(autouse=True)
 def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remote_session, "_notices", Notices())
     monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that receives rows may be delayed
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)
+    before = relay_threads()  # a test that failed before may have left some
     yield
-    for thread in threading.enumerate():
-        if thread.name == "dist_wandb-relay":
-            thread.join(_PATIENCE)
-    assert not [thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"]
+    for thread in relay_threads() - before:
+        thread.join(_PATIENCE)
+    assert not relay_threads() - before
 
 
 def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
@@ -299,14 +303,16 @@ def test_the_oldest_unauthenticated_client_is_dropped_if_there_are_too_many(monk
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
-    clients = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+    before = relay_threads()
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     for client in clients:
         client.connect(address.path)
     assert RemoteSession(address, ONE, {}).flush()
-    assert threading.active_count() < 20
+    threads = relay_threads() - before
     for client in clients:
         client.close()
     held.close()
+    assert len(threads) < 10  # of 21; some that were dropped end just now
 
 
 def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
