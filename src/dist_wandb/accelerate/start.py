@@ -22,7 +22,7 @@ from dist_wandb.accelerate.world import current_topology
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
-from dist_wandb.runs.argument_checks import check_init_arguments
+from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import next_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options

@@ -21,7 +21,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.runs import current_server, directories, requested, sweeps
+from dist_wandb.runs import current_server, requested, sweeps
 from dist_wandb.runs.destination import is_loopback
 from dist_wandb.settings.config_secrets import without_passwords, without_values
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
@@ -222,7 +222,7 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
             "WANDB_SERVICE is inherited, so W&B would use another process's wandb service. With run_mode='shared' it "
             "is ignored, because that service refuses two writers of one run."
         )
-    directory = directories.wandb_directory({}).absolute()
+    directory = requested.wandb_directory({}).absolute()
     if not _is_writable(directory):
         yield (
             f"The run directory {str(directory)!r} is not writable, so runs are written to a new temporary one. Set "

@@ -14,7 +14,7 @@ from rich.text import Text
 from dist_wandb.cli.command import Command, add_json_argument, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.runs import sweeps
-from dist_wandb.runs.argument_checks import check_id
+from dist_wandb.runs.requested import check_id
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, is_member, plan_run
 from dist_wandb.settings.recommendations import beside_trial, too_large

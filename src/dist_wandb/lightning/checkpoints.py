@@ -26,7 +26,7 @@ import torch
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.lightning.name_spaces import OfLightning, loaded
-from dist_wandb.runs.argument_checks import check_id
+from dist_wandb.runs.requested import check_id
 from dist_wandb.wandb_files.small_files import open_ordinary
 
 if TYPE_CHECKING:

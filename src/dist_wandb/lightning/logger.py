@@ -18,7 +18,7 @@ from dist_wandb.lightning.session_holder import INTEGRATION, SessionHolder
 from dist_wandb.lightning.trainers import base_ids_of, measure, remember, trainer_of
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
-from dist_wandb.runs import argument_checks
+from dist_wandb.runs import requested
 from dist_wandb.session.session import Session
 from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -145,7 +145,7 @@ class DistWandbLogger(StockLogger):
             **stock_methods.file_policy(self, add_file_policy),
             **kwargs,
         )
-        argument_checks.check_init_arguments(self._wandb_init, INTEGRATION)
+        requested.check_init_arguments(self._wandb_init, INTEGRATION)
         if experiment is not None and not self._options.is_rank_0_primary:
             raise ConfigurationError(
                 "experiment= hands DistWandbLogger a run of rank 0, but with "

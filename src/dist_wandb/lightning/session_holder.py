@@ -27,7 +27,7 @@ from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_
 from dist_wandb.lightning.name_spaces import is_a
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
-from dist_wandb.runs import axes, handover, requested, run_metadata
+from dist_wandb.runs import axes, requested, run_metadata, wandb_process
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.session import Session
@@ -215,7 +215,7 @@ class SessionHolder:
         """The run to use instead of opening one: `available`, or the parent's in a process of ddp_spawn."""
         if available is None:
             parents_run = self.launch.parents_run
-            return handover.unpickled(parents_run) if parents_run and plan.run_mode == "auto" else None
+            return wandb_process.unpickled_run(parents_run) if parents_run and plan.run_mode == "auto" else None
         if self.session is not None and (plan.shared or plan.run_id != available.id):
             raise _opened_too_early(available.id, plan.run_mode, f"the run {plan.run_id!r} here")
         return available

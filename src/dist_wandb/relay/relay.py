@@ -30,7 +30,7 @@ from typing import Any
 from dist_wandb.relay import local_sockets
 from dist_wandb.relay.local_sockets import Address, Listener, authenticate, shut_down
 from dist_wandb.relay.remote_session import FLUSH, LOG
-from dist_wandb.runs.directories import runtime_directory
+from dist_wandb.wandb_files.environment import runtime_directory
 
 _log = logging.getLogger("dist_wandb")
 

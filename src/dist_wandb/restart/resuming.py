@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, ReadError, UnsupportedVersionError
 from dist_wandb.restart.store import Earlier
-from dist_wandb.runs import console, requested, run_metadata
+from dist_wandb.runs import requested, run_metadata, wandb_process
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
@@ -96,7 +96,7 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
 
 def announce(earlier: Earlier, topology: Topology) -> None:
     """Print one line about the run that is continued, and why."""
-    if console.is_silent():
+    if wandb_process.is_silent():
         return
     before = earlier.record.world_size
     change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."

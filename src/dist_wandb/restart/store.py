@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.notices import Notices
-from dist_wandb.runs import argument_checks, directories, requested
+from dist_wandb.runs import requested
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.launch import Launch
@@ -117,7 +117,7 @@ class RestartRecord:
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
         try:
-            argument_checks.check_id(given["base_id"], "base_id")
+            requested.check_id(given["base_id"], "base_id")
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
         return cls(**given)
@@ -175,7 +175,7 @@ class RestartStore:
             requeues=self._launch.requeues,
         )
         self._arguments = init_arguments
-        self._directory = directories.wandb_directory(init_arguments) / DIRECTORY
+        self._directory = requested.wandb_directory(init_arguments) / DIRECTORY
         self._topology = topology
         self._timeout = options.limits.join_timeout
         self._continued_job: str | None = None

@@ -84,6 +84,13 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
         return None
 
 
+def artifact_staging() -> Path:
+    """Return the directory in which W&B keeps files of artifacts until they are uploaded."""
+    import wandb
+
+    return Path(wandb.env.get_data_dir()).absolute() / "artifacts" / "staging"
+
+
 @contextmanager
 def hidden_values() -> Iterator[None]:
     """Replace pydantic's errors about W&B's settings: they repeat the values, such as the password of an address.

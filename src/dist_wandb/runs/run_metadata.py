@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from dist_wandb.runs import requested
 from dist_wandb.runs.destination import without_password
-from dist_wandb.runs.directories import wandb_directory
 from dist_wandb.runs.job_arguments import chosen_config, is_json
+from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:

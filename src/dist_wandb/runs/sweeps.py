@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.runs import wandb_private
-from dist_wandb.runs.argument_checks import check_id
-from dist_wandb.runs.requested import user_setting
+from dist_wandb.runs.requested import check_id, user_setting
 
 if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan

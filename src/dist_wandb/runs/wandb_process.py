@@ -1,19 +1,30 @@
-"""wandb's own process (its "service"), which writes all runs of this process: detect its loss, and tear it down."""
+"""wandb's own process (its "service"), which writes all runs of this process: its loss, its end, what it prints.
+
+Also passes a run to a child process, which attaches to the parent's service.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import pickle
 import re
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.interception import original
-from dist_wandb.runs.wandb_private import LOST_SERVICE
+from dist_wandb.runs.requested import user_setting
+from dist_wandb.runs.wandb_private import LOST_SERVICE, fill_config
+from dist_wandb.settings.config_values import decoded, encoded, given_values
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun, Run
+
+_log = logging.getLogger("dist_wandb")
 
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
 _MEDIA_DIRECTORY = "wandb-media"  # suffix of the directory's name
@@ -81,3 +92,57 @@ def restore_media_directory(error: FileNotFoundError) -> bool:
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path.parent.exists()
+
+
+@contextmanager
+def with_warnings_alone(*, on: bool) -> Iterator[None]:
+    """Limit wandb to warnings and errors inside the block."""
+    if not on:
+        yield
+        return
+    import wandb
+
+    settings = wandb.setup().settings
+    wandb.termsetup(settings.model_copy(update={"show_info": False}), None)
+    try:
+        yield
+    finally:
+        wandb.termsetup(settings, None)  # as wandb.setup does
+
+
+def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
+    """Return whether the user has set the verbosity of wandb."""
+    names = ("quiet", "silent", "show_info")
+    return any(
+        user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names
+    )
+
+
+def is_silent() -> bool:
+    """Return whether the user has silenced wandb with `WANDB_SILENT`."""
+    return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
+
+
+def pickled_run(run: AnyRun | None) -> bytes | None:
+    """Pickle a run and its config for a child process; `None` if it cannot be pickled."""
+    try:
+        return pickle.dumps((run, encoded(given_values(getattr(run, "config", None))))) if run else None
+    except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run
+        return None
+
+
+def unpickled_run(data: bytes) -> Run | None:
+    """In the child: return the parent's run, attached to the parent's service; `None`, with a warning, if it fails."""
+    run: Run
+    run, config = pickle.loads(data)  # noqa: S301  # written by `pickled_run` in the parent of this very process
+    try:
+        _ = getattr(run, "config", None)  # wandb attaches at the first use
+    except Exception as error:  # noqa: BLE001  # of wandb's own types: WANDB_SERVICE is unset, or its process has ended
+        _log.warning(
+            "dist_wandb: this process reopens the run of its parent, because wandb could not attach to it: %s",
+            one_line(error),
+        )
+        return None
+    if config:
+        fill_config(run, decoded(config))
+    return run

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb import errors
 from dist_wandb.errors import DistWandbError
 from dist_wandb.notices import Notices
-from dist_wandb.runs import argument_checks, requested
+from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
@@ -139,7 +139,7 @@ def init(
     arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
-    argument_checks.check_init_arguments(arguments, _INTEGRATION)
+    requested.check_init_arguments(arguments, _INTEGRATION)
     again = while_open(arguments)
     if again is not None:
         return again
@@ -198,7 +198,7 @@ def check_init(given: Mapping[str, Any]) -> None:
         ConfigurationError: An argument is not supported.
     """
     Options.among(given)
-    argument_checks.check_init_arguments(
+    requested.check_init_arguments(
         {name: value for name, value in given.items() if name not in OPTION_NAMES}, "wandb_init"
     )
 

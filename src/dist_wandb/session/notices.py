@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.notices import Notices
-from dist_wandb.runs import console, run_metadata
+from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_spread, matches_any
 from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import named_line, users_line, warn
@@ -127,7 +127,7 @@ class SessionNotices:
 
 def print_line(line: str) -> None:
     """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
-    if not console.is_silent():
+    if not wandb_process.is_silent():
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -31,7 +31,7 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs import axes, job_arguments, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
@@ -99,7 +99,7 @@ def open_session(
         TopologyError: This process's rank is not sufficiently known.
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
-    argument_checks.check_init_arguments(init_arguments, integration)
+    requested.check_init_arguments(init_arguments, integration)
     topology = topology or identify()
     label = requested.check_writers(init_arguments, options.run_mode, topology.world_size)
     if label is not None and topology.is_coordinator:

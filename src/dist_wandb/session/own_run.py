@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
+from dist_wandb.runs import axes, interception, record, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.record import Record
@@ -188,12 +188,12 @@ class OwnRun:
         """End the run."""
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
-                finishing.finish(self._attached, exit_code)
-        with finishing.quiet_finish(self.run, self._link.plan, self._opening.arguments):
+                record.finish(self._attached, exit_code)
+        with record.quiet_finish(self.run, self._link.plan, self._opening.arguments):
             problem = self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
-        upload_hint = finishing.upload_hint(self.run, self._link.plan, self._link.topology)
+        upload_hint = record.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self._link.plan, self.run

@@ -28,7 +28,7 @@ from dist_wandb.accelerate.timings import PreparedTimings
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
-from dist_wandb.runs.argument_checks import check_init_arguments
+from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions
 from dist_wandb.session.step_timings import check_timings

@@ -36,13 +36,13 @@ from itertools import count
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError, in_words
-from dist_wandb.runs.upload_environment import upload_environment
 from dist_wandb.uploads.copy import copy_below, copy_files
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.uploads.model import UploadFile, files_of, mark_of, rules_of
 from dist_wandb.uploads.plan import known_of
 from dist_wandb.uploads.records import revised
 from dist_wandb.uploads.state import COPY, FileState, Lock
+from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Lines, copy_without
 from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 

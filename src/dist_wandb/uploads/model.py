@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_wandb.runs.client_settings import default_entity, own_entities
-from dist_wandb.runs.directories import artifact_staging
+from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.records import Rules
 from dist_wandb.wandb_files.finding import is_in_run_directory

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.runs.directories import state_directory
 from dist_wandb.uploads.log import Sent, read_attempt
+from dist_wandb.wandb_files.environment import state_directory
 from dist_wandb.wandb_files.record_file import Lines, run_record_of
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, read_small, write_small
 

@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.runs import argument_checks, requested
-from dist_wandb.runs.argument_checks import check_id, check_init_arguments
+from dist_wandb.runs import requested
+from dist_wandb.runs.requested import check_id, check_init_arguments
 
 FORBIDDEN = ":;,#?/'\\%"
 
@@ -49,7 +49,7 @@ def test_every_argument_of_the_installed_wandb_is_accepted() -> None:
 
 
 def test_every_listed_argument_is_known_to_the_installed_wandb() -> None:
-    assert set(inspect.signature(wandb.init).parameters) >= argument_checks._COMMON_INIT_ARGUMENTS
+    assert set(inspect.signature(wandb.init).parameters) >= requested._COMMON_INIT_ARGUMENTS
 
 
 def test_a_wandb_that_accepts_any_argument_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

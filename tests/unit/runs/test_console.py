@@ -9,7 +9,7 @@ import pytest
 import wandb
 from opened_runs import FIRST, SECOND
 
-from dist_wandb.runs import console, finishing
+from dist_wandb.runs import record, wandb_process
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
@@ -36,7 +36,7 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
     run = open_run(plan, topology, arguments)
     run.log({"loss": 0.5})
     opening = capfd.readouterr().err
-    with finishing.quiet_finish(run, plan, arguments):
+    with record.quiet_finish(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()
     ending = capfd.readouterr().err
@@ -45,7 +45,7 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
     assert "a warning" in ending
     assert ("wandb sync" in ending, "Run history" in ending) == (verbosity != "not set",) * 2
     assert ("offline" in opening) == (verbosity != "not set" or topology is FIRST)
-    line = finishing.upload_hint(run, plan, topology)
+    line = record.upload_hint(run, plan, topology)
     if topology is FIRST:
         assert line is not None
         assert line.startswith("dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync ")
@@ -62,7 +62,7 @@ def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
     arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
     plan = plan_run(topology, "new", "global", "exp")
     run = open_run(plan, topology, arguments)
-    with finishing.quiet_finish(run, plan, arguments):
+    with record.quiet_finish(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()
     printed = capfd.readouterr().err
@@ -74,6 +74,6 @@ def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
     ("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)]
 )
 def test_silence_is_defined_as_by_wandb(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
-    assert not console.is_silent()
+    assert not wandb_process.is_silent()
     monkeypatch.setenv("WANDB_SILENT", value)
-    assert console.is_silent() is silent
+    assert wandb_process.is_silent() is silent

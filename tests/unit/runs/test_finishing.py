@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opened_runs import FIRST, SECOND, SINGLE
 
-from dist_wandb.runs import finishing
+from dist_wandb.runs import record
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 def test_only_runs_in_several_files_have_an_upload_hint() -> None:
     def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
         plan = plan_run(topology, run_mode, "global", "exp")
-        return finishing.upload_hint(open_run(plan, topology, arguments), plan, topology)
+        return record.upload_hint(open_run(plan, topology, arguments), plan, topology)
 
     assert line("shared", mode="offline") is not None
     assert line("shared") is None  # it is on the server

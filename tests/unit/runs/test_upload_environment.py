@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.runs import upload_environment
+from dist_wandb.wandb_files.environment import upload_environment
 
 ROLES: dict[str, Any] = {"shared": True, "label": "rank-1", "primary": False, "finishes": False, "resume": None}
 
@@ -26,7 +26,7 @@ def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
     monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "2")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", "/opt/lib"]))
     before = dict(os.environ)
-    environment = upload_environment.upload_environment(tmp_path, **ROLES)
+    environment = upload_environment(tmp_path, **ROLES)
     assert {name: value for name, value in environment.items() if name.startswith("WANDB_")} == {
         "WANDB_MODE": "shared",
         "WANDB_DIR": str(tmp_path),
@@ -46,7 +46,7 @@ def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
 @pytest.mark.usefixtures("bare_environment")
 def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
     plain = {"shared": False, "label": None, "primary": True, "finishes": True, "resume": "must"}
-    environment = upload_environment.upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
+    environment = upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
     expected = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
     assert {name: environment[f"WANDB_{name}"] for name in expected} == expected
     assert "WANDB_X_LABEL" not in environment
@@ -64,6 +64,6 @@ def test_settings_of_the_current_directory_do_not_affect_an_upload(
     (tmp_path / "attempt").mkdir()
     for where in (".", str(project)):
         monkeypatch.setenv("WANDB_DIR", where)
-        environment = upload_environment.upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
+        environment = upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
         assert environment["WANDB_BASE_URL"] == "https://own.example"
         assert list((tmp_path / "attempt").rglob("*")) == [tmp_path / "attempt" / "wandb"]

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.runs.argument_checks import check_id
+from dist_wandb.runs.requested import check_id
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
 from dist_wandb.store.job_store import JobStore
