@@ -26,8 +26,7 @@ from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store import leftovers
-from dist_wandb.store.addresses import is_hung_up
-from dist_wandb.store.connection import StoreConnection
+from dist_wandb.store.connection import StoreConnection, is_hung_up
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.model import Topology

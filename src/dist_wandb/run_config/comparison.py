@@ -36,12 +36,12 @@ from dist_wandb.run_config.messages import (
 )
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
-from dist_wandb.store.rank_values import RankValues
+from dist_wandb.store.shared_list import RankValues
 from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import Line, users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.run_config.connection import Connection
+    from dist_wandb.run_config.messages import Connection
     from dist_wandb.settings.options import Options
     from dist_wandb.store.job_store import JobStore
 

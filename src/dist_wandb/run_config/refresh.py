@@ -21,7 +21,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.notices import Notices
 
 if TYPE_CHECKING:
-    from dist_wandb.run_config.connection import Connection
+    from dist_wandb.run_config.messages import Connection
 
 _log = logging.getLogger("dist_wandb")
 

@@ -34,10 +34,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run_config.comparison import Comparison
-from dist_wandb.run_config.connection import Connection
-from dist_wandb.run_config.follower import Follower, published_values
-from dist_wandb.run_config.messages import REFUSED, run_key
-from dist_wandb.run_config.publisher import Publisher
+from dist_wandb.run_config.ends import Follower, Publisher, published_values
+from dist_wandb.run_config.messages import REFUSED, Connection, run_key
 from dist_wandb.run_config.refresh import Refresh
 from dist_wandb.run_config.targets import LocalConfig, RunConfig
 from dist_wandb.run_config.view import ConfigView

@@ -18,8 +18,8 @@ from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
-    from dist_wandb.run_config.connection import Connection
-    from dist_wandb.run_config.follower import Follower
+    from dist_wandb.run_config.ends import Follower
+    from dist_wandb.run_config.messages import Connection
     from dist_wandb.run_config.refresh import Refresh
     from dist_wandb.runs.null_run import AnyRun
 

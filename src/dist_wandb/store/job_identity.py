@@ -22,7 +22,7 @@ from typing import NoReturn, TypedDict
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
 from dist_wandb.store.polling import interval, poll
-from dist_wandb.store.rank_values import RankValues, missed
+from dist_wandb.store.shared_list import RankValues, missed
 from dist_wandb.topology.launch import job_name, node_identity
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in

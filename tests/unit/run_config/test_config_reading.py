@@ -14,7 +14,7 @@ import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads
 from processes import wait_until
 
-from dist_wandb.run_config import text as config_text
+from dist_wandb.run_config import ends
 from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs import config_guard
@@ -275,7 +275,7 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
         requests.append(key)
         return try_get(self, key)
 
-    monkeypatch.setattr(config_text, "encoded", take)
+    monkeypatch.setattr(ends, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):

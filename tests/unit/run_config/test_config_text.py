@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dist_wandb.run_config.text import ConfigText
+from dist_wandb.run_config.ends import ConfigText
 
 
 class Clock:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from dist_wandb.store import addresses
-from dist_wandb.store.addresses import address_among, address_towards
+from dist_wandb.store import connection
+from dist_wandb.store.connection import address_among, address_towards
 
 
 def test_the_address_towards_this_host_is_loopback() -> None:
@@ -52,5 +52,5 @@ def test_the_address_that_reaches_the_store_is_used_on_several_hosts() -> None:
 
 def test_the_host_of_the_store_uses_its_address_towards_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """In many hosts files, the host's own name, by which it reaches the store, is 127.0.1.1."""
-    monkeypatch.setattr(addresses, "address_towards", {"10.0.0.2": "10.0.0.1"}.get)
+    monkeypatch.setattr(connection, "address_towards", {"10.0.0.2": "10.0.0.1"}.get)
     assert address_among("127.0.1.1", ["127.0.1.1", "10.0.0.3", "10.0.0.2", None]) == "10.0.0.1"

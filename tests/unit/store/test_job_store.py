@@ -20,8 +20,7 @@ from dist_wandb.runs.requested import check_id
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.rank_values import RankValues
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.shared_list import RankValues, SharedList
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]

@@ -18,7 +18,6 @@ from dist_wandb.errors import ReadError
 from dist_wandb.reading import files as shared
 from dist_wandb.runs.destination import Destination
 from dist_wandb.uploads import plan as plan_module
-from dist_wandb.uploads import problems
 from dist_wandb.uploads.execution import Outcome
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.model import UploadFile
@@ -221,7 +220,7 @@ def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
-    really = problems.problems_of_file
+    really = plan_module.problems_of_file
 
     def failing(file: UploadFile, now: float) -> Iterator[str]:
         if file.run is hurt:

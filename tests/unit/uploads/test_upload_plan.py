@@ -25,7 +25,7 @@ from upload_runs import (
 )
 
 from dist_wandb.errors import UploadError
-from dist_wandb.uploads import problems
+from dist_wandb.uploads import plan as plan_module
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import is_uploaded, plan_uploads
 
@@ -179,7 +179,7 @@ def test_missing_ranks_of_a_huge_world_are_not_enumerated(
             looked_at += 1
             yield rank
 
-    monkeypatch.setattr(problems, "range", counted, raising=False)
+    monkeypatch.setattr(plan_module, "range", counted, raising=False)
     (reason,) = planned(of_rank(tmp_path, 0, world_size=world_size)).refusals
     assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
     assert looked_at < 100

@@ -10,7 +10,7 @@ from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.polling import poll_until_stopped
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.transport.layout import GroupLayout
-from dist_wandb.store.addresses import address_among
+from dist_wandb.store.connection import address_among
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
