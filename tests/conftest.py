@@ -32,10 +32,10 @@ from dist_wandb.notices import Notices
 from dist_wandb.restart import resuming
 from dist_wandb.restart import store as restart_store
 from dist_wandb.runs import interception
-from dist_wandb.runs.job_arguments import chosen_config
+from dist_wandb.runs.run_metadata import chosen_config
 from dist_wandb.session import inherited_rank, job_description, opener, registry
+from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
-from dist_wandb.session.step_timings import StepTimings
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_identity, leftovers

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 from dist_wandb.accelerate.world import is_sharded
 from dist_wandb.accelerate.wrapping import Trackers, Wrapped, wrap_accelerator
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.session.sections import ForwardHook, Part, StepTimings
 from dist_wandb.session.session import Session
-from dist_wandb.session.step_timings import ForwardHook, Part, StepTimings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -39,8 +39,8 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import while_open
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import of_script
+from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
-from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode

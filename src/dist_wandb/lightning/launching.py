@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from dist_wandb.errors import ReadError, TopologyError
-from dist_wandb.runs import job_arguments, run_metadata, sweeps, wandb_process
+from dist_wandb.runs import run_metadata, sweeps, wandb_process
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.topology.launch import Launch, node_identity
@@ -165,8 +165,8 @@ class EarlyRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """What this rank was given, then the values of a sweep, then rank 0's. The script may change it."""
-        theirs = job_arguments.with_own_secrets(self._told(), self._arguments)
-        return {**job_arguments.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
+        theirs = run_metadata.with_own_secrets(self._told(), self._arguments)
+        return {**run_metadata.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
 
     @property
     def used_config(self) -> Mapping[str, Any]:
@@ -182,5 +182,5 @@ class EarlyRun:
 
 def told_of(run: AnyRun) -> dict[str, Any]:
     """Return what further processes of the script are told of a run: its config, without secrets, and its metadata."""
-    config = job_arguments.arguments_for_others({"config": given_values(getattr(run, "config", None))})
+    config = run_metadata.arguments_for_others({"config": given_values(getattr(run, "config", None))})
     return {**config, "metadata": run_metadata.metadata_of(run)}

@@ -19,8 +19,8 @@ from dist_wandb.lightning.trainers import base_ids_of, measure, remember, traine
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
+from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
-from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode

@@ -24,8 +24,8 @@ from lightning_utilities.core.rank_zero import WarningCache
 
 from dist_wandb.lightning.name_spaces import OfLightning, is_a, loaded
 from dist_wandb.lightning.session_holder import holder_of
+from dist_wandb.session.sections import ForwardHook, StepTimings
 from dist_wandb.session.session import Session
-from dist_wandb.session.step_timings import ForwardHook, StepTimings
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dist_wandb.runs import job_arguments, wandb_process
+from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import given_values, is_plain, listed, shown
 from dist_wandb.user_lines import Line, users_line, warn
@@ -96,7 +96,7 @@ class ConfigGuard:
         """
         config = init_arguments.get("config")
         values = given_values(config)
-        chosen = job_arguments.chosen_config(init_arguments)
+        chosen = run_metadata.chosen_config(init_arguments)
         refused = [name for name, value in chosen.items() if not (is_plain(value) or can_hold(value))]
         is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
         given = config if isinstance(config, dict) else getattr(config, "__dict__", {})

@@ -17,9 +17,9 @@ from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
-from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.session.moving import MOVED, successor_of
 from dist_wandb.session.sections import Sections
+from dist_wandb.session.shutdown import LifeCycle, Phase
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange

@@ -3,28 +3,37 @@
 The coordinator publishes its options and describing arguments (name, tags, config, ...). A rank that reads them is
 refused if its mode or scope differs; in `auto`, ranks without a run do not read them. Ranks that were given no
 arguments use the coordinator's. Secondaries of a shared run always do, because W&B keeps what any writer sent last.
+Calls of `init` while a session is open are decided here, too, alike on all ranks (`InitCalls`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from dist_wandb.errors import ConfigurationError
-from dist_wandb.runs import job_arguments, sweeps
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import JobStore, not_of_a_rank
+from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
+from dist_wandb.store.polling import poll
+from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
+from dist_wandb.user_lines import named_line
 
 if TYPE_CHECKING:
+    from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.options import Options
     from dist_wandb.topology.model import Topology
+    from dist_wandb.user_lines import Line
 
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
 _opened: Counter[str] = Counter()  # sessions by integration
+ENDING = "ending"  # key: set once the coordinator has begun to end the session
+_ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
 
 class JobDescription(TypedDict):
@@ -68,7 +77,7 @@ def needs_base_id_of(topology: Topology, options: Options) -> bool:
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
     """Publish the description of the job, as the coordinator."""
-    arguments = job_arguments.arguments_for_others(init_arguments)
+    arguments = run_metadata.arguments_for_others(init_arguments)
     store.publish(_JOB, JobDescription(options=asdict(options), arguments=arguments))
 
 
@@ -95,7 +104,7 @@ def complete(
     described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"), topology)
     _check_equal(options, topology, described["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
-    given: dict[str, Any] = job_arguments.with_own_secrets(described["arguments"], init_arguments)
+    given: dict[str, Any] = run_metadata.with_own_secrets(described["arguments"], init_arguments)
     if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
         # every writer sends the describing arguments, and W&B keeps the last ones
         local: dict[str, Any] = {name: own[name] for name in ("dir", "mode") if name in own}
@@ -137,3 +146,56 @@ def next_job(integration: str, topology: Topology, timeout: float) -> JobDescrip
             message = store.try_get(_JOB)
             return None if message is None else _checked(message, topology)
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
+
+
+class InitCalls:
+    """The calls of `init` on this rank while a session is open.
+
+    The coordinator publishes how it has decided, for each line of the script, and that it ends a session. A rank that
+    is ahead waits for that: at the line that opened the session, as in a loop whose runs are finished on rank 0 only,
+    as long as `init` waits; at another line, which perhaps only this rank reaches, for a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._number: Counter[str] = Counter()  # by line
+        self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
+
+    def agree(self, link: JobLink, line: Line | None, mine: bool, *, is_first: bool) -> bool | None:
+        """Decide as the coordinator does whether a call returns the session.
+
+        Args:
+            link: The session's link.
+            line: The line that calls `init`.
+            mine: This rank's own decision. It counts on the coordinator, and if that does not decide.
+            is_first: Whether the line is the one that opened the session.
+
+        Returns:
+            The decision; `None` if the coordinator ends the session, so that this rank has to end it, too.
+        """
+        place = named_line(line)
+        self._number[place] += 1
+        number, key, coordinates = self._number[place], f"again/{place}", link.topology.is_coordinator
+        within = link.options.limits.join_timeout
+        within = within if is_first else min(_ELSEWHERE, within) if place not in self._unanswered else 0.0
+
+        def decision(store: JobStore) -> tuple[bool | None] | None:
+            is_ended = store.has([ENDING]) or leftovers.is_over(store)  # asked first: the decision may be older
+            theirs = store.try_get(key)
+            if theirs is not None and theirs[0] >= number:
+                return (bool(theirs[1]),)
+            return (None,) if is_ended else None
+
+        def decided(store: JobStore) -> tuple[bool | None] | None:
+            if coordinates:
+                store.publish(key, [number, mine])
+            elif is_published(store):
+                return poll(lambda: decision(store), within, LONGEST_PAUSE, link.topology.world_size)
+            return (mine,)
+
+        with suppress(RendezvousError):
+            store = link.find_store()
+            found = (mine,) if store is None else briefly(lambda: decided(store), None, within + STORE_PATIENCE)
+            if found is not None:
+                return found[0]
+        self._unanswered.add(place)
+        return mine

@@ -1,10 +1,11 @@
-"""A session's link to the other ranks of its job, through the job's store."""
+"""A session's link to the other ranks of its job, through the job's store; also how they report their ends."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -12,13 +13,15 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.presence import APART, has_opened, is_accompanied, keys_of, publish_opened
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
-from dist_wandb.session.init_calls import ENDING, InitCalls
+from dist_wandb.session.job_description import ENDING, InitCalls
 from dist_wandb.session.moving import Moving
-from dist_wandb.session.unit_end import UnitEnd
+from dist_wandb.session.process_end import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, wait_base_id
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.polling import poll
+from dist_wandb.store.shared_list import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
+_PAUSE = 0.02  # seconds between two polls for writers that have ended
 
 
 def _is_begun(link: JobLink) -> bool:
@@ -189,3 +193,72 @@ class JobLink:
             briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
         else:
             leftovers.leave(store, lambda: exchange.has_ended)
+
+
+class UnitEnd:
+    """The messages of a unit's ranks about their ends, so that its run ends last and with the right exit code.
+
+    A rank that fails publishes its exit code before anything else at its end, and waits for no other. The first failure
+    of a unit is claimed in the store and becomes the exit code of its run; with ``run_mode="new"``, each run has its
+    own. Secondaries publish that they write nothing more; the primary waits for that, up to `finish_timeout` and not
+    for ranks that its exchange has lost, and finishes last. Without the store nothing can be reported.
+    """
+
+    def __init__(self, store: JobStore | None, unit: Unit) -> None:
+        self._store = store
+        self._unit = unit
+
+    def report(self, exit_code: int | None) -> int | None:
+        """Publish this rank's exit code, before it ends. Returns it; if it is a failure, the unit's first failure.
+
+        The first of several failures counts, because others follow from it.
+        """
+        store = self._store
+        if not exit_code or store is None:
+            return exit_code
+        return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
+
+    def report_written(self) -> None:
+        """Publish that this rank writes nothing more into the unit's run."""
+        store = self._store
+        if store is not None:
+            briefly(lambda: self._written(store).append(self._unit.index), 0)
+
+    def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
+        """Wait until other ranks, by their indices in the unit, have called `report_written`; return whether they have.
+
+        The deadline is a time of the monotonic clock.
+        """
+        store = self._store
+        if store is None or not writers:
+            return True
+        written = self._written(store)
+
+        def have_written() -> bool | None:
+            written.read_new()
+            return set(writers).issubset(written.values) or None
+
+        def wait() -> bool:
+            with suppress(RendezvousError):
+                return bool(poll(have_written, deadline - time.monotonic(), _PAUSE))
+            return True
+
+        return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
+
+    def exit_code(self, gone: Collection[int]) -> int:
+        """Return the exit code of the first rank that failed; 1 if some are gone without a report; otherwise 0.
+
+        Without a store, or if each rank has its own run, other ranks do not count.
+        """
+        store = self._store
+        if store is None:
+            return 0
+        reported = briefly(lambda: store.try_get(self._key("failed")), None)
+        return int(reported or (FAILED if gone else 0))
+
+    def _key(self, what: str) -> str:
+        return f"end/{self._unit.name}/{what}"
+
+    def _written(self, store: JobStore) -> SharedList:
+        """Return the list of the indices of ranks that write nothing more."""
+        return SharedList(store, self._key("written"))

@@ -22,8 +22,8 @@ from dist_wandb.store.polling import poll
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
+    from dist_wandb.relay.relay import Children
     from dist_wandb.run_config.sync import ConfigSync
-    from dist_wandb.session.children import Children
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.session import Session

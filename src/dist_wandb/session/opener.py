@@ -31,7 +31,7 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.runs import axes, job_arguments, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs import axes, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
@@ -244,7 +244,7 @@ class Opener:
     def compare(self) -> None:
         """Compare the given config with those of the other ranks."""
         store = self._store
-        config, run = job_arguments.chosen_config(self._arguments), requested.naming(self._arguments)
+        config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
         self._config_sync = ConfigSync(self._options, self._topology, config, run)
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()

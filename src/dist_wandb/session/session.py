@@ -5,7 +5,7 @@
 - `job_link`: messages between the ranks, through the job store.
 - `own_run`: this rank's W&B run, which is intercepted, replaced after a failure, and ended.
 - `intake`: what `log` does on the training thread.
-- `shutdown` and `life_cycle`: the end of a session, which happens once.
+- `shutdown`: the life cycle of a session, and its end, which happens once.
 - `children`: rows from processes that this rank has started.
 - `notices`: messages to the user.
 
@@ -22,15 +22,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
+from dist_wandb.relay.relay import Children
 from dist_wandb.runs import run_metadata
 from dist_wandb.session import registry
-from dist_wandb.session.as_run import AsRun
-from dist_wandb.session.children import Children
 from dist_wandb.session.intake import Intake, exchange_of
-from dist_wandb.session.life_cycle import LifeCycle
 from dist_wandb.session.notices import SessionNotices
+from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.process_end import exit_code_of
-from dist_wandb.session.shutdown import Shutdown
+from dist_wandb.session.shutdown import LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
 

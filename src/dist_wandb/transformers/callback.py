@@ -31,7 +31,7 @@ from dist_wandb.runs import run_metadata
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions
-from dist_wandb.session.step_timings import check_timings
+from dist_wandb.session.sections import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode

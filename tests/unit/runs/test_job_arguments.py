@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import wandb
 
-from dist_wandb.runs import job_arguments
+from dist_wandb.runs import run_metadata
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 def test_only_values_that_json_can_hold_are_published() -> None:
-    published = job_arguments.arguments_for_others(
+    published = run_metadata.arguments_for_others(
         {
             "project": "digits",
             "tags": ["a", "b"],
@@ -41,10 +41,10 @@ def test_only_values_that_json_can_hold_are_published() -> None:
         "config": {"lr": 0.1, "bounds": [0, [1, 2]], "least": float("-inf"), "names": [{"a": []}]},
     }
     nan = {"x": float("nan"), "y": [float("nan")]}
-    assert repr(job_arguments.arguments_for_others({"config": nan})) == repr({"config": nan})
+    assert repr(run_metadata.arguments_for_others({"config": nan})) == repr({"config": nan})
 
 
 @pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
 def test_arguments_that_describe_the_job_are_published(name: str) -> None:
-    assert job_arguments.arguments_for_others({name: "x"}) == {name: "x"}
-    assert job_arguments.arguments_for_others({name: None}) == {}
+    assert run_metadata.arguments_for_others({name: "x"}) == {name: "x"}
+    assert run_metadata.arguments_for_others({name: None}) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from dist_wandb.session.life_cycle import LifeCycle, Phase
+from dist_wandb.session.shutdown import LifeCycle, Phase
 
 
 def test_one_thread_finishes_and_others_wait_for_it() -> None:

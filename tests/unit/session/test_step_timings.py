@@ -11,8 +11,7 @@ import pytest
 from torch import nn
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.session.sections import Section, Sections
-from dist_wandb.session.step_timings import ForwardHook, StepTimings, check_timings
+from dist_wandb.session.sections import ForwardHook, Section, Sections, StepTimings, check_timings
 
 S = 1_000_000_000  # nanoseconds
 
