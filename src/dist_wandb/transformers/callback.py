@@ -35,10 +35,9 @@ from dist_wandb.session.sections import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
-from dist_wandb.settings.reduction import PerRank, Reduce, Spread
+from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Reduction, Spread
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.units import UnitArgument
-from dist_wandb.transformers.reduced import without_second_sum
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -266,6 +265,21 @@ def _is_beside_stock(callback: DistWandbCallback) -> bool:
     """Return whether a Trainer's list of callbacks holds this one and the stock one: it is not passed to callbacks."""
     lists = [one for one in gc.get_referrers(callback) if isinstance(one, list)]
     return any(type(other) is WandbCallback for one in lists for other in one)
+
+
+def without_second_sum(reduce: Reduce) -> Reduce:
+    """Return the reductions, changed so that numbers that the Trainer has reduced are not summed over ranks.
+
+    The Trainer gathers its loss and the predictions for its metrics, and its speeds count the samples of all ranks: the
+    mean over ranks is right, a sum would count them once per rank. Other names and patterns than ``"*"`` stay.
+    """
+    means: dict[str, Reduction] = dict.fromkeys(ALREADY_REDUCED, "mean")
+    given: Mapping[str, Reduction] = reduce if isinstance(reduce, Mapping) else {}
+    of_others = given.get("*") if isinstance(reduce, Mapping) else reduce
+    if of_others not in ("sum", "nansum"):
+        return reduce
+    named = {name: kind for name, kind in given.items() if name != "*"}
+    return {**named, **{name: kind for name, kind in means.items() if name not in named}, "*": of_others}
 
 
 class _WithWandb(list[str]):
