@@ -11,8 +11,7 @@ import pytest
 from processes import clean_environment, run_job, torchrun
 from stored import ended_runs
 
-from dist_wandb.uploads.model import UploadRun
-from dist_wandb.uploads.plan import plan_uploads
+from dist_wandb.uploads.plan import UploadRun, plan_uploads
 from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import read_runs
 

@@ -11,8 +11,7 @@ from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
 from dist_wandb.uploads.log import Sent
-from dist_wandb.uploads.model import Terms, UploadRun
-from dist_wandb.uploads.plan import plan_uploads
+from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
 from dist_wandb.uploads.state import FileState
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.sidecar import Sidecar

@@ -33,7 +33,7 @@ from dist_wandb.accelerate.wrapping import (
     wrap_accelerator,
 )
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
-from dist_wandb.run_config.view import ConfigView
+from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import while_open

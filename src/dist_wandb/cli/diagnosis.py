@@ -29,12 +29,13 @@ from dist_wandb.settings.plan import (
     RankScope,
     RunMode,
     RunPlan,
+    beside_trial,
     check_rank_scope,
     check_run_mode,
     needs_layout,
     plan_run,
+    too_large,
 )
-from dist_wandb.settings.recommendations import beside_trial, too_large
 from dist_wandb.topology.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
 from dist_wandb.topology.model import Topology
 

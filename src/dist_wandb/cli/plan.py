@@ -16,8 +16,7 @@ from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, is_member, plan_run
-from dist_wandb.settings.recommendations import beside_trial, too_large
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, is_member, plan_run, too_large
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import ranges_of
 from dist_wandb.topology.units import ranks_along

@@ -19,8 +19,7 @@ from dist_wandb.errors import UploadError, visible
 from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.execution import remember, upload
-from dist_wandb.uploads.model import Terms, UploadFile, UploadRun
-from dist_wandb.uploads.plan import plan_uploads
+from dist_wandb.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
 from dist_wandb.uploads.state import remove_left_copies
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.lightning.name_spaces import OfLightning
-from dist_wandb.run_config.view import ConfigView
+from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.settings.config_values import ConfigCopy, given_values
 

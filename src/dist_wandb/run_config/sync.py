@@ -37,8 +37,7 @@ from dist_wandb.run_config.comparison import Comparison
 from dist_wandb.run_config.ends import Follower, Publisher, published_values
 from dist_wandb.run_config.messages import REFUSED, Connection, run_key
 from dist_wandb.run_config.refresh import Refresh
-from dist_wandb.run_config.targets import LocalConfig, RunConfig
-from dist_wandb.run_config.view import ConfigView
+from dist_wandb.run_config.targets import ConfigView, LocalConfig, RunConfig
 from dist_wandb.runs.config_guard import ConfigGuard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import unit_run_id

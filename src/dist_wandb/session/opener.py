@@ -39,10 +39,9 @@ from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.moving import MOVED, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.process_end import FAILED
+from dist_wandb.session.registry import FAILED
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RunPlan, Unit, check_unit, needs_layout, unit_of
-from dist_wandb.settings.recommendations import beside_trial, too_large
+from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
 from dist_wandb.topology.launch import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
@@ -61,43 +60,24 @@ def open_session(
     options: Options,
     init_arguments: Mapping[str, Any],
     *,
-    integration: str,
-    topology: Topology | None = None,
-    step_metric: str | None = STEP_METRIC,
-    number: int | None = None,
-    proposed_id: str | None = None,
-    adopt: Callable[[RunPlan], Run | None] | None = None,
-    create_new: bool = True,
-    announces: bool = True,
-    catches_sigterm: bool = True,
-    restarts: bool = True,
+    integration: str,  # its name, for messages and to keep the sessions of integrations apart
+    topology: Topology | None = None,  # if a framework knows it; detected otherwise
+    step_metric: str | None = STEP_METRIC,  # name of the x axis; `None` for none
+    number: int | None = None,  # of the session among the integration's sessions of this job; counted otherwise
+    proposed_id: str | None = None,  # base id to use on the coordinator unless the user asked for one
+    adopt: Callable[[RunPlan], Run | None] | None = None,  # may return a run that is open, to be used instead
+    create_new: bool = True,  # if this process has a run already, which `wandb.init` would return
+    announces: bool = True,  # prints what was decided; otherwise the integration calls `Session.announce`
+    catches_sigterm: bool = True,  # SIGTERM ends the runs before the process, unless another handler is installed
+    restarts: bool = True,  # this start may continue the runs of an earlier one, and a later start those of this one
+    # In a world of one, `wandb.init` gets exactly `init_arguments`. Otherwise settings are added that limit the cost of
+    # an unreachable server or a killed process.
     as_given: bool = False,
 ) -> Session:
     """Identify this rank, agree with the other ranks, decide on a plan, and open the run.
 
-    Args:
-        options: The checked arguments of the integration.
-        init_arguments: Keyword arguments of `wandb.init`.
-        integration: Name of the integration, for messages and to keep the sessions of integrations apart.
-        topology: Rank and layout of this process if a framework knows them; detected otherwise.
-        step_metric: Name of the x axis; `None` for none.
-        number: Number of the session among the integration's sessions of this job, if known; counted otherwise.
-        proposed_id: Base id to use on the coordinator unless the user asked for one.
-        adopt: Called if the plan opens a run. May return a run that is open already and is used instead.
-        create_new: Whether to create a new run if this process has one already; `wandb.init` would return that one.
-        announces: Whether to print what was decided. Otherwise the integration calls `Session.announce`.
-        catches_sigterm: Whether SIGTERM ends the runs before it ends the process, unless another handler is installed.
-        restarts: Whether this start may continue the runs of an earlier one, and a later start the runs of this one.
-        as_given: Whether, in a world of one, `wandb.init` gets exactly `init_arguments`. Otherwise settings are added
-            that limit the cost of an unreachable server or a killed process.
-
-    Returns:
-        The session.
-
-    Raises:
-        ConfigurationError: Arguments that cannot be honoured.
-        TopologyError: This process's rank is not sufficiently known.
-        RendezvousError: The ranks could not agree within `join_timeout`.
+    Raises `ConfigurationError` for arguments that cannot be honoured, `TopologyError` if this process's rank is not
+    sufficiently known, and `RendezvousError` if the ranks could not agree within `join_timeout`.
     """
     requested.check_init_arguments(init_arguments, integration)
     topology = topology or identify()
@@ -114,22 +94,13 @@ def open_session(
         inherited_rank.announce()
     opener.meet(integration, number)
 
+    again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
+    again = partial(again, create_new=create_new, announces=announces, restarts=restarts, as_given=as_given)
+
     def reopen(primary_rank: int) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
-        return open_session(
-            moved_options,
-            arguments,
-            integration=name,
-            topology=topology,
-            step_metric=step_metric,
-            number=1,
-            adopt=adopt,
-            create_new=create_new,
-            announces=announces,
-            catches_sigterm=catches_sigterm and threading.current_thread() is threading.main_thread(),
-            restarts=restarts,
-            as_given=as_given,
-        )
+        in_main = threading.current_thread() is threading.main_thread()
+        return again(moved_options, arguments, integration=name, catches_sigterm=catches_sigterm and in_main)
 
     moved_to = opener.moved_to()
     if moved_to is not None:
@@ -261,9 +232,7 @@ class Opener:
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does, from the base id and the coordinator's arguments.
 
-        Args:
-            proposed_id: As in `open_session`.
-            not_kept: A warning for the coordinator about arguments that a sweep's trial overrides, if any.
+        `not_kept` is a warning for the coordinator about arguments that a sweep's trial overrides, if any.
         """
         options, topology = self._options, self._topology
         base_id = self._base_id(proposed_id)

@@ -38,8 +38,7 @@ from pathlib import Path
 from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.uploads.copy import copy_below, copy_files
 from dist_wandb.uploads.log import Sent, read_attempt
-from dist_wandb.uploads.model import UploadFile, files_of, mark_of, rules_of
-from dist_wandb.uploads.plan import known_of
+from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
 from dist_wandb.uploads.records import revised
 from dist_wandb.uploads.state import COPY, FileState, Lock
 from dist_wandb.wandb_files.environment import upload_environment
@@ -59,39 +58,24 @@ _OF_A_RECORD = re.compile(r"sender: |failed to parse|failed to unmarshal")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of the upload of one file.
+    """The outcome of the upload of one file."""
 
-    Args:
-        sent: The lines of the file that the server confirmed in all uploads.
-        url: Address of the run, if it is known.
-        problem: Why the file is not uploaded; `None` if it is.
-        concerns_all: Whether other uploads would fail for the same reason: no connection, or no access.
-    """
-
-    sent: Sent
-    url: str | None
-    problem: str | None
-    concerns_all: bool = False
+    sent: Sent  # the lines of the file that the server confirmed in all uploads
+    url: str | None  # of the run, if it is known
+    problem: str | None  # why the file is not uploaded; `None` if it is
+    concerns_all: bool = False  # whether other uploads would fail for the same reason: no connection, or no access
 
 
 def upload(
     file: UploadFile,
-    on_progress: Callable[[int], None] = lambda _rows: None,
-    say: Callable[[str], None] = lambda _text: None,
+    on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of confirmed history rows
+    say: Callable[[str], None] = lambda _text: None,  # gets a line for the user about what the upload waits for
 ) -> Outcome:
     """Upload the rest of one file. The caller has checked that nothing prohibits it.
 
-    Args:
-        file: The file, as `plan_uploads` returns it.
-        on_progress: Called repeatedly with the number of confirmed history rows of the file.
-        say: Called with a line for the user about what the upload waits for.
-
-    Returns:
-        The outcome. W&B's own output and log are kept in the user's state directory.
-
-    Raises:
-        UploadError: Another process is uploading the file, it is not trusted, or something cannot be read or written.
-        KeyboardInterrupt: After W&B's processes were ended; a later upload continues.
+    W&B's own output and log are kept in the user's state directory. Raises `UploadError` if another process is
+    uploading the file, it is not trusted, or something cannot be read or written. A `KeyboardInterrupt` is raised after
+    W&B's processes were ended; a later upload continues.
     """
     with _failing_alone(file):
         state = FileState(file.path, file.run.directory)
@@ -120,11 +104,7 @@ def _check_unchanged(file: UploadFile) -> None:
 
 
 def remember(file: UploadFile) -> None:
-    """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust.
-
-    Raises:
-        UploadError: The state directory cannot be written to.
-    """
+    """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust."""
     with _failing_alone(file):
         state = FileState(file.path, file.run.directory)
         with state.locked():

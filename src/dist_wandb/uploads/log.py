@@ -33,25 +33,15 @@ _FOLLOWING = ("didn't print run URL", "runreader: init error")
 
 @dataclass(frozen=True)
 class Sent:
-    """The upload state of a run's file.
+    """The upload state of a run's file."""
 
-    Args:
-        lines: Confirmed lines.
-        unsure: Number of history rows that were sent, but neither confirmed nor refused.
-        completed: Whether the server confirmed the end of the run.
-        attempts: Number of uploads.
-        ended: Whether the last upload ran to its end.
-        problems: Errors of the last upload.
-        retried: Why the last upload has sent a request again; "" if it has not.
-    """
-
-    lines: Lines = NOTHING
-    unsure: int = 0
-    completed: bool = False
-    attempts: int = 0
-    ended: bool = False
-    problems: tuple[str, ...] = ()
-    retried: str = field(default="", compare=False)
+    lines: Lines = NOTHING  # confirmed
+    unsure: int = 0  # history rows that were sent, but neither confirmed nor refused
+    completed: bool = False  # whether the server confirmed the end of the run
+    attempts: int = 0  # number of uploads
+    ended: bool = False  # whether the last upload ran to its end
+    problems: tuple[str, ...] = ()  # errors of the last upload
+    retried: str = field(default="", compare=False)  # why the last upload has sent a request again; "" if it has not
 
     def followed_by(self, later: Sent) -> Sent:
         """The state after a later upload, which continued this one."""
@@ -76,12 +66,7 @@ def read_attempt(directory: Path) -> Sent:
 def read_log(path: Path, within: Directory | None = None) -> Sent:
     """Read one log of W&B's uploader, which may still be writing it. A missing log counts as no upload.
 
-    Args:
-        path: The log.
-        within: The run's directory, if it is below one.
-
-    Raises:
-        ReadError: The log cannot be read, so it is unknown what the server has.
+    `within` is the run's directory, if the log is below one. Raises `ReadError` if the log cannot be read.
     """
     try:
         with open_log(path, within) as log:

@@ -16,7 +16,7 @@ from processes import wait_until
 
 from dist_wandb.run_config import ends
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.run_config.view import ConfigView
+from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import config_guard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_base_id, needs_layout, plan_run, unit_of
-from dist_wandb.settings.recommendations import too_large
+from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_base_id, needs_layout, plan_run, too_large, unit_of
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.units import ranks_along
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.settings import recommendations
-from dist_wandb.settings.plan import plan_run
-from dist_wandb.settings.recommendations import too_large
+from dist_wandb.settings import plan
+from dist_wandb.settings.plan import plan_run, too_large
 from dist_wandb.topology.model import Topology
 
 Job = Callable[..., list[Any]]
@@ -73,7 +72,7 @@ def test_thousands_of_runs_warn(run_mode: str, rank_scope: str, runs: str) -> No
 
 
 def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recommendations, "MOST_WRITERS", 1)
+    monkeypatch.setattr(plan, "MOST_WRITERS", 1)
     seen: list[tuple[str, int]] = []
     monkeypatch.setattr(
         "dist_wandb.session.opener.warn", lambda message, _: seen.append((message, len(fake_wandb.runs)))

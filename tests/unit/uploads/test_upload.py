@@ -16,7 +16,7 @@ from upload_runs import CONFIRMED, ENDED, TRUSTING, log_of_attempt, of_rank, pla
 from dist_wandb.errors import UploadError
 from dist_wandb.uploads.execution import Outcome, upload
 from dist_wandb.uploads.log import Sent
-from dist_wandb.uploads.model import Terms, UploadRun
+from dist_wandb.uploads.plan import Terms, UploadRun
 from dist_wandb.uploads.state import FileState, remove_left_copies
 from dist_wandb.wandb_files.small_files import Directory
 

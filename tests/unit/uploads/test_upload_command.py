@@ -20,7 +20,7 @@ from dist_wandb.runs.destination import Destination
 from dist_wandb.uploads import plan as plan_module
 from dist_wandb.uploads.execution import Outcome
 from dist_wandb.uploads.log import Sent
-from dist_wandb.uploads.model import UploadFile
+from dist_wandb.uploads.plan import UploadFile
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
 from dist_wandb.wandb_files.small_files import Directory

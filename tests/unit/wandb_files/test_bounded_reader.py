@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.bounded_reader import Limits, lines_of
+from dist_wandb.wandb_files.inspection import Limits, lines_of
 
 pytestmark = pytest.mark.slow
 

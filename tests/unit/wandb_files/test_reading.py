@@ -25,8 +25,8 @@ from strangers import OBSTACLES
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.bounded_reader import Limits
 from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.inspection import Limits
 from dist_wandb.wandb_files.reading import largest_step, read_history, read_run, read_runs
 from dist_wandb.wandb_files.sidecar import read_sidecar
 
