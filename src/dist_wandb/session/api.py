@@ -189,14 +189,7 @@ def _is_notebook() -> bool:
 
 
 def check_init(given: Mapping[str, Any]) -> None:
-    """Check arguments of `init` without opening anything.
-
-    Args:
-        given: Arguments by name.
-
-    Raises:
-        ConfigurationError: An argument is not supported.
-    """
+    """Check arguments of `init` without opening anything; raise `ConfigurationError` for one that is not supported."""
     Options.among(given)
     requested.check_init_arguments(
         {name: value for name, value in given.items() if name not in OPTION_NAMES}, "wandb_init"

@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 class Intake:
-    """Accepts the rows that this rank logs.
-
-    Attributes:
-        rows: How many rows were accepted.
-        first_row: Position on the x axis of the first row without a step.
-        sections: Timed sections, which some rows include.
-    """
+    """Accepts the rows that this rank logs."""
 
     def __init__(
         self,
@@ -45,9 +39,9 @@ class Intake:
         life: LifeCycle,
         notices: SessionNotices,
         *,
-        first_row: int,
+        first_row: int,  # position on the x axis of the first row without a step
     ) -> None:
-        self.rows: int = 0
+        self.rows: int = 0  # accepted so far
         self._link = link
         self._own = own
         self._exchange = exchange
@@ -74,10 +68,7 @@ class Intake:
         *,
         leads: bool = True,
     ) -> None:
-        """Accept a row. If it `leads`, its step also applies to later rows without a step.
-
-        The other arguments are those of `Session.log`.
-        """
+        """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
         if not are_plain(metrics):
@@ -143,11 +134,7 @@ class Intake:
             self._last = last, ended + 1
 
     def _is_over(self, values: int = 0) -> bool:
-        """Return whether rows are dropped, and with this one so many values.
-
-        Raises:
-            ConfigurationError: The session was finished.
-        """
+        """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
         if self._life.phase is Phase.CLOSED:
             raise ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "

@@ -161,16 +161,10 @@ class InitCalls:
         self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
 
     def agree(self, link: JobLink, line: Line | None, mine: bool, *, is_first: bool) -> bool | None:
-        """Decide as the coordinator does whether a call returns the session.
+        """Decide as the coordinator does whether a call at `line` returns the session, which `is_first` has opened.
 
-        Args:
-            link: The session's link.
-            line: The line that calls `init`.
-            mine: This rank's own decision. It counts on the coordinator, and if that does not decide.
-            is_first: Whether the line is the one that opened the session.
-
-        Returns:
-            The decision; `None` if the coordinator ends the session, so that this rank has to end it, too.
+        This rank's own decision, `mine`, counts on the coordinator, and if that does not decide. The result is `None`
+        if the coordinator ends the session, so that this rank has to end it, too.
         """
         place = named_line(line)
         self._number[place] += 1

@@ -15,7 +15,7 @@ from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.job_description import ENDING, InitCalls
 from dist_wandb.session.moving import Moving
-from dist_wandb.session.process_end import FAILED
+from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, wait_base_id
@@ -44,39 +44,24 @@ def _is_begun(link: JobLink) -> bool:
 
 
 class JobLink:
-    """Exchanges messages with the other ranks of the job. Without a store, it does nothing.
-
-    Args:
-        options: The checked arguments of the integration.
-        topology: Rank and layout of this process.
-        plan: What this rank does with W&B.
-        store: The session's keys in the job's store; `None` if there is no store.
-        name: Name of the session, equal on all ranks.
-        is_counted: Whether no other session will have this name, because its number was counted, not given.
-
-    Attributes:
-        name: As given.
-        unit: The ranks whose numbers belong together.
-        reduces: Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
-        calls: The calls of `init` while the session is open.
-        moving: How the session continues with another primary, and how long reads wait for its own.
-    """
+    """Exchanges messages with the other ranks of the job. Without a store, it does nothing."""
 
     def __init__(
         self,
         options: Options,
         topology: Topology,
         plan: RunPlan,
-        store: JobStore | None,
-        name: str,
+        store: JobStore | None,  # the session's keys in the job's store
+        name: str,  # of the session, equal on all ranks
         *,
-        is_counted: bool,
+        is_counted: bool,  # whether no other session will have this name: its number was counted, not given
     ) -> None:
         self.options = options
         self.topology = topology
         self.plan: RunPlan = plan
         self.store = store
         self.unit: Unit = unit_of(topology, options.rank_scope, options.unit_ranks)
+        # Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self.name: str = name
         self._is_counted = is_counted
@@ -125,8 +110,7 @@ class JobLink:
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
         """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.
 
-        Args:
-            enclosing: The sessions that are open. The primary can come to this one only after it has opened their runs.
+        It can come to this session only after it has opened the runs of the `enclosing` ones, which are open here.
         """
         key, latest = run_key(self.plan), math.inf
         latest_outside = time.monotonic() + self.options.limits.join_timeout
@@ -158,9 +142,7 @@ class JobLink:
     def other_writers(self, deadline: float) -> set[int]:
         """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.
 
-        Args:
-            deadline: Time of the monotonic clock until which to wait; without an answer, the run ends before its
-                writers.
+        Without an answer by the deadline, on the monotonic clock, the run ends before its writers.
         """
         within = max(STORE_PATIENCE, deadline - time.monotonic())
         writers = self._ask(lambda store: attached_writers(store, self.plan).read_new(), list[int](), within)

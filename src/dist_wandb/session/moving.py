@@ -40,17 +40,13 @@ class Moving:
 
     All reads together wait up to `join_timeout` and, if another rank becomes the primary then, until it has opened the
     run, but no more than some seconds.
-
-    Attributes:
-        is_possible: Whether another rank may become the primary.
-        move: Continues the session, given the rank of its new primary; `None` after its end.
-        has_happened: Whether the session has continued.
     """
 
     def __init__(self, join_timeout: float, ranks: int) -> None:
-        self.is_possible = False
+        self.is_possible = False  # whether another rank may become the primary
+        # Continues the session, given the rank of its new primary; `None` after its end.
         self.move: Callable[[int], Exchange] | None = None
-        self.has_happened = False
+        self.has_happened = False  # whether the session has continued
         self._join_timeout = join_timeout
         self._ranks = ranks
         self._until = math.inf  # reads wait, by the monotonic clock, once there was one
@@ -71,14 +67,9 @@ class Moving:
         successor._until, self.has_happened = self._until, True
 
     def wait(self, is_over: Callable[[], bool], is_known: Callable[[], bool]) -> None:
-        """Let a read wait for what the primary publishes.
+        """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
 
-        Args:
-            is_over: Returns whether the session has ended on the coordinator: what it has published may be gone.
-            is_known: Returns whether it is published.
-
-        Raises:
-            RendezvousError: The store is gone.
+        It does not wait if the session `is_over` on the coordinator: what that has published may be gone.
         """
         if self._until == math.inf:
             self._until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
@@ -92,14 +83,8 @@ def successor_of(
 ) -> Exchange | None:
     """Wait until it is certain that the primary has opened a session; otherwise continue with another one.
 
-    Args:
-        link: The link of the session, which takes part in no exchange.
-        is_opening: See `Situation`.
-        is_due: Returns whether this rank ends.
-        is_stopped: Returns whether to stop waiting immediately.
-
-    Returns:
-        The exchange with which the session continues; `None` if the primary is here, or the store is gone.
+    Returns the exchange with which the session, which takes part in none, continues; `None` if the primary is here, or
+    the store is gone. `is_due`: this rank ends. `is_stopped`: stop waiting immediately.
     """
     store, unit, within = link.store, link.unit, link.options.limits.join_timeout
     if store is None:
@@ -113,15 +98,9 @@ def successor_of(
 
 
 def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> Exchange:
-    """Continue a session as another one.
+    """Continue a session as another one, which `reopen` opens, given the rank of its primary.
 
-    Args:
-        session: The session.
-        reopen: Opens the other one, given the rank of its primary.
-        primary_rank: That rank.
-
-    Returns:
-        The exchange that takes the rows that were logged so far.
+    Returns the exchange that takes the rows that were logged so far.
     """
     link, config_sync = cast("JobLink", vars(session)["_link"]), cast("ConfigSync", vars(session)["_config_sync"])
     link.moving.begin()

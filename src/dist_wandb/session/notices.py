@@ -134,10 +134,9 @@ def print_line(line: str) -> None:
 def announcement(
     topology: Topology, plan: RunPlan, where: str, group_url: str | None, unit: Sequence[int] | None = None
 ) -> str:
-    """Return one line about what was decided.
+    """Return one line about what was decided; `unit` is `None` for all ranks or those of a node.
 
-    `where` is the location of the run, a URL or a directory; `unit` has the global ranks of the unit in ascending
-    order, or is `None` for all ranks or those of a node. For example ``dist_wandb: run_mode=new, rank_scope=global, 4
+    For example ``dist_wandb: run_mode=new, rank_scope=global, 4
     ranks on 2 nodes: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (https://…)``.
     """
     mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_ranks(topology)}"

@@ -1,26 +1,193 @@
-"""The sessions of this process that have not ended, and what happens to them when it forks or ends."""
+"""The sessions of this process that have not ended, and what happens to them when it forks or ends.
+
+`atexit` is registered anew with every session, so that it runs before the end of wandb's own process. Children of
+multiprocessing exit without it; there, `Finalize` is used. The exit code is taken from the uncaught exception, or from
+wandb's replacement of `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the main
+thread may hold any lock, and then ends the process by the same signal.
+"""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
+import signal
 import sys
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import end_all
 from dist_wandb.runs import wandb_private
-from dist_wandb.session.process_end import ProcessEnd
 from dist_wandb.settings.options import Current
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from dist_wandb.session.session import Session
 
+FAILED = 1  # exit codes, as shells report them
+SIGTERM = 128 + signal.SIGTERM
+_CTRL_C = 255  # as wandb records it
+
+_AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
+_AT_A_TIME = 1.0  # seconds of these that the main thread waits before it continues for a moment
+_MOMENT = 0.05  # seconds for which it continues
 entered: Current[Session | None] = Current("entered", None)
 """The session of the enclosing decorated function."""
 is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends the session that it opens."""
 
 _sessions: list[Session] = []
+
+
+class ProcessEnd:
+    """Calls a function when this process ends, before everything that was registered for its end until then.
+
+    The function gets the exit code of the process, as far as it is known, and whether the process ends in the middle of
+    its work: by an exception or a signal, rather than by `sys.exit`.
+    """
+
+    def __init__(self, function: Callable[[int, bool], None], code_of_exit: Callable[[], int | None]) -> None:
+        self._function = function
+        self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
+        self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
+        self._pid: int | None = None  # of the process that has registered
+        self._ending: threading.Thread | None = None  # after SIGTERM
+        self._ends_by = 0.0  # on the monotonic clock
+        self._is_waiting = threading.Event()  # set while the main thread waits for `_ending`
+        self._finishing = 0  # number of runs that are being ended
+        self._is_due = False  # whether SIGTERM is to end the process after that
+
+    def register(self) -> None:
+        """Register to be called first at exit. wandb registers its own handler when its first run is opened."""
+        if self._pid != os.getpid():  # the first time, and in a fork, where nothing is registered yet
+            self._failure_before = _last_failure()
+            self._finishing, self._is_due = 0, False
+        if multiprocessing.parent_process() is None:
+            atexit.unregister(self._end)
+            atexit.register(self._end)
+        elif self._pid != os.getpid():  # children of multiprocessing exit without atexit
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._end, exitpriority=100)
+        self._pid = os.getpid()
+
+    def catch_sigterm(self) -> None:
+        """Let SIGTERM end runs before it ends the process, unless another handler is installed."""
+        if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def restore_sigterm(self) -> None:
+        """Undo `catch_sigterm`: after the end of the last run, and in a fork, which has no run to end.
+
+        Python calls handlers only between its own steps. A fork that waits for a lock, as workers of a `Pool` do, may
+        never call them, and `Pool.terminate` waits for it.
+        """
+        if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """While a run is being ended, delay SIGTERM until that is done, for a limited time."""
+        self._finishing += 1
+        try:
+            yield
+        finally:
+            self._finishing -= 1
+            if self._is_due and not self._finishing:
+                _die_of(signal.SIGTERM)
+
+    def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
+        """End the runs, then end the process by the signal, as it would have without a handler.
+
+        This happens in a thread, because the main thread may have been interrupted anywhere, and may hold a lock that
+        the end needs, such as one of wandb's while it prints a traceback. Therefore the main thread continues for a
+        moment now and then, until the runs have ended.
+        """
+        if self._pid != os.getpid():  # a fork, such as a DataLoader's worker
+            _die_of(number)
+        elif self._finishing and self._ending is None:
+            self._is_due = True
+            _call_in(_AFTER_SIGTERM, os._exit, SIGTERM)
+        elif self._ending is None:
+            self._ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
+            self._ends_by = time.monotonic() + _AFTER_SIGTERM
+            self._is_waiting.set()
+            self._ending.start()
+            self._await_ending(self._ending)
+        elif not self._is_waiting.is_set():
+            self._await_ending(self._ending)
+        # Otherwise it was signalled several times, as by SLURM and torchrun's agent, which is no reason to hurry.
+
+    def _await_ending(self, ending: threading.Thread) -> None:
+        self._is_waiting.set()
+        left = self._ends_by - time.monotonic()
+        ending.join(max(0.0, min(left, _AT_A_TIME)))
+        if left < _AT_A_TIME or not ending.is_alive():
+            _die_of(signal.SIGTERM)
+            return
+        self._is_waiting.clear()
+        _call_in(_MOMENT, self._interrupt_again, ending)
+
+    def _interrupt_again(self, ending: threading.Thread) -> None:
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, signal.SIGTERM)
+        ending.join(max(0.0, self._ends_by - time.monotonic()))
+        if not self._is_waiting.wait(_AT_A_TIME):  # the main thread is in native code, which no handler interrupts
+            os._exit(SIGTERM)
+
+    def _end(self) -> None:
+        if self._pid != os.getpid():
+            return
+        if self._ending is not None:  # the main thread has ended while it was allowed to continue
+            self._ending.join(max(0.0, self._ends_by - time.monotonic()))
+            _die_of(signal.SIGTERM)
+            return
+        in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
+        failure = in_flight or _last_failure()
+        if isinstance(failure, BaseException) and failure is not self._failure_before:
+            self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
+        else:
+            self._function(self._code_of_exit() or 0, False)
+
+
+def exit_code_of(error: BaseException | None) -> int | None:
+    """Return the exit code for what ends a block or a process; `None` for no exception, and for a closed generator."""
+    if error is None or isinstance(error, GeneratorExit):
+        return None
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return _CTRL_C if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def _call_in(seconds: float, function: Callable[..., object], argument: object) -> None:
+    """Call a function on a separate thread, unless the process has ended by then."""
+    timer = threading.Timer(seconds, function, (argument,))
+    timer.daemon = True
+    with suppress(RuntimeError):  # some versions of Python start no threads during shutdown
+        timer.start()
+
+
+def _die_of(number: int) -> None:
+    """End the process by a signal, as if there were no handler."""
+    if not _is_main_thread():
+        os._exit(128 + number)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _is_main_thread() -> bool:
+    """Return whether this is the main thread: only that may set signal handlers."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _last_failure() -> object:
+    """Return the exception that ended the main thread, or one that an interactive shell showed."""
+    return getattr(sys, "last_value", None)
 
 
 class History:

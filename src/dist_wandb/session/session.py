@@ -28,7 +28,7 @@ from dist_wandb.session import registry
 from dist_wandb.session.intake import Intake, exchange_of
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import AsRun
-from dist_wandb.session.process_end import exit_code_of
+from dist_wandb.session.registry import exit_code_of
 from dist_wandb.session.shutdown import LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
@@ -58,13 +58,6 @@ class Session(AsRun):
     ``session.watch`` and so on work as on a `wandb.Run`. On a rank without a run they have no effect.
     ``session.name = "late"`` renames the run.
 
-    Args:
-        link: Connection to the other ranks of the job.
-        own: This rank's run.
-        config_sync: This rank's end of the config sync.
-        restart_store: Keeps the restart record of this job; `None` except on the coordinator.
-        first_row: Position on the x axis of the first row without a step, after the rows of a run that is continued.
-
     Attributes:
         options: The checked arguments of the integration.
         topology: Rank and layout of this process.
@@ -78,9 +71,9 @@ class Session(AsRun):
         link: JobLink,
         own: OwnRun,
         config_sync: ConfigSync,
-        restart_store: RestartStore | None = None,
+        restart_store: RestartStore | None = None,  # except on the coordinator
         *,
-        first_row: int = 0,
+        first_row: int = 0,  # position on the x axis of the first row without a step, after those of a continued run
     ) -> None:
         self.options: Options = link.options
         self.topology: Topology = link.topology
@@ -339,11 +332,7 @@ class Session(AsRun):
         return bool(decision)
 
     def announce(self, where: str | None = None) -> None:
-        """Print one line, on a unit's primary, about what was decided and where the runs are.
-
-        Args:
-            where: Location of this rank's run; determined if `None`.
-        """
+        """Print one line, on a unit's primary, about what was decided and where the runs are; see `SessionNotices`."""
         if self.plan.announces:
             self._notices.announce(self.run, self.id, where, self.group_url)
 

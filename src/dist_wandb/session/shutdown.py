@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
 from dist_wandb.session import registry
-from dist_wandb.session.process_end import FAILED, exit_code_of
+from dist_wandb.session.registry import FAILED, exit_code_of
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:

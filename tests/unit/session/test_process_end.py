@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dist_wandb.session import process_end
-from dist_wandb.session.process_end import ProcessEnd, exit_code_of
+from dist_wandb.session import registry
+from dist_wandb.session.registry import ProcessEnd, exit_code_of
 from dist_wandb.store import timed_caller
 from dist_wandb.topology.model import Topology
 
@@ -141,7 +141,7 @@ def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(
         with held:
             codes.append((code, failed))
 
-    monkeypatch.setattr(process_end, "_AT_A_TIME", 0.1)
+    monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
     end = ProcessEnd(end_run, lambda: None)
     end.register()
     end.catch_sigterm()
@@ -170,7 +170,7 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
             time.sleep(0.5)
             codes.append((code, failed))
 
-    monkeypatch.setattr(process_end, "_AT_A_TIME", 0.1)
+    monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
     monkeypatch.setattr(os, "_exit", exits.append)
     end = ProcessEnd(end_slowly, lambda: None)
     end.register()
@@ -191,8 +191,8 @@ def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
         time.sleep(0.3)
         codes.append((code, failed))
 
-    monkeypatch.setattr(process_end, "_AT_A_TIME", 0.1)
-    monkeypatch.setattr(process_end, "_MOMENT", 1000.0)
+    monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
+    monkeypatch.setattr(registry, "_MOMENT", 1000.0)
     end = ProcessEnd(end_slowly, lambda: None)
     end.register()
     end.catch_sigterm()
