@@ -105,10 +105,7 @@ _Inside: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
-    """Use the session of the enclosing decorated function or, if there is none, open one for this call.
-
-    Yields the context in which the decorated function runs, in this thread or task.
-    """
+    """Use the enclosing decorated function's session or open one; yield the context in which the function runs."""
     outer = entered()
     if outer is None:
         with is_nested_on_purpose.by(True):

@@ -138,10 +138,7 @@ def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> I
 
 
 def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
-    """Wrap the methods of `Accelerator` by which timings are measured, once in a process.
-
-    Raises `ConfigurationError` unless methods may be wrapped (`wrap`); else as `wrap_accelerator`.
-    """
+    """Wrap the methods of `Accelerator` by which timings are measured, once, if methods may be wrapped (`wrap`)."""
     if not wrap:
         raise ConfigurationError(
             "timings=True measures what Accelerator.prepare returns, and has to wrap it, but wrap=False was given (or "

@@ -246,10 +246,7 @@ def wrap_accelerator(
     mark: str = _MARK,  # attribute of `Accelerator` that marks them as wrapped
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
-    """Wrap methods of `Accelerator`, once in a process; by default those that act on the main process only.
-
-    Raises `UnsupportedVersionError` if a method is missing, or has other parameters than in all known versions.
-    """
+    """Wrap methods of `Accelerator`, once; raise `UnsupportedVersionError` for unknown ones."""
     if getattr(Accelerator, mark, False):
         return
     for name, known, _ in methods:

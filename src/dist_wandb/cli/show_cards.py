@@ -140,10 +140,7 @@ def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> d
 def metrics_table(
     metrics: Mapping[str, MetricHistory], patterns: Sequence[str], width: int, *, has_more: bool = False
 ) -> RenderableType:
-    """Return a table with one line per metric. Of many ranks, show the extremes. Sparklines get the remaining width.
-
-    If all metrics are shown, the last values of a spread over ranks are in the line of the metric that it belongs to.
-    """
+    """Return a table with one line per metric, which has its spread. Of many ranks, show the extremes."""
     wanted = matching(metrics, patterns)
     spreads = spreads_among(wanted) if list(patterns) == ["*"] else {}
     folded = {f"{name}/{kind}" for name in spreads for kind in SPREAD}

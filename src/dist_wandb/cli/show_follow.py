@@ -125,10 +125,7 @@ class Followed:
 
 
 def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun]) -> list[str]:
-    """Return the id of the newest run, if its file is newer than those of `runs` and has no record yet; else nothing.
-
-    Such a file is among those that could not be read.
-    """
+    """Return the id of the newest run, if its file, of those not readable, is newer than `runs` and has no record."""
     times = {path: path.stat().st_mtime for path in unreadable if _is_empty(path)}
     before = max((path.stat().st_mtime for run in runs for path in run.files), default=0.0)
     newest = max(times, key=lambda path: times[path], default=None)
@@ -140,10 +137,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
-    """Show runs until they end, as cards on a terminal, else with a line for each change; return their last state.
-
-    Raises `DistWandbError` if reading has ended before the runs, with an error.
-    """
+    """Show runs until they end, as cards on a terminal, else with a line for each change; return their last state."""
     followed = Followed(directories, ids, patterns)
     try:
         if not out.is_terminal:

@@ -28,10 +28,7 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> RenderableType:
-    """Return a table with a line for each run, and columns for what differs between them.
-
-    The last values of the metrics that match `patterns` are shown; if it is `None`, of the metrics of most runs.
-    """
+    """Return a table of the runs: what differs, and the metrics that match `patterns` (`None`: those of most runs)."""
     settings, metrics = differing(runs)[:_MOST_SETTINGS], _metrics_of(runs, patterns)
     shown = table()
     for title in ("", "run", "name", "group", "started", "rows", "writers"):

@@ -167,10 +167,7 @@ def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
 
 
 def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
-    """Upload the files of one run in order, up to the first that fails.
-
-    Returns `None` on success; else whether other runs would fail for the same reason.
-    """
+    """Upload a run's files, up to the first that fails; return `None`, or whether other runs would fail alike."""
     out = progress.console
     for file in run.files:
         if file.is_uploaded:

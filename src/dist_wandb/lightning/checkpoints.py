@@ -66,10 +66,7 @@ class _BaseIds(OfLightning):
 
 
 def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
-    """Write base ids into all checkpoints from now on, whichever Trainer of this process saves them.
-
-    `ids_of` returns the base ids of a Trainer by the numbers of its loggers; empty without our loggers.
-    """
+    """Write base ids (`ids_of`: by the loggers' numbers) into all checkpoints that any Trainer saves from now on."""
     # Lightning does not call loggers when it saves a checkpoint. It calls callbacks, but the list of a Trainer's
     # callbacks belongs to the user (Lightning's tuner also keeps and restores it). So `Trainer.save_checkpoint`, which
     # saves all checkpoints, is wrapped in its class: our callback is in the list only while a checkpoint is saved.

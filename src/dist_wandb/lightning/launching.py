@@ -150,10 +150,7 @@ class ScriptIds:
 
 
 class EarlyRun:
-    """The run of one logger before its session is open, as far as it is known here.
-
-    `told` returns what the main process has told of its run (`told_of`).
-    """
+    """The run of one logger before its session is open, as far as it is known here; `told` by the main process."""
 
     def __init__(
         self, arguments: Mapping[str, Any], *, is_offline: bool, told: Callable[[], Mapping[str, Any]]

@@ -136,10 +136,7 @@ def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict
 
 
 def copied_weight(weight: object, rank: int) -> Any:
-    """Check and copy a `Weight`: with Python numbers, or `Later` for numbers on a device.
-
-    Raises ConfigurationError for other types, and for numbers that are negative or not finite.
-    """
+    """Check and copy a `Weight`: Python numbers, or `Later` on a device; raise if negative or not finite."""
     if weight is None:
         return None
     if isinstance(weight, Mapping):

@@ -24,10 +24,7 @@ _LONGEST_NAME = 1000  # characters
 
 
 def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], list[tuple[Path, ReadError]]]:
-    """Find the run files below directories, each once; and the directories that could not be searched completely.
-
-    Raises `ReadError` if a directory does not exist, or no file was found.
-    """
+    """Find the run files below directories, each once; and the directories that were not searched completely."""
     files: dict[tuple[int, int, str], tuple[Path, Directory]] = {}  # by directory and name
     unseen: list[tuple[Path, ReadError]] = []
     for directory in directories:

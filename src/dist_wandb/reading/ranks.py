@@ -30,10 +30,7 @@ class SlowRank:
 
 
 def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
-    """Return the rank that most rows name as a straggler; `None` if no rank is named in a 20th of the rows.
-
-    A row contains ``time/straggler_rank`` only if one rank was the busiest for some time: see `exchange.stragglers`.
-    """
+    """Return the rank that most rows name as a straggler; `None` if none is named in a 20th of the rows."""
     for name, metric in metrics.items():
         if not name.endswith(_STRAGGLER) or not metric.counts:
             continue

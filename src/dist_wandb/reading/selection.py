@@ -74,10 +74,7 @@ def value_of(run: LocalRun, key: str) -> Any:
 def chosen(
     runs: Iterable[LocalRun], names: Sequence[str], conditions: Sequence[Condition], state: str | None = None
 ) -> list[LocalRun]:
-    """Return the runs with one of the names (ids, names or patterns; empty for all), whose conditions all hold.
-
-    Raises `ConfigurationError` if no run has one of the names.
-    """
+    """Return the runs with one of the names or patterns, if any, whose conditions all hold; raise for unknown ones."""
     runs = list(runs)
     for name in names:
         if not any(_is_called(run, name) for run in runs):

@@ -40,10 +40,7 @@ class Address:
 
 
 class Listener:
-    """A listening socket in a private directory, which only this user may enter.
-
-    The directory is made in the first of `directories` that can hold it; raises `OSError` if none can.
-    """
+    """A listening socket in a private directory, made in the first of `directories` that can hold it."""
 
     def __init__(self, directories: Iterable[Path], backlog: int) -> None:
         error: OSError = FileNotFoundError("no directory has a name that is short enough for a socket")
@@ -81,10 +78,7 @@ class Listener:
             return False
 
     def accept(self) -> Connection | None:
-        """Accept the next connection; `None` if there is none, and for processes of other users, which are rejected.
-
-        Raises `OSError` if it cannot be accepted.
-        """
+        """Accept the next connection; `None` if there is none. Processes of other users are rejected."""
         try:
             accepted, _ = self._socket.accept()
         except BlockingIOError:

@@ -46,10 +46,7 @@ _LEAST_TIME = 1.0  # seconds that a child has at least to authenticate, even if 
 
 
 class Relay:
-    """Receives rows from children of this process, in separate threads.
-
-    `deliver` is called with the arguments of `Session.log`, in the order in which each child sent them.
-    """
+    """Receives rows from children of this process, in separate threads. `deliver` gets each child's in order."""
 
     def __init__(self, deliver: Callable[..., None]) -> None:
         self.deliver = deliver

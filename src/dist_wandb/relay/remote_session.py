@@ -82,10 +82,7 @@ class RemoteSession:
         *,
         commit: bool | None = None,
     ) -> None:
-        """Log one row, as `Session.log` does in the session's own process. Waits for tensors on a device.
-
-        If `step` is `None`, the session counts the rows of all processes.
-        """
+        """Log one row, as `Session.log` does; waits for tensors on a device. Rows without a step are counted there."""
         rank = self.topology.global_rank
         check_row(metrics, rank)
         if weight is not None:
@@ -97,10 +94,7 @@ class RemoteSession:
             self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the session's process has received all rows logged here; return whether it has.
-
-        Waits up to `timeout` seconds, or 60 if it is `None`.
-        """
+        """Return whether the session's process has all rows logged here, within `timeout` seconds (`None`: 60)."""
         deadline = time.monotonic() + (_FLUSH_PATIENCE if timeout is None else timeout)
         if not self._flushing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False

@@ -38,10 +38,7 @@ class _MetricCurves:
 
 
 class Drawing:
-    """The curves of one run, by metric, from files with the names of their writers.
-
-    If `is_job`, each file is a separate run of one rank.
-    """
+    """The curves of one run, by metric, from files of its writers; if `is_job`, each file is one rank's own run."""
 
     def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
         self.metrics: dict[str, _MetricCurves] = {}
@@ -100,10 +97,7 @@ def _put(curves: dict[str, Curve], name: str, curve: Curve) -> None:
 
 
 def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
-    """Return the metric to which a column of a spread belongs, and the column; an empty string for the metric itself.
-
-    A standard deviation is a separate metric.
-    """
+    """Return the metric of a spread's column, and the column: "" for the metric itself, and for a deviation's own."""
     for part in _SPREAD:
         base = name.removesuffix(part)
         if base != name and base in names and f"{base}/argmax_rank" in names and part != "/std":

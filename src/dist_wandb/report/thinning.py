@@ -198,10 +198,7 @@ class Cell(NamedTuple):
 
 
 def edges_of(curves: Iterable[Sequence[Stretch]], most: int) -> list[float]:
-    """Divide the x axis of all curves into at most `most` equal parts: the start of the first, and the end of each.
-
-    Empty if there are no points.
-    """
+    """Divide the x axis of all curves into at most `most` equal parts: the start of the first, the end of each."""
     positions = [stretch.first[0] for stretches in curves for stretch in stretches]
     if not positions:
         return []
@@ -251,10 +248,7 @@ class Blame:
         self._means = 0
 
     def add(self, x: float, rank: float, excess: float, mean: float = math.nan) -> None:
-        """Add a row in which `rank` has the largest value: `excess` above the mean over all ranks, `mean`, if known.
-
-        A `rank` that is NaN or negative is none.
-        """
+        """Add a row in which `rank` (if any) has the largest value, `excess` above the mean over all ranks."""
         if not self._parts or self._parts[-1].rows >= self._rows_of_each:
             if len(self._parts) == _MOST_PARTS:
                 self._join_neighbours()

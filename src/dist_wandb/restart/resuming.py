@@ -40,10 +40,7 @@ _MOST_FILES = 32  # files of one run that are searched for the last row; each ta
 
 
 def session_name(integration: str, number: int | None) -> str:
-    """Return a name of the integration's next session that is equal at every start, for any world size.
-
-    `number` is the session's number among the integration's, if the integration knows it; it is counted otherwise.
-    """
+    """Return a name of the integration's next session, or of its `number`-th, that is equal at every start."""
     if number is None:
         _started[integration] += 1
         number = _started[integration]
@@ -105,10 +102,7 @@ def announce(earlier: Earlier, topology: Topology) -> None:
 
 
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str = STEP_METRIC) -> int:
-    """Return the position on the x axis of the first row without a step, after the rows of a continued run.
-
-    It is 0 for a new run.
-    """
+    """Return the position on the x axis of the first row without a step: 0, or after the rows of a continued run."""
     if not run or run.disabled:
         return 0
     if not run.offline:

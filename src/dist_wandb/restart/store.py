@@ -123,10 +123,7 @@ class RestartRecord:
         return cls(**given)
 
     def write(self, path: Path) -> None:
-        """Write the record so that only this process's user can read and write it.
-
-        Raises `ReadError` if the directory is a link or belongs to another user, and `OSError` if it cannot be written.
-        """
+        """Write the record for this process's user only; raise `ReadError` if the directory is a link or another's."""
         with suppress(FileExistsError):
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700)
@@ -154,10 +151,7 @@ class Earlier:
 
 
 class RestartStore:
-    """Finds the record of an earlier start of this job, and writes one for a later start; used on the coordinator only.
-
-    The name of the session is equal at every start of the job.
-    """
+    """Finds the record of an earlier start of this job, and writes one for a later start. Coordinator only."""
 
     def __init__(
         self, session_name: str, options: Options, topology: Topology, init_arguments: Mapping[str, Any]

@@ -66,10 +66,7 @@ class Comparison:
         self._has_published = is_off or not is_coordinator
 
     def check(self) -> None:
-        """Agree with all ranks on whether they were given the same config.
-
-        Raises `ConfigurationError` on all ranks if they were not, and `RendezvousError` without a store to find out.
-        """
+        """Raise `ConfigurationError` on all ranks if they were not given the same config. Waits for all of them."""
         job_store, topology = self._connection.open(), self._connection.topology
         if job_store is None:
             raise RendezvousError(

@@ -92,10 +92,7 @@ class Publisher:
         self._noticed.extend(names)
 
     def publish(self, *, whole: bool) -> None:
-        """Publish what has changed.
-
-        Only values that were written are checked, and a few of those that may have changed inside; all if `whole`.
-        """
+        """Publish what has changed: of values that may change inside, a few are checked, or all if `whole`."""
         if not self._keys or self._config is None:
             return
         metadata = run_metadata.metadata_of(self._run)
@@ -160,10 +157,7 @@ class Follower:
         return self._version > 0
 
     def begin(self, key: str | None, *, completes: bool) -> None:
-        """Follow the run under `key` from now on, or none.
-
-        If it `completes`, the followed values complete those that this rank was given, rather than replace them.
-        """
+        """Follow the run under `key`, if any. If it `completes`, values that this rank was given stay."""
         self.key = key
         self._own = set(self._comparison.given) if completes else None
 

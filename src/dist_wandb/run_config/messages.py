@@ -141,10 +141,7 @@ class Connection:
         return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str, kind: type[_T]) -> _T | None:
-        """Return the message of a key; `None` if it is not set, or there is no store yet.
-
-        Raises `ConfigurationError` if it is not of this kind.
-        """
+        """Return the checked message of a key; `None` if it is not set, or there is no store yet."""
         job_store = self.store()
         message = None if job_store is None else job_store.try_get(key)
         return None if message is None else checked(message, kind, key)

@@ -80,10 +80,7 @@ class Refresh:
             self._refresh(_PATIENCE if at_once else 0.0, whole=whole, polls=True)
 
     def in_background(self, published: float) -> None:
-        """Refresh, if it is time to, on a thread whose rounds other ranks wait for.
-
-        The exchange reports how often any rank has published something: `published`.
-        """
+        """Refresh, if it is time to, on a thread whose rounds other ranks wait for; see `Schedule` for `published`."""
         now = time.monotonic()
         if not self._schedule.is_due(now, published):
             return

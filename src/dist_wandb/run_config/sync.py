@@ -88,10 +88,7 @@ class ConfigSync:
         self._guard.replace_run = replace_run
 
     def compare(self) -> None:
-        """Publish the given config. With ``config_sync="check"``, agree with all ranks on whether it is the same.
-
-        Raises as `Comparison.check` does.
-        """
+        """Publish the given config. With ``config_sync="check"``, raise on all ranks if it is not the same."""
         if self._checks_all:
             self._comparison.check()
         else:
@@ -105,10 +102,7 @@ class ConfigSync:
         return self._guard.writable(init_arguments)
 
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
-        """Start to publish, follow or show the config, depending on this rank's part; or continue with another run.
-
-        A `NullRun` gets a readable config. `unit` is the name of this rank's unit.
-        """
+        """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
         is_coordinator = self._connection.topology.is_coordinator
         if self._target is None:
             key = None if is_coordinator else run_key("" if plan.announces else unit)

@@ -149,10 +149,7 @@ class LocalConfig:
         return set()
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Return the config of the primary's run, at most one heartbeat old; the given values until it is published.
-
-        If `name` is not known yet, the primary is polled at once.
-        """
+        """Return the primary's config, at most a heartbeat old; it is polled at once for a `name` that is missing."""
         if name not in self._shown:
             self._wait()
         if self.following is not None:

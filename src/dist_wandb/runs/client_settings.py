@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def client_settings() -> wandb.Settings:
-    """Return W&B's settings outside of any run, which W&B reads once per process.
-
-    Raises `ConfigurationError` for an invalid setting, and as `check_workspace`.
-    """
+    """Return W&B's settings outside of any run, which W&B reads once; ConfigurationError if they are invalid."""
     import wandb
 
     check_workspace()
@@ -31,10 +28,7 @@ def client_settings() -> wandb.Settings:
 
 
 def check_workspace() -> None:
-    """Refuse a settings file of the current directory that would block wandb forever, or exhaust the memory.
-
-    Raises `ConfigurationError` for a pipe, a device or similar, or if it is too large.
-    """
+    """Refuse a settings file of the current directory that would block wandb forever (a pipe), or is too large."""
     for path in workspace_settings():
         with suppress(OSError):  # usually it does not exist
             found = path.stat()  # links to files are allowed, as by wandb
@@ -93,10 +87,7 @@ def artifact_staging() -> Path:
 
 @contextmanager
 def hidden_values() -> Iterator[None]:
-    """Replace pydantic's errors about W&B's settings: they repeat the values, such as the password of an address.
-
-    The `ConfigurationError` names the refused setting without its value.
-    """
+    """Replace pydantic's errors about W&B's settings by ours: they repeat the values, such as a password."""
     try:
         yield
     except ValueError as error:

@@ -54,10 +54,7 @@ class Listener(Protocol):
 
 
 class ConfigGuard:
-    """Keeps wandb from raising over values of this rank's config.
-
-    `is_first` returns whether this rank is the first to warn of a list of names.
-    """
+    """Keeps wandb from raising over values of this rank's config."""
 
     def __init__(self, rank: int, opened_at: Line | None, is_first: Callable[[str], bool]) -> None:
         # Called if wandb's own process is lost; it must `guard` the replacement of the run.
@@ -90,10 +87,7 @@ class ConfigGuard:
             object.__delattr__(config, _GUARD)
 
     def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the argument `config` of `wandb.init` plain, and what W&B cannot hold text, with a warning.
-
-        Returns the same arguments if W&B can hold all values; otherwise a copy.
-        """
+        """Return arguments of `wandb.init` with a plain `config`; what W&B cannot hold becomes text, with a warning."""
         config = init_arguments.get("config")
         values = given_values(config)
         chosen = run_metadata.chosen_config(init_arguments)
@@ -120,10 +114,7 @@ class ConfigGuard:
             )
 
     def write(self, config: Any, given: Any, write: Callable[[Any, bool], None]) -> None:
-        """Write values; values that this rank did not set itself are changed even if wandb would refuse the change.
-
-        The second argument of `write` is whether to allow changes in any case.
-        """
+        """Write values by `write(values, allow)`; those that this rank did not set itself may always be changed."""
         self.listener.before_write()
         values = given_values(given)
         free = {name: value for name, value in values.items() if self.listener.may_change(name)}

@@ -61,10 +61,7 @@ class Setup:
 
 
 def setup(trusted: str | None = None) -> Setup:
-    """Determine how wandb is set up in this environment, without opening a run or contacting a server.
-
-    The user allows the API key to go to the server `trusted` in any case.
-    """
+    """Determine how wandb is set up here, without opening a run or contacting a server. `trusted` gets the key."""
     try:
         mode, settings = requested.mode({}), client_settings()
         server = destination(trusted=trusted)

@@ -81,19 +81,13 @@ _MARK = "__intercepted_by_dist_wandb__"
 
 
 def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception, Callable[[], None]]:
-    """Call `handler` in place of a method of `owner`, but of no other object.
-
-    Returns the interception, and a function that removes the handler.
-    """
+    """Call `handler` in place of a method of this object only; also return what removes the handler."""
     interception = _found(owner, name) or Interception(owner, name)
     return interception, interception.add(handler)
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
-    """Return the method of an object without handlers.
-
-    If other code has replaced the method meanwhile, return that replacement, and skip handlers inside it.
-    """
+    """Return the method of an object without handlers; if others have replaced it, their replacement without ours."""
     interception = _found(owner, name)
     if interception is not None:
         return interception.original

@@ -148,10 +148,7 @@ class NullRun(StandIn):
         self.__dict__["config"] = config
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
-        """Set the source of the metadata of the run that receives this rank's numbers.
-
-        It has the `planned_id` until `read` returns one.
-        """
+        """Set the source of the metadata of the run that receives the numbers; the id is planned until it has one."""
         self.__dict__["_read"] = read
         self.__dict__["_known"] = {**self.__dict__["_known"], "id": planned_id}
 
@@ -177,10 +174,7 @@ class NullRun(StandIn):
 
 
 class NullPart(StandIn):
-    """Stands in for a part of a run, such as an artifact: all its attributes and items are of this class, too.
-
-    As a number it is NaN: arithmetic with it works, and every comparison with it is false.
-    """
+    """Stands in for a part of a run, such as an artifact, with all its attributes and items. As a number it is NaN."""
 
     def get(self, name: object, default: Any = None) -> Any:  # noqa: ARG002  # nothing is known of a part
         """Return the default; without one, a `NullPart`."""

@@ -128,10 +128,7 @@ class Opening:
         return self._try(offline=True)
 
     def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
-        """Open the same run again, on disk, by its id, which W&B may have generated.
-
-        Raises an `UnavailableError` if this fails. `step_metric` is the name of its x axis; `None` for none.
-        """
+        """Open the same run again, on disk, by its id, which W&B may have generated; or raise `UnavailableError`."""
         kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
         arguments = {**kept, "config": config, "id": run_id}
         run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).on_disk()

@@ -49,10 +49,7 @@ _MOST_UNSAFE = 20_000  # rows kept for that time
 
 
 class Record:
-    """Logs rows into a run, or into its replacement on disk.
-
-    If the run is lost, `reopen` opens another one on disk, with the id and config of the lost run.
-    """
+    """Logs rows into a run or, if that is lost, into the one on disk that `reopen` opens with its id and config."""
 
     def __init__(self, run: AnyRun, rank: int, reopen: Callable[[str, Mapping[str, Any]], AnyRun]) -> None:
         self.run = run
@@ -125,10 +122,7 @@ class Record:
         self._switch(run, error)
 
     def _switch(self, lost: AnyRun, error: Exception) -> bool:
-        """Replace a lost run by another run of the same id, on disk, and log the rows again that it had not written.
-
-        Returns whether the run is replaced: `False` in a signal handler that interrupts the replacement.
-        """
+        """Replace a lost run by one on disk, with the rows it lacks; `False` in a signal handler during that."""
         with self._lock:
             if self._is_replacing:
                 return False

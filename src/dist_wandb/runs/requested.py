@@ -132,10 +132,7 @@ def run_id(init_arguments: Mapping[str, Any]) -> str | None:
 
 
 def resume(init_arguments: Mapping[str, Any]) -> str | None:
-    """Return the requested resume mode: from the arguments, else the settings, else `WANDB_RESUME`; `None` for none.
-
-    It is `"allow"`, `"must"`, `"never"` or `"auto"`; for W&B, `True` means `"auto"`.
-    """
+    """Return the requested resume mode: `"allow"`, `"must"`, `"never"`, or `"auto"` (W&B's `True`); or `None`."""
     given = init_arguments.get("resume")
     if given is None:
         given = user_setting(init_arguments, "resume") or os.environ.get("WANDB_RESUME")
@@ -198,10 +195,7 @@ def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
-    """Return the requested W&B mode: from the arguments, else the settings, `WANDB_MODE`, or ``wandb offline``.
-
-    Raises `ConfigurationError` for a mode that W&B does not know, or an empty `WANDB_MODE`.
-    """
+    """Return the requested W&B mode; raise `ConfigurationError` for an unknown one, or an empty `WANDB_MODE`."""
     in_environment = os.environ.get("WANDB_MODE")
     found = init_arguments.get("mode") or user_setting(init_arguments, "mode") or in_environment
     if not found and in_environment is not None:

@@ -108,10 +108,7 @@ def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline
 
 
 def without_effect(arguments: Mapping[str, Any], run: AnyRun) -> str:
-    """Return which arguments of `wandb.init` ask for another run than an open one, which is used instead; "" if none.
-
-    A name may have been completed, such as ``NAME-rank-0``.
-    """
+    """Return which arguments ask for another run than the open one that is used; a name may have been completed."""
     without = []
     for name, value in requested.naming(arguments).items():
         parts, theirs = value if isinstance(value, (list, tuple)) else [value], getattr(run, name, None)

@@ -87,10 +87,7 @@ class LastLogged:
 
 
 class SummaryWrites:
-    """The user's last writes into the summary, of each name.
-
-    The user's threads add them, and one other thread writes them again. Neither waits for the other.
-    """
+    """The user's last writes into the summary: the user's threads add them, another one writes them again."""
 
     def __init__(self) -> None:
         # Of writes so far, and of actions that were put off. A call of `log` with this number follows all of them.

@@ -51,11 +51,7 @@ def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def forget_missing_values() -> None:
-    """Unset the file of the trial's values if this node does not have it. For ranks other than the coordinator.
-
-    W&B's client would raise an error for a missing file. The config of this rank gets the values that the coordinator
-    publishes.
-    """
+    """Unset the file of the trial's values if this node lacks it: W&B would raise. The coordinator publishes them."""
     path = os.environ.get(_VALUES)
     if path and is_trial() and not Path(path).exists():
         del os.environ[_VALUES]

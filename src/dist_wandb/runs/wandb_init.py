@@ -170,10 +170,7 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
 
 
 def _branches(plan: RunPlan, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the branch points of a run: that of its primary, and of sibling runs, each its own.
-
-    Of several writers, the primary alone rewinds or forks the run; the others attach to it.
-    """
+    """Return the branch points of a run: of several writers, the primary alone rewinds or forks it."""
     branches = {name: given[name] for name in ("resume_from", "fork_from") if isinstance(given.get(name), str)}
     if plan.has_writers and not plan.primary:
         return dict.fromkeys(branches)

@@ -35,10 +35,7 @@ def images(values: Iterable[Any]) -> list[Any]:
 
 
 def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any) -> Any:
-    """Return a W&B image of a value for `wandb.Image`, or of the bytes of a PNG, which are not encoded again.
-
-    `files` returns the directory for a file with these bytes; it must exist until the image is logged.
-    """
+    """Return a W&B image of a value, or of a PNG's bytes, kept as a file in `files()` until the image is logged."""
     import wandb
 
     if isinstance(value, bytes) and files is not None:
@@ -177,10 +174,7 @@ def has_merged(row: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def made_of_merged(row: Mapping[str, Any], warn: Callable[[str, Exception], None]) -> Iterator[dict[str, Any]]:
-    """Convert the merged tables and images of a row to W&B's objects. The row must be logged inside the context.
-
-    `warn` is called for values that cannot be converted, which are then left out.
-    """
+    """Convert merged tables and images of a row, to be logged inside the context; what fails is left out: `warn`."""
     with ExitStack() as stack:
 
         @cache

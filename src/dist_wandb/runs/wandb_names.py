@@ -25,10 +25,7 @@ def has_run() -> bool:
 
 
 def of_its_run(name: str, why_not: Callable[[], str]) -> Callable[..., Any]:
-    """Return the function of wandb that acts on ``wandb.run``.
-
-    Without such a run, raises the same `wandb.Error` as wandb, with an explanation why this package has no run.
-    """
+    """Return the function of wandb that acts on ``wandb.run``; without a run, raise wandb's error and say why not."""
     if not has_run():
         import wandb
 

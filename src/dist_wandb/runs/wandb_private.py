@@ -28,10 +28,7 @@ _SETUP = "wandb.sdk.wandb_setup"
 
 
 def detach_service() -> None:
-    """Make the next run start a new wandb process, because the current one keeps the id of a failed run in use.
-
-    Open runs keep the current process. If wandb does not have the private name, this has no effect.
-    """
+    """Make the next run start a new wandb process, as this one keeps the id of a failed run; open runs keep theirs."""
     setup = sys.modules.get(_SETUP)
     if hasattr(setup, "_singleton"):
         setup._singleton = None  # type: ignore[union-attr]  # noqa: SLF001  # no public way
@@ -172,10 +169,7 @@ def values_in(path: str) -> dict[str, Any]:
 
 
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
-    """Put values into the config of an attached run, which wandb leaves empty, without sending them.
-
-    W&B already has them, possibly with newer values set by another child.
-    """
+    """Put values, which W&B already has, into the config of an attached run, which wandb leaves empty; send nothing."""
     update = getattr(run.config, "_update", None)
     if update is not None:
         update(dict(values), allow_val_change=True, ignore_locked=True)

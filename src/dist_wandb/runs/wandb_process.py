@@ -31,10 +31,7 @@ _MEDIA_DIRECTORY = "wandb-media"  # suffix of the directory's name
 
 
 def tear_down_service() -> None:
-    """Stop wandb's own process after a run could not be opened: it would keep the id in use.
-
-    This ends all open runs of this process. Call it only if no run is open, or if the open runs are lost anyway.
-    """
+    """Stop wandb's own process, which keeps the id of a failed run in use; this ends all open runs of this process."""
     import wandb
 
     with suppress(Exception):  # the process may be dead
@@ -43,10 +40,7 @@ def tear_down_service() -> None:
 
 
 def drop_inherited_service() -> None:
-    """Remove a `WANDB_SERVICE` that another process has set, so that this rank starts its own wandb process.
-
-    Call it before the first use of wandb in this process, also before its settings are read.
-    """
+    """Remove another process's `WANDB_SERVICE`; call it before wandb, or its settings, are first used."""
     # Ranks whose common parent process used wandb would share the parent's service, which refuses a run id that a
     # sibling has open: "run ID X is in use".
     if inherits_service():
@@ -61,10 +55,7 @@ def inherits_service() -> bool:
 
 
 def is_loss_of_service(error: Exception) -> bool:
-    """Return whether a lost connection to wandb's own process raises errors of this type.
-
-    The code of values that are written may raise such an error as well: see `has_lost_service`.
-    """
+    """Return whether a lost wandb process raises such errors; values' own code may, too: see `has_lost_service`."""
     if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
         return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
     return type(error).__name__ in LOST_SERVICE

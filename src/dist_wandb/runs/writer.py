@@ -61,10 +61,7 @@ class _OpenRow:
 
 
 class RunWriter:
-    """Writes the rows of one rank into its run, or none if that is a `NullRun`.
-
-    The plan determines whether this rank writes the plain names, and its label in a shared run.
-    """
+    """Writes the rows of one rank into its run, or none if that is a `NullRun`. The plan determines the names."""
 
     def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
         self.label: str | None = plan.label
@@ -92,10 +89,7 @@ class RunWriter:
         *,
         flat: bool,  # whether nested mappings will be flattened
     ) -> Mapping[str, Any]:
-        """Return a row with what W&B stores, at this moment, of the values that the script may change.
-
-        Values that W&B cannot write become text or are left out, with a warning, as in `write`.
-        """
+        """Return a row with what W&B stores now of values that the script may change, as `write` would write them."""
 
         def take(path: str, key: str, value: Any) -> dict[str, Any]:
             if not (self.is_primary or per_rank.has(path, is_number=False)):

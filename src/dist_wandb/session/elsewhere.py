@@ -65,10 +65,7 @@ class Elsewhere:
         return handlers
 
     def deliver(self, published: float = math.inf) -> None:
-        """Send the alerts of other ranks, on the rank with the run, if any rank has published something meanwhile.
-
-        `published` is how often, as the exchange reports it; infinite to look in any case, for the last time.
-        """
+        """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
         if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
             return
         self._published = published

@@ -202,10 +202,7 @@ def exchange_of(
     publications: Callable[[], int],
     enclosing: Sequence[JobLink],
 ) -> Exchange:
-    """The exchange for this rank's rows: one that reduces them with other ranks', or one for its own rows alone.
-
-    See `Hooks` for `between_rounds` and `publications`. `enclosing` are the sessions that were open before.
-    """
+    """Return an exchange that reduces this rank's rows with those of other ranks, or one for its own rows alone."""
     options = link.options
     if link.reduces:
 

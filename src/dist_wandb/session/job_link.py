@@ -163,10 +163,7 @@ class JobLink:
         return is_follower and self._ask(leftovers.is_over, False)
 
     def leave(self, exchange: Exchange) -> None:
-        """Delete the keys of this session once its exchange has ended.
-
-        If the integration gave the session its number, the same keys may be needed again: a logger may reopen it.
-        """
+        """Delete the session's keys once its exchange has ended, unless a logger may open it again by its number."""
         store, self.moving.move = self.store, None  # breaks a reference cycle
         if store is None or not self._is_counted:
             return
@@ -191,10 +188,7 @@ class UnitEnd:
         self._unit = unit
 
     def report(self, exit_code: int | None) -> int | None:
-        """Publish this rank's exit code, before it ends. Returns it; if it is a failure, the unit's first failure.
-
-        The first of several failures counts, because others follow from it.
-        """
+        """Publish this rank's exit code; return the unit's first failure, if it is one: others follow from that."""
         store = self._store
         if not exit_code or store is None:
             return exit_code
@@ -207,10 +201,7 @@ class UnitEnd:
             briefly(lambda: self._written(store).append(self._unit.index), 0)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
-        """Wait until other ranks, by their indices in the unit, have called `report_written`; return whether they have.
-
-        The deadline is a time of the monotonic clock.
-        """
+        """Wait until other ranks, by index, have called `report_written`, or the deadline; return whether they have."""
         store = self._store
         if store is None or not writers:
             return True

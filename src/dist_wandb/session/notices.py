@@ -45,10 +45,7 @@ class SessionNotices:
         self._dropped = 0  # number of values
 
     def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
-        """Print, on a unit's primary, one line about what was decided and where the runs are.
-
-        W&B generates `run_id` in a world of one. The location `where` is determined if `None`.
-        """
+        """Print, on a unit's primary, one line about what was decided and where the runs are (`None`: determine it)."""
         plan = replace(self._link.plan, run_id=run_id)
         place = where or run_metadata.location(run, plan)
         print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
@@ -88,10 +85,7 @@ class SessionNotices:
         report_lost(self._link.topology.global_rank, {"that were logged after the run was finished": dropped})
 
     def not_gathered(self) -> None:
-        """Warn that tables and images are not gathered, because nothing is reduced.
-
-        Raises `ConfigurationError` if those of the other ranks would be lost.
-        """
+        """Warn that tables and images are not gathered as nothing is reduced; raise if others' would be lost."""
         plan = self._link.plan
         if plan.run_mode == "auto":
             raise ConfigurationError(

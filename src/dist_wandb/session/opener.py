@@ -115,10 +115,7 @@ def open_session(
 
 
 def identify() -> Topology:
-    """Detect rank and layout of this process; warn if a launcher contradicts them.
-
-    A process that a rank has started, and that has inherited the variables of that rank, is a job of its own.
-    """
+    """Detect rank and layout; warn if a launcher contradicts them. A process started by a rank is a job of its own."""
     group = None if inherited_rank.is_fork() else Topology.from_torch_distributed()
     holder = inherited_rank.holder() if group is None else None
     if holder is not None:
@@ -230,10 +227,7 @@ class Opener:
         self._arguments = resuming.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
-        """Decide what this rank does, from the base id and the coordinator's arguments.
-
-        `not_kept` is a warning for the coordinator about arguments that a sweep's trial overrides, if any.
-        """
+        """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
         options, topology = self._options, self._topology
         base_id = self._base_id(proposed_id)
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)

@@ -117,10 +117,7 @@ class OwnRun:
         return self.writer.as_logged(metrics, per_rank, step, self._record.stored, flat=flat)
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None], intake: Intake) -> None:
-        """Redirect calls on the run, direct or through wandb's functions: to `log`, and to `finish` before the run's.
-
-        `intake` knows the step of the next row, and whether any row was logged, which may not be written yet.
-        """
+        """Redirect calls on the run, direct or through wandb: to `log`, and to `finish` before the run's own."""
 
         def intercept(run: AnyRun) -> None:
             def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:

@@ -300,10 +300,7 @@ class Session(AsRun):
         self._shutdown.failure = exit_code or None
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
-        """Pass on what was logged and stop being the current session, but leave the run open for others.
-
-        The arguments are those of `Shutdown.hand_over`.
-        """
+        """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
         if os.getpid() == self._pid:  # not in a fork
             self._shutdown.hand_over(failed=failed, within=within)
             self._own.restore()

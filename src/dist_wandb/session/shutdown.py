@@ -180,10 +180,7 @@ class Shutdown:
         self.finish(exit_code, within)
 
     def refresh(self, published: float) -> None:
-        """Refresh the config, and detach after the run was finished on the rank that has it.
-
-        `published` is how often any rank has published something.
-        """
+        """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.refresh.in_background(published)
         self._own.elsewhere.deliver(published)
         if self._config_sync.has_run_ended and self._life.detach():
@@ -254,10 +251,7 @@ class Shutdown:
             raise interrupt
 
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
-        """End the run as its primary: after its other writers, and with the exit code of the first rank that failed.
-
-        Returns the run's exit code. Does not wait for other writers if the deadline, on the monotonic clock, is `None`.
-        """
+        """End the run as its primary: after other writers, until the deadline if any; return the unit's exit code."""
         if deadline is not None:
             plan, lost = self._link.plan, self._exchange.lost
             if plan.has_writers and not unit_end.await_writers(deadline, self._link.other_writers(deadline) - lost):

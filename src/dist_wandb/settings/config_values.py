@@ -206,10 +206,7 @@ def _digest(encoded_value: object, salt: str) -> str:
 def differences(
     mine: Mapping[str, list[str]], rank: int, theirs: Mapping[str, list[str]], other_rank: int
 ) -> list[str]:
-    """Describe each name that two ranks were given with different values, from their results of `comparable`.
-
-    For example ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``.
-    """
+    """Describe each differing name of two results of `comparable`: ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``."""
     return [
         f"{name!r} is {mine[name][0]} on rank {rank}, but {theirs[name][0]} on rank {other_rank}"
         for name in mine

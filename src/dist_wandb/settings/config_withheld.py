@@ -30,10 +30,7 @@ class _Note(dict[str, int]):
 
 
 def withheld(name: object, value: Any, given: Any = MISSING) -> Any:
-    """Return a value of a config in publishable form, with notes in place of secrets; the value itself if it has none.
-
-    `given` is the value that this rank was given under that name.
-    """
+    """Return a config value with notes in place of secrets; `given` is what this rank was given under its name."""
     if is_secret(name, value):
         return _Note({_NOTE: _compared(value, given)})
     return value if isinstance(value, _SINGLE) else _withheld_inside(value, given, 0)

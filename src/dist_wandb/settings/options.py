@@ -34,10 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments that all integrations share, checked. `dist_wandb.init` documents each of them.
-
-    Raises `ConfigurationError` for a value that cannot be honoured.
-    """
+    """The arguments that all integrations share, checked: ConfigurationError. `dist_wandb.init` documents them."""
 
     run_mode: RunMode = "auto"
     rank_scope: RankScope = "global"
@@ -97,10 +94,7 @@ class Options:
 
     @property
     def unit_ranks(self) -> Sequence[int] | None:
-        """Global ranks of the unit that this rank was given; `None` for all ranks, or all ranks of its node.
-
-        Raises `ConfigurationError` if `unit` is a name, and no integration has looked it up in a mesh.
-        """
+        """Global ranks of the given unit; `None` for all, or those of a node. Raises for a name not yet in a mesh."""
         if isinstance(self.unit, str):
             raise ConfigurationError(
                 f"unit={self.unit!r} is the name of a dimension, but there is no DeviceMesh to look it up in. Give the "

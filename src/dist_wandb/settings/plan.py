@@ -119,10 +119,7 @@ def needs_base_id(
 
 
 def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
-    """Return whether a rank's numbers count: it belongs to the same unit as the job's primary.
-
-    `unit` has the global ranks of the unit that it was given; `None` for all ranks, or all ranks of its node.
-    """
+    """Return whether a rank's numbers count: it belongs to the same unit (`None`: as the scope says) as the primary."""
     return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
 
 

@@ -115,10 +115,7 @@ class _State:
 
 
 class StoreConnection:
-    """One rank's connection to the store of the job.
-
-    `caller` limits the time of calls. Without one, that is the timeout for other ranks, but at least two seconds.
-    """
+    """One rank's connection to the job's store; calls take at most two seconds, or longer if ranks are waited for."""
 
     def __init__(
         self, store: Store, rank: int, timeout: float, caller: TimedCaller | None = None, state: _State | None = None
@@ -132,10 +129,7 @@ class StoreConnection:
         self._state = state or _State()
 
     def call(self, use_store: Callable[[], _T], *, soon: bool = False) -> _T:
-        """Call the store; raise RendezvousError if it is gone, or does not answer in time.
-
-        With `soon`, it has one second, and an UnansweredError is raised after that.
-        """
+        """Call the store; raise RendezvousError if it is gone or slow; if `soon`, UnansweredError after a second."""
         import torch.distributed as dist
 
         try:

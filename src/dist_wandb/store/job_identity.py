@@ -129,10 +129,7 @@ def is_base_id_known(job_store: JobStore) -> bool:
 
 
 def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
-    """Wait for the coordinator's base id, up to the timeout of the store, or `within` seconds.
-
-    Raises RendezvousError if it was not published in time, and ConfigurationError if the coordinator has refused.
-    """
+    """Wait for the coordinator's base id; raise ConfigurationError if the coordinator has refused."""
     message = job_store.wait_get(_BASE_ID, f"rank {topology.coordinator}", within)
     if isinstance(message, dict) and message.get("refused"):
         raise ConfigurationError(f"Rank {topology.coordinator} opens no run: {message['refused']}")

@@ -14,12 +14,7 @@ from dist_wandb.topology.ranges import named
 
 
 class SharedList:
-    """One rank's access to a shared list.
-
-    To append a value, a rank increments the counter of the list, then sets the value at the new index. A rank that dies
-    in between leaves an index without a value. A rank may append several values, for example if a session is opened
-    again under the same name.
-    """
+    """A list in the job's store: its counter is incremented, then the value set; a death in between leaves a gap."""
 
     def __init__(self, keys: JobStore, name: str) -> None:
         self._keys = keys

@@ -43,10 +43,7 @@ class UnansweredError(Exception):
 
 
 class TimedCaller:
-    """Makes calls on other threads, and abandons them after a timeout.
-
-    Until an abandoned call has returned, all others are refused immediately, because they would wait behind it.
-    """
+    """Makes calls on other threads, and abandons them after a timeout; refuses others until those have returned."""
 
     def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False, *, returns: bool = False) -> None:
         self._limit = limit  # seconds
@@ -151,10 +148,7 @@ _of_thread = threading.local()  # `call`: the current call of this thread
 
 
 def settle(within: float) -> None:
-    """Wait for abandoned calls to return, at the end of the process: up to `within` seconds for all together.
-
-    Calls that always return within their timeout are waited for until then.
-    """
+    """Wait at the end of the process for abandoned calls and for those that end in time, up to `within` seconds."""
     deadline = time.monotonic() + within
     for call in list(_under_way):
         call.wait(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
@@ -214,10 +208,7 @@ class _Call:
 
 
 class _Caller(threading.Thread):
-    """A thread that makes one call after the other, because starting a thread costs more than most calls.
-
-    It ends after an idle time, so no thread remains in a process whose sessions have ended.
-    """
+    """A thread that makes one call after the other, as starting one costs more; it ends after an idle time."""
 
     def __init__(self) -> None:
         super().__init__(name="dist_wandb-call", daemon=True)

@@ -110,10 +110,7 @@ class Topology:
         leader: Leader = "first",
         environ: Environ | None = None,
     ) -> Topology:
-        """Take the ranks from a framework, and other fields from launcher variables that agree with them.
-
-        Variables that contradict the framework are stale, and ignored. `source` names the framework in messages.
-        """
+        """Take the ranks from a framework (`source`); launcher variables that contradict it are stale, and ignored."""
         readings = Readings({"global_rank": global_rank, "world_size": world_size}, source)
         if local_rank is not None:
             readings.add("local_rank", local_rank, source)
@@ -159,10 +156,7 @@ class Topology:
         return replace(self, leader=leader, primary_rank=primary_rank % self.world_size)
 
     def with_layout(self, nodes: Sequence[str]) -> Topology:
-        """Complete the layout from the nodes of all ranks by `node_identity`, numbered by their lowest global ranks.
-
-        Raises TopologyError if there is not one for each rank.
-        """
+        """Complete the layout from the nodes of all ranks, numbered by their lowest global ranks."""
         if len(nodes) != self.world_size:
             raise TopologyError(
                 f"{len(nodes)} ranks published their node, but the world size is {self.world_size} "

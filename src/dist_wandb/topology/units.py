@@ -61,10 +61,7 @@ def _of_torch(unit: Any) -> list[int] | None:
 
 
 def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks of a mesh that differ from a global rank only along some dimensions.
-
-    There are none for a rank outside the mesh. Dimensions that the mesh does not have are ignored.
-    """
+    """Return the ranks of a mesh that differ from a global rank only along some dimensions; none outside the mesh."""
     along = set(dimensions)
     position = (mesh.mesh == rank).nonzero().tolist()
     if not position:
@@ -76,10 +73,7 @@ def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tup
 
 
 def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
-    """Return the ranks along a dimension of a mesh through this rank. The dimension may be flattened from several.
-
-    Raises ConfigurationError if the mesh does not have it.
-    """
+    """Return the ranks along a dimension, perhaps flattened, through this rank; raise ConfigurationError without it."""
     try:
         return tuple(sorted(mesh[name].mesh.flatten().tolist()))
     except (KeyError, RuntimeError, ValueError):

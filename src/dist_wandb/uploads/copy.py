@@ -120,10 +120,7 @@ def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None 
 
 
 def copy_below(top: Path, below: Path, target: Path, within: Directory | None = None) -> None:
-    """Copy the file at a path `below` the folder `top`, as `copy_file` does. No link below the folder is followed.
-
-    `within` is the folder as it was found, if others may replace it.
-    """
+    """Copy the file at a path `below` the folder `top` (`within`: as it was found); no link below is followed."""
     with (within or Directory.at(top)).opened(str(below.parent)) as folder:
         copy_file(top / below, target, may_link=True, folder=folder)
 

@@ -64,10 +64,7 @@ def read_attempt(directory: Path) -> Sent:
 
 
 def read_log(path: Path, within: Directory | None = None) -> Sent:
-    """Read one log of W&B's uploader, which may still be writing it. A missing log counts as no upload.
-
-    `within` is the run's directory, if the log is below one. Raises `ReadError` if the log cannot be read.
-    """
+    """Read a log of W&B's uploader, perhaps still written; a missing one counts as no upload. Raises `ReadError`."""
     try:
         with open_log(path, within) as log:
             return read_entries(log)

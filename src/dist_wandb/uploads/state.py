@@ -91,10 +91,7 @@ class FileState:
         return None
 
     def begin(self, before: Sent, *, uploads: bool = True) -> Path:
-        """Record that an upload begins, or just the confirmed lines; return the upload's new directory.
-
-        The caller holds the lock.
-        """
+        """Record that an upload begins, or just the confirmed lines, under the lock; return its new directory."""
         last = max((_number_of(path) for path in self._directories()), default=0)
         for attempt in self._directories():  # copies of killed uploads
             shutil.rmtree(attempt / COPY, ignore_errors=True)
@@ -134,10 +131,7 @@ class FileState:
 
     @contextmanager
     def locked(self) -> Iterator[Lock]:
-        """Hold the lock of the file. ``wandb sync`` inherits it, so it is held until that process has ended.
-
-        Raises `UploadError` if another process holds it, or the state directory cannot be written to.
-        """
+        """Hold the lock of the file, as ``wandb sync`` does until it ends; raise `UploadError` if another holds it."""
         _make_private(self.directory)
         with _lock_file(self.directory, os.O_CREAT) as handle:
             holder = _lock_or_holder(handle)

@@ -180,10 +180,7 @@ class _Names:
         return {name: number if number % 1 else _whole(number) for name, number in zip(known, numbers, strict=True)}
 
     def _any_row(self, content: bytes) -> dict[str, Any]:
-        """Decode a row with any values. Names are in alphabetical order, as W&B's reader prints them.
-
-        A row of which an item has no value is empty: W&B's reader prints its items without decoding them.
-        """
+        """Decode a row with any values, names sorted as by W&B's reader; empty, as there, if an item has no value."""
         row: dict[str, Any] = {}
         is_decoded = True
         for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):

@@ -117,10 +117,7 @@ def directory_of(path: Path) -> Directory:
 def read_runs(
     paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
-    """Read several files as `read_run` does, a few at a time; return the runs in order, and the errors of the others.
-
-    Raises `UnsupportedVersionError` as `read_run` does.
-    """
+    """Read several files as `read_run` does, a few at a time; return runs in order, and the errors of the others."""
     patterns = tuple(metrics)
     known = paths if isinstance(paths, Mapping) else {}
     readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
@@ -144,10 +141,7 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
-    """Return the largest value of an x axis in a file; `None` if no row has one. Raises as `inspect` does.
-
-    Values beyond the exact integers of floats are ignored.
-    """
+    """Return the largest value of an x axis that is an exact integer; `None` if no row has one."""
     largest: int | None = None
 
     def on_row(row: dict[str, Any]) -> None:

@@ -58,10 +58,7 @@ class Directory:
 
     @contextmanager
     def opened(self, below: str = "") -> Iterator[int]:
-        """Open the directory, or one below it; yield the descriptor.
-
-        Raises `ReadError` if another directory is in its place, and `OSError` if a part of `below` is a link.
-        """
+        """Open the directory, or one below it; yield the descriptor. Raises `ReadError` if it was replaced."""
         handle = os.open(self.path, FOLDER & ~os.O_NOFOLLOW)
         try:
             if self != Directory.of(self.path, os.fstat(handle)):
@@ -130,10 +127,7 @@ def _name_and_folder(path: Path, within: Directory | None) -> Iterator[tuple[Pat
 
 
 def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file atomically, in place of an existing file or link. `mode` is reduced by the process's umask.
-
-    Raises `OSError` if it cannot be written; no temporary file remains.
-    """
+    """Write a file atomically, in place of an existing file or link; `mode` is reduced by the process's umask."""
     unfinished = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")  # a name that nobody can predict
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:

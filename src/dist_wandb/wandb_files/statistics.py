@@ -44,10 +44,7 @@ class MetricHistory:
 
 
 def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
-    """Join the statistics of consecutive parts of a metric, such as those before and after a restart.
-
-    Each part has a share of the trend in proportion to its number of values.
-    """
+    """Join the statistics of consecutive parts of a metric; each has a share of the trend by its number of values."""
     if len(histories) == 1:
         return histories[0]
     values = sum(part.count for part in histories)

@@ -48,10 +48,7 @@ class MergedTable(NamedTuple):
 def copied_table(
     columns: Sequence[str | int] | None, data: Any, most: int, copies: Copies
 ) -> tuple[Columns, list[Any], int]:
-    """Return the names of a table's columns, copies of its first rows, and the number of all rows.
-
-    The table is a `wandb.Table` or a data frame, which have their own columns, or rows. Errors as in `gathered`.
-    """
+    """Return column names, copies of the first rows, and the number of all, of a `wandb.Table`, data frame or rows."""
     names, rows, total = _columns_and_rows(columns, data, most)
     if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
         _check_rows(rows, names)

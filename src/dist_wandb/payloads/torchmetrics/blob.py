@@ -28,10 +28,7 @@ _NUMBERS = frozenset(
 
 
 def encode(items: Sequence[Any]) -> bytes:
-    """Encode tensors on the CPU, dtypes, numbers, text, bytes, `None`, and lists and tuples of these.
-
-    Raises ConfigurationError for other types.
-    """
+    """Encode tensors on the CPU, dtypes, numbers, text, bytes, `None`, and lists of these; else ConfigurationError."""
     return b"".join(pieces_of(items))
 
 

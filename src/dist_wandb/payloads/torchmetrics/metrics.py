@@ -198,10 +198,7 @@ class Snapshot:
         return Packed(torch.cat(sums), torch.cat(maxima), pieces_of(gathered) if self._layout.has_blob else ())
 
     def in_full(self, rank: int) -> bytes:
-        """Return additional bytes to send if the computing rank has no data, or some state does not fit the layout.
-
-        Raises ConfigurationError if a state or attribute cannot be sent.
-        """
+        """Return bytes to add if the computing rank has no data or a state does not fit; or ConfigurationError."""
         items = []
         for position, own in enumerate(self._found):
             if self.held[position]:
