@@ -106,11 +106,7 @@ def examine(
     timeout: float | None = 5.0,
     trusted_server: str | None = None,
 ) -> Diagnosis:
-    """Diagnose a call of `dist_wandb.init` in this process without opening anything.
-
-    W&B's server has `timeout` seconds to answer; with `None` it is not asked. The server `trusted_server` may get the
-    API key wherever its address is configured.
-    """
+    """Diagnose a call of `dist_wandb.init` here, without opening anything; without `timeout`, W&B is not asked."""
     errors: list[str] = []
     topology = plan = None
     try:

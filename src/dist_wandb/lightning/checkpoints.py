@@ -123,10 +123,7 @@ def _load(path: Path, *, weights_only: bool) -> Any:
 
 
 def plain_content(file: BinaryIO, size: int) -> Any:
-    """Return the object in a checkpoint of `size` bytes, with placeholders for everything that is not plain data.
-
-    Raises `ReadError` if it is not a checkpoint, is damaged, or exceeds the limits.
-    """
+    """Return the object in a checkpoint, placeholders for what is not plain data; `ReadError` if it is none."""
     try:
         start = file.read(4)
         file.seek(0)

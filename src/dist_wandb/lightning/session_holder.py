@@ -75,10 +75,7 @@ class SessionHolder:
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
-        """Let the processes that are being spawned open the runs, if this process may not hold a run for them.
-
-        Raises `ConfigurationError` if a run is open here, but those processes need runs of their own.
-        """
+        """Let the spawned processes open the runs; raise if one is open here, but they need runs of their own."""
         if is_spawning() and self.session is None:
             self.launch.has_children = True
         elif is_spawning() and run is not None:

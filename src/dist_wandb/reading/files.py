@@ -108,10 +108,7 @@ class Columns:
 
 
 def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
-    """Read the history of files, one after the other; `axis` and `names` as for `Columns`.
-
-    Raises `ReadError` if a file cannot be read at all, or too many values are requested.
-    """
+    """Read the history of files, one after the other, as `Columns` does; raise `ReadError` for too many values."""
     columns = Columns(axis, names)
 
     def on_record(record: dict[str, Any]) -> None:

@@ -37,10 +37,7 @@ _LINES_OF_CONSOLE = 20_000  # of one run
 
 
 def build(directory: Path, metrics: Sequence[str] = ("*",), *, secrets: bool = False) -> Report:
-    """Read the runs below a directory, or one ``.wandb`` file.
-
-    Raises `ReadError` if there is no such directory or no readable run, and `UnsupportedVersionError` for an old wandb.
-    """
+    """Read the runs below a directory, or one ``.wandb`` file; raise `ReadError` if there are none to be read."""
     paths, unseen = files_below([directory])
     budget = thinning.Budget(_STRETCHES)
 

@@ -263,10 +263,7 @@ class Reader:
             self.contents.add(record)
 
     def result(self, path: Path, problems: list[str], directory: Directory | None = None) -> FileForReport:
-        """Return the collected data; `problems` are damaged parts of the file, as sentence fragments.
-
-        Raises `ReadError` if the records contain no data of a run.
-        """
+        """Return the collected data; raise `ReadError` if there is none of a run. `problems` are damaged parts."""
         self.console.end()
         self.contents.rows = self.rows.progress.rows
         if not self.contents.run and not self.contents.rows:

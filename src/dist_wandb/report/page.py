@@ -34,10 +34,7 @@ _MARK_WITHIN = 4096  # first bytes of a file, in which the mark must be
 
 
 def write_page(report: Report, path: Path) -> int:
-    """Write the page of a report and return its size in bytes. A page of an earlier call is replaced, no other file.
-
-    Raises `ReadError` for another file of this name, and `MissingExtraError` without plotly.
-    """
+    """Write the page of a report over an earlier one, never over another file; return its size in bytes."""
     check_target(path)
     content = page_of(report, plotly_script())
     write_small(path, content, mode=0o666)
@@ -68,10 +65,7 @@ def plotly_script() -> str:
 
 
 def page_of(report: Report, plotly: str) -> bytes:
-    """Return the page, with at most `LARGEST` bytes: curves get fewer points if the data is larger.
-
-    Raises `ReadError` if it is too large even with few points.
-    """
+    """Return the page, with fewer points if it has more than `LARGEST` bytes; raise `ReadError` if that is too much."""
     script = _as_element_text("".join(f"{_asset(name)}\n" for name in _SCRIPTS))
     data = json_of(report)
     room = LARGEST - len(plotly.encode()) - len(script.encode()) - 100_000

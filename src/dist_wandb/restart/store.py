@@ -95,11 +95,7 @@ class RestartRecord:
 
     @classmethod
     def read_own(cls, path: Path) -> RestartRecord:
-        """Read a record of this process's user.
-
-        Raises `FileNotFoundError` if there is none, `ReadError` if it is not a file or another user's, `ValueError` if
-        it is not a restart record, or another `OSError`.
-        """
+        """Read a record of this process's user; raise `ReadError` if it is another's, `ValueError` if it is none."""
         return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
 
     @classmethod

@@ -47,10 +47,7 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """Compares the config that this rank was given with those of other ranks.
-
-    `config` lacks the names that W&B is told to exclude; `run` has the arguments that name the run.
-    """
+    """Compares the config that this rank was given, and the arguments that name the run, with those of other ranks."""
 
     def __init__(self, options: Options, connection: Connection, config: object, run: Mapping[str, Any]) -> None:
         self.run: Mapping[str, Any] = run

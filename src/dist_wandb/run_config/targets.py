@@ -113,11 +113,7 @@ class LocalConfig:
         self._notices = Notices()
 
     def apply(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Show new values; hide secrets that this rank cannot know.
-
-        `values` are all values of the primary, as published; `new` the new ones, as they are on this rank, with
-        `MISSING` for secrets that it was not given.
-        """
+        """Show new values in the order of all published ones; `MISSING` is a secret that this rank cannot know."""
         hidden = (self._shown.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
         now = {name: value for name, value in self._shown.items() if name not in hidden or name in self._written}
         now.update({name: value for name, value in new.items() if value is not MISSING})

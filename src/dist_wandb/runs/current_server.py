@@ -74,14 +74,8 @@ def setup(trusted: str | None = None) -> Setup:
 def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str | None = None) -> Destination:
     """Determine which server W&B's client would connect to, its source, and whether the API key may go there.
 
-    The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by keeping W&B's default. All other
-    sources, above all ``./wandb/settings``, may be a stranger's. A server that only such a source names gets the key if
-    the user's netrc has a key for that host, or if the user allows it. Over plain http only a server on this host gets
-    the key, unless the user allows it, with ``--trust-server URL`` (`destination.TRUST_OPTION`) in all commands that
-    send the key. This function opens no run and contacts no server.
-
     If the `refusal` of the result is not empty, neither the key nor runs may go there. Raises `ConfigurationError` if
-    wandb refuses its settings, or the address is ambiguous.
+    wandb refuses its settings, or the address is ambiguous. Contacts no server. The rule is that of `destination`.
     """
     try:
         settings = client_settings()
@@ -101,11 +95,7 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
 
 
 def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
-    """Warn once if only settings of the current directory determine who gets the API key of an online run.
-
-    wandb reads them, and users mostly know the directory in which they start a training. But a stolen key cannot be
-    recalled.
-    """
+    """Warn once if only the current directory's settings decide who gets the API key: a stolen one stays stolen."""
     paths = [path for path in workspace_settings() if path.exists()]
     if not paths:
         return

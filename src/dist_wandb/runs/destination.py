@@ -2,8 +2,9 @@
 
 W&B's client also reads the server's address from files, one of them in the current directory. The author of that
 directory could therefore choose who gets the API key. Hence one rule for all commands that send it: a server named by
-the user gets the key, a server named only by the directory does not, and no server gets it in clear text over a
-network, unless the user names that very server on the command line (`TRUST_OPTION`).
+the user gets the key (by `WANDB_BASE_URL`, the user's own settings file, W&B's default, or a key for that host in the
+user's netrc), a server named only by the directory does not, and no server gets it in clear text over a network, unless
+the user names that very server on the command line (`TRUST_OPTION`).
 """
 
 from __future__ import annotations

@@ -248,11 +248,7 @@ def _number(value: Any) -> float | None:
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Limit wandb to warnings at the end of a run with several writers, or one of the runs of all ranks.
-
-    This applies to all ranks except one, and offline to that one too if several write into its run, because W&B's hint
-    to "wandb sync" is wrong for it. The user's own verbosity takes precedence.
-    """
+    """Limit wandb to warnings at the end of shared and of sibling runs, except on one rank: its hints are wrong."""
     is_quiet = (plan.has_writers and is_offline(run)) or (plan.is_one_of_several and not plan.announces)
     return with_warnings_alone(on=bool(run) and is_quiet and not sets_verbosity(init_arguments))
 
@@ -270,11 +266,7 @@ def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
 
 
 def finish(run: AnyRun, exit_code: int | None) -> str | None:
-    """End a run; without an exit code, with that of the process.
-
-    Returns the problem and what to do, as a sentence; `None` if the run is complete. Raises `OSError` if wandb's own
-    process is lost.
-    """
+    """End a run; return what is missing of it and what to do. Raises `OSError` if wandb's own process is lost."""
     if not hasattr(run, "finish"):  # a mock of a run
         return None
     run.finish(exit_code=exit_code)

@@ -219,10 +219,7 @@ class UnitEnd:
         return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
 
     def exit_code(self, gone: Collection[int]) -> int:
-        """Return the exit code of the first rank that failed; 1 if some are gone without a report; otherwise 0.
-
-        Without a store, or if each rank has its own run, other ranks do not count.
-        """
+        """Return the unit's first failure; 1 if ranks are gone without a report; 0 otherwise, and for own runs."""
         store = self._store
         if store is None:
             return 0

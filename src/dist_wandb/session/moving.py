@@ -98,10 +98,7 @@ def successor_of(
 
 
 def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> Exchange:
-    """Continue a session as another one, which `reopen` opens, given the rank of its primary.
-
-    Returns the exchange that takes the rows that were logged so far.
-    """
+    """Continue a session as another one, made by `reopen`; return the exchange that takes the rows logged so far."""
     link, config_sync = cast("JobLink", vars(session)["_link"]), cast("ConfigSync", vars(session)["_config_sync"])
     link.moving.begin()
     other = reopen(primary_rank)

@@ -128,11 +128,7 @@ def print_line(line: str) -> None:
 def announcement(
     topology: Topology, plan: RunPlan, where: str, group_url: str | None, unit: Sequence[int] | None = None
 ) -> str:
-    """Return one line about what was decided; `unit` is `None` for all ranks or those of a node.
-
-    For example ``dist_wandb: run_mode=new, rank_scope=global, 4
-    ranks on 2 nodes: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (https://…)``.
-    """
+    """Return one line about what was decided; `unit` is `None` for all ranks or those of a node."""
     mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_ranks(topology)}"
     run_id = f"{plan.run_id} " if plan.run_id else ""
     group = f" in the group {plan.group}{f' ({group_url})' if group_url else ''}" if plan.group else ""

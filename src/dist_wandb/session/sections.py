@@ -202,10 +202,7 @@ class Sections:
 
 
 class _RowSelection:
-    """Selects the rows that include timings: one for each step, of a kind that recurs.
-
-    So rows that a single rank logs additionally, under a rank check, do not shift its timings against the others'.
-    """
+    """Selects rows that include timings: one for each step, of a kind that recurs, not those of a single rank."""
 
     def __init__(self) -> None:
         self._name: str | None = None

@@ -77,11 +77,7 @@ class Options:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
-        """Select the options from the arguments of a call, such as its `locals()`.
-
-        If `run_mode` or `rank_scope` is `None` or missing, the argument of the enclosing decorator applies, else the
-        environment, else the default.
-        """
+        """Select the options of a call; else the enclosing decorator's, the environment's, the default."""
         given = {name: arguments[name] for name in OPTION_NAMES if name in arguments}
         given["run_mode"] = run_mode_or_default(given.get("run_mode"))
         given["rank_scope"] = rank_scope_or_default(given.get("rank_scope"))

@@ -324,11 +324,7 @@ def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None
 def too_large(
     topology: Topology, plan: RunPlan, largest_node: int | None, unit: Sequence[int] | None = None
 ) -> str | None:
-    """Return why a job is too large for its run mode, and what to use instead; `None` if it is not too large.
-
-    `plan` is that of any rank that opens a run, if there is one. For example, `"shared"` in global scope on 512 ranks,
-    8 on each node, is a run with 512 writers; in worker scope a run has 8.
-    """
+    """Return why a job is too large for its run mode (`plan`: any rank's with a run), and what to use instead."""
     by_node = plan.rank_scope == "worker" and topology.num_nodes is not None
     members = topology.world_size if unit is None else len(unit)
     runs = members if plan.run_mode == "new" else topology.num_nodes if by_node else 1

@@ -51,10 +51,7 @@ class Entry:
 
 
 def entries_below(files: Path, within: Directory | None = None) -> Iterator[Entry]:
-    """List the entries below a folder, at any depth. No link is followed, not even in place of the folder itself.
-
-    Raises `ReadError` if folders are nested too deep, and `OSError` if one cannot be read. `within` is its parent.
-    """
+    """List the entries below a folder, at any depth; no link is followed, not even in place of the folder."""
     with suppress(FileNotFoundError), (within or Directory.at(files.parent)).opened() as parent:
         kind = stat.S_IFMT(os.stat(files.name, dir_fd=parent, follow_symlinks=False).st_mode)
         if kind == stat.S_IFDIR:
@@ -71,10 +68,7 @@ def copy_files(
     leave_out: frozenset[str] = frozenset(),  # paths below `files` that are not copied
     within: Directory | None = None,  # as for `entries_below`
 ) -> None:
-    """Copy the regular files below a run's ``files``; pipes, sockets and devices are left out.
-
-    Raises `UploadError` if there is a link that is not followed, or not enough space; otherwise as `entries_below`.
-    """
+    """Copy a run's regular files; raise `UploadError` for a link that is not followed, or without enough space."""
     target.mkdir(mode=0o700)
     for entry in entries_below(files, within):
         name = entry.path.relative_to(files)

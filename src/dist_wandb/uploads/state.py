@@ -59,10 +59,7 @@ class _Attempt:
 
 
 class FileState:
-    """The state of this user's uploads of one ``.wandb`` file.
-
-    Raises `UploadError` without a state directory, because there is no home directory; otherwise as `open_ordinary`.
-    """
+    """The state of this user's uploads of one ``.wandb`` file; `UploadError` without a state directory."""
 
     def __init__(self, path: Path, within: Directory | None = None) -> None:
         try:

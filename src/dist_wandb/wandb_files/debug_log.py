@@ -44,10 +44,7 @@ def log_of(run_directory: Path) -> Path:
 
 
 def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log whose lines contain a text. Other lines, as an incomplete last one, are skipped.
-
-    Raises `ReadError` if the log has more than `LONGEST_LOG` bytes or `MOST_LINES` lines, or takes too long.
-    """
+    """Yield the entries of a log whose lines contain a text; raise `ReadError` if it is too long or takes too long."""
     for line in _lines(log):
         if line[:1] == b"{" and containing in line:
             with suppress(ValueError):

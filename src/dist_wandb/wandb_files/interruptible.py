@@ -27,10 +27,7 @@ _STOP_TIMEOUT = 5.0  # seconds
 def read_each(
     paths: Sequence[Path], read: Callable[[Path, threading.Event], T], readers: int
 ) -> tuple[list[T], dict[Path, ReadError]]:
-    """Read files, `readers` at the same time; return the results in the order of `paths`, and the errors of the others.
-
-    An interrupt does not wait for the readers. An `UnsupportedVersionError` of `read` is raised again.
-    """
+    """Read files, `readers` at a time; return the results in order, and the errors. An interrupt waits for none."""
     stopped = threading.Event()  # set to stop `read`
     errors: dict[Path, ReadError] = {}
 

@@ -106,11 +106,7 @@ def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[
 
 
 def run_record_of(source: Path, within: Directory | None = None) -> bytes | None:
-    """Return the first run record of a file; `None` if the first records do not contain one.
-
-    W&B writes it when the run is opened, once for each writer. It contains a time and a random text. Raises as
-    `open_ordinary` does.
-    """
+    """Return the first run record, which W&B makes unique for each writer; `None` if the first records have none."""
     with os.fdopen(open_ordinary(source, within=within), "rb") as opened, suppress(ReadError):
         for record in islice(records(opened), _NEAR_THE_START):
             with suppress(MalformedError):

@@ -178,10 +178,7 @@ class Merging:
         return next((one.attributes for one in self._in_full if one.position == position), None)
 
     def states(self, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
-        """Return the merged states of each node, given its metric, except states that no rank has.
-
-        Raises ConfigurationError if ranks have states of different kinds or shapes.
-        """
+        """Return each node's merged states, without those that no rank has; raise if they do not fit."""
         restored: list[dict[str, Any]] = []
         for position, (node, metric) in enumerate(zip(self._layout.nodes, metrics, strict=True)):
             restored.append(restored[node.same_as] if node.same_as >= 0 else self._node(position, node, metric))
