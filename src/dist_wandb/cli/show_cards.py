@@ -16,8 +16,7 @@ from rich.text import Text
 
 from dist_wandb.cli.command import number, number_of, sparkline, table
 from dist_wandb.errors import visible
-from dist_wandb.reading.ranks import SPREAD, by_rank, of_rank, slow_rank, spreads_among
-from dist_wandb.reading.runs import LocalRun, Writer
+from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, of_rank, slow_rank, spreads_among
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.statistics import MetricHistory
 

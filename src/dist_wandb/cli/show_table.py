@@ -18,8 +18,7 @@ from rich.text import Text
 from dist_wandb.cli.command import console, number, print_json, table
 from dist_wandb.cli.show_cards import STATES
 from dist_wandb.errors import visible
-from dist_wandb.reading.ranks import SPREAD, of_rank
-from dist_wandb.reading.runs import LocalRun
+from dist_wandb.reading.runs import SPREAD, LocalRun, of_rank
 from dist_wandb.reading.selection import differing, value_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns

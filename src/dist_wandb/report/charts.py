@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dist_wandb.exchange.writing import DEGRADED
-from dist_wandb.reading.ranks import of_rank
+from dist_wandb.reading.runs import of_rank
 from dist_wandb.report.files import MAIN_AXES, FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.report.thinning import STRAGGLER, Blame, Cell, Curve, Stretch, cells, edges_of

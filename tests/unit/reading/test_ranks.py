@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dist_wandb.reading.ranks import by_rank, slow_rank
+from dist_wandb.reading.runs import by_rank, slow_rank
 from dist_wandb.wandb_files.statistics import MetricHistory, RunningMetric
 
 
