@@ -178,25 +178,21 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
 
 def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
     """Warn if ranks must exchange data, and whether they can."""
-    can_meet = _can_meet(topology)
+    # Of their process group, or of torchrun's agent.
+    has_store = topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
     if not topology.knows_layout:
         instead = "the ranks exchange it when the run is opened."
-        if not can_meet:
+        if not has_store:
             instead = "open the run after init_process_group, so that the ranks exchange it; before, it is an error."
         yield (
             f"{used.name} does not provide the node rank of this process. In rank_scope='worker', and in "
             f"run_mode='shared', {instead}"
         )
-    if not can_meet:
+    if not has_store:
         what = "their numbers cannot be reduced"
         if _needs_an_id(found.plan, topology):
             what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
         yield f"{used.name} has no store for the ranks: before init_process_group, {what}."
-
-
-def _can_meet(topology: Topology) -> bool:
-    """Whether the ranks have a store now: of their process group, or of torchrun's agent."""
-    return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
 
 
 def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:

@@ -49,7 +49,7 @@ def _add(
         "run": Text(visible(run.id), "bold"),
         "name": Text(visible(run.name or "")),
         "group": Text(visible(run.group or "")),
-        "started": Text(_day_and_time(run.started)),
+        "started": Text(visible((run.started or "")[:16]).replace("T", " ")),  # day and time
         "rows": Text(str(run.rows)),
         "writers": Text(str(len(run.writers))),
     }
@@ -88,10 +88,6 @@ def _cell(value: object) -> str:
         return number(value)
     text = visible("" if value is None else str(value)[: 2 * _LONGEST])
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _day_and_time(started: str | None) -> str:
-    return visible((started or "")[:16]).replace("T", " ")
 
 
 def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> None:

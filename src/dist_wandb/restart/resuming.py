@@ -50,10 +50,7 @@ def session_name(integration: str, number: int | None) -> str:
 def continued(
     init_arguments: Mapping[str, Any], earlier: Earlier | None, topology: Topology, *, has_store: bool
 ) -> Mapping[str, Any]:
-    """Return the arguments of `wandb.init` that continue the runs of an earlier start; unchanged if there is none.
-
-    `earlier` is known only on the rank that searched for it. `has_store`: whether the ranks can agree on the base id.
-    """
+    """Return the arguments of `wandb.init` that continue the runs of an `earlier` start, if this rank knows one."""
     resume = requested.resume(init_arguments)
     if earlier is not None:
         given = {} if requested.continues(init_arguments) else {"resume": "allow"}

@@ -140,10 +140,7 @@ def resume(init_arguments: Mapping[str, Any]) -> str | None:
 
 
 def reinit(init_arguments: Mapping[str, Any]) -> str:
-    """Return what `init` is to do while a run is open: wandb's `reinit`, with its older values by their new names.
-
-    It is ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``.
-    """
+    """Return wandb's `reinit`: ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``."""
     given = init_arguments.get("reinit")
     if given is None:
         given = user_setting(init_arguments, "reinit")

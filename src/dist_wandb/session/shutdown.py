@@ -77,10 +77,7 @@ class LifeCycle:
         self._finished = threading.Event()
 
     def claim_finish(self, within: float) -> bool:
-        """Return whether the caller is to finish the session. Otherwise wait until that is done, for `within` seconds.
-
-        The thread that finishes, interrupted by a signal's handler, does not wait for itself.
-        """
+        """Return whether the caller is to finish the session; else wait for the thread that does, if it is another."""
         mine = (threading.get_ident(),)
         first = self._claims.setdefault("finish", mine)  # atomic, also in signal handlers
         if first is not mine and first != mine:

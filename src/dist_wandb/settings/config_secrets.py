@@ -132,8 +132,5 @@ def without_passwords(text: str) -> str:
 
 
 def without_values(text: str) -> str:
-    """Return a message about wrong variables without their values, unless they are numbers or plain words.
-
-    A wrong value may be a password that was meant for another variable.
-    """
+    """Return a message without the values of wrong variables, unless numbers or plain words: they may be passwords."""
     return without_passwords(_GIVEN.sub(lambda found: found[0] if _PLAIN.fullmatch(found[0]) else HIDDEN, text))

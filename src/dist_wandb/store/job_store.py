@@ -146,10 +146,7 @@ class JobStore:
         return {**self.get_present(keys[:middle], soon=soon), **self.get_present(keys[middle:], soon=soon)}
 
     def wait_get(self, key: str, publisher: str, within: float | None = None) -> Any:
-        """Wait for the value of a key up to the timeout, or `within` seconds; then raise RendezvousError.
-
-        Polls with `check`, because a blocking `wait` would block the store, which the training uses as well.
-        """
+        """Wait for the value of a key, or raise RendezvousError. A blocking `wait` would block the training, too."""
         within = self.timeout if within is None else within
         if not poll(lambda: self.has([key]) or None, within, LONGEST_PAUSE, self.topology.world_size):
             raise RendezvousError(

@@ -154,10 +154,7 @@ class _Names:
         self._known: dict[bytes, str] = {}
 
     def row(self, record: bytes, begin: int) -> dict[str, Any]:
-        """Return names and values of the row whose content starts at `begin`.
-
-        Raises `MalformedError`, `ReadError` (for data that W&B never writes) or `_TooDeepError`.
-        """
+        """Return names and values of the row at `begin`; raise MalformedError, ReadError or _TooDeepError."""
         content = record[begin:]
         # What is between the items with numbers, and their four groups: nothing may be between them.
         parts = _NUMBER.split(content)
@@ -296,10 +293,7 @@ def _only_field(record: bytes) -> tuple[int, int]:
 
 
 def _undamaged(path: Path, stopped: threading.Event, within: Directory | None) -> Iterator[bytes]:
-    """Yield the records of a file. Raises `MalformedError` if it is damaged or truncated.
-
-    Raises `ReadError` if reading was stopped, a record is larger than any that W&B writes, or it is no ordinary file.
-    """
+    """Yield a file's records; raise `MalformedError` if it is damaged, `ReadError` if W&B does not write such."""
     with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
         for count, record in enumerate(records(opened, most=_LARGEST_RECORD, strict=True)):
             if not count % _BETWEEN_CHECKS and stopped.is_set():

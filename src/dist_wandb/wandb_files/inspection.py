@@ -148,10 +148,7 @@ def lines_of(
     stopped: threading.Event,
     inherited: Sequence[int] = (),  # descriptors
 ) -> Iterator[OutputLines]:
-    """Start a process and read its output. The process is killed at the end of the block if it is still running.
-
-    Raises `OSError` if it cannot be started, and `ReadError` if it exceeds a limit or `stopped` is set.
-    """
+    """Start a process and read its output in the block; raise `ReadError` beyond a limit, or once `stopped`."""
     with subprocess.Popen(  # noqa: S603  # no shell
         command,
         cwd=directory,

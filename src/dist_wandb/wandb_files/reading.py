@@ -215,7 +215,8 @@ class Contents:
         elif kind == "config":
             self.config.update(_object(record["config"], "update"))
         elif kind == "exit":
-            self.exit_code = _exit_code(record["exit"])
+            code = record["exit"].get("exit_code", 0)
+            self.exit_code = code if type(code) is int else 1
         elif kind == "metric" and record["metric"].get("glob_name") == "*":
             self.step_axis = _text(record["metric"], "step_metric")
 
@@ -309,11 +310,6 @@ def _text(record: Mapping[str, Any], name: str) -> str | None:
 def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = record.get(name)
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
-
-
-def _exit_code(record: Mapping[str, Any]) -> int:
-    value = record.get("exit_code", 0)
-    return value if type(value) is int else 1
 
 
 def size_of(value: Any) -> int:

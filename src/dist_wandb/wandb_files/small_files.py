@@ -181,10 +181,7 @@ def own_directory(path: Path) -> int:
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """Create an empty directory that only this process's user can enter; yield its absolute path; remove it at the end.
-
-    Raises an `OSError` with path, reason and remedy if it cannot be created.
-    """
+    """Create an empty directory for this user alone; yield its absolute path; remove it at the end."""
     try:
         directory = tempfile.TemporaryDirectory(prefix="dist-wandb-", ignore_cleanup_errors=True)  # mkdtemp: mode 0700
     except OSError as error:

@@ -98,7 +98,8 @@ def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> 
     caption = caption_of(image)
     if has_overlays(image):
         copies.replaced.add("boxes or masks")
-    return Picture(kept_image(image), pixels, beside if caption is None else {"caption": caption, **beside})
+    kept = image.copy() if hasattr(image, "copy") else image  # a wandb.Image never changes
+    return Picture(kept, pixels, beside if caption is None else {"caption": caption, **beside})
 
 
 def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
@@ -194,11 +195,6 @@ def caption_of(image: object) -> str | None:
 def has_overlays(image: object) -> bool:
     """Return whether a `wandb.Image` has boxes or masks."""
     return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
-
-
-def kept_image(image: Any) -> Any:
-    """Return a copy of a PIL image, or a `wandb.Image` itself, because it never changes."""
-    return image.copy() if hasattr(image, "copy") else image
 
 
 def opened_image(data: bytes) -> Any:
