@@ -87,7 +87,7 @@ def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception,
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
-    """Return the method of an object without handlers; if others have replaced it, their replacement without ours."""
+    """Return the method of an object without our handlers; if others have replaced it, their replacement."""
     interception = _found(owner, name)
     if interception is not None:
         return interception.original

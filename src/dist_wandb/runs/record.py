@@ -248,7 +248,7 @@ def _number(value: Any) -> float | None:
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Limit wandb to warnings at the end of shared and of sibling runs, except on one rank: its hints are wrong."""
+    """Limit wandb to warnings where its hint to "wandb sync" is wrong (shared, on disk), or another rank gives it."""
     is_quiet = (plan.has_writers and is_offline(run)) or (plan.is_one_of_several and not plan.announces)
     return with_warnings_alone(on=bool(run) and is_quiet and not sets_verbosity(init_arguments))
 

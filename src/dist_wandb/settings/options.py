@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments that all integrations share, checked: ConfigurationError. `dist_wandb.init` documents them."""
+    """The checked arguments that all integrations share; `dist_wandb.init` documents each of them."""
 
     run_mode: RunMode = "auto"
     rank_scope: RankScope = "global"

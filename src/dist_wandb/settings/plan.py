@@ -119,7 +119,7 @@ def needs_base_id(
 
 
 def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
-    """Return whether a rank's numbers count: it belongs to the same unit (`None`: as the scope says) as the primary."""
+    """Return whether a rank's numbers count: it is in the unit of the primary. `unit` is `None` as in `plan_run`."""
     return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
 
 

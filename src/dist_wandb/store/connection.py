@@ -115,7 +115,7 @@ class _State:
 
 
 class StoreConnection:
-    """One rank's connection to the job's store; calls take at most two seconds, or longer if ranks are waited for."""
+    """One rank's connection to the job's store. Without a `caller`, calls get the timeout for ranks, at least 2 s."""
 
     def __init__(
         self, store: Store, rank: int, timeout: float, caller: TimedCaller | None = None, state: _State | None = None
