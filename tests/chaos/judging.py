@@ -314,7 +314,7 @@ class _Check:
             self.verdict.excused["said to be lost"] += 1
         elif self.writer in self.facts.left_alone and self.writer not in certain:
             self.verdict.excused["said to be alone"] += 1
-        elif self.evidence.spec.run_mode == "new" and certain <= self.facts.given_up:
+        elif self.evidence.spec.run_mode == "new" and certain <= self.facts.given_up | self.facts.left_alone:
             self.verdict.excused["given up"] += 1
         elif self.column.name.startswith("table") and self.evidence.spec.has("tmp_gone"):
             self.verdict.excused["no directory for tables"] += 1

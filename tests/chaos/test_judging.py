@@ -388,6 +388,23 @@ def test_rows_may_lack_a_rank_that_says_that_it_was_left_alone(change: Change) -
     assert "flag without a fault" not in found(evidence)
 
 
+def test_a_run_may_lack_what_only_a_rank_logged_that_says_that_it_was_left_alone() -> None:
+    spec = job(run_mode="new")
+    entries = [entry for rank in (0, 1) for entry in entries_of(spec, rank)]
+    cells = {"own_1": [0, value_of(1, 0)]}
+    call = {"number": ROWS, "call": ROWS, "session": 0, "cells": cells, "weight": None, "step": 0, "axes": {}}
+    at = next(number for number, entry in enumerate(entries) if entry["event"] == "end" and entry["rank"] == 1)
+    entries.insert(at, {"event": "log", "rank": 1, "pid": 101, "at": 50.0, **call})
+    entries.insert(at + 1, {"event": "done", "rank": 1, "pid": 101, "at": 50.0, "number": ROWS})
+    own = [row(step) for step in range(ROWS)]
+    files = [RunFile("s0-rank-0", 0, own), RunFile("s0-rank-1", 1, [{**own[0], "own_1": value_of(1, 0)}, *own[1:]])]
+    evidence = Evidence(spec, entries, [0, 0], files=files)
+    assert found(evidence) == {"lost"}
+    said = "opened its session after the other ranks had ended theirs, so nothing that it logs is combined"
+    evidence.entries.append(warning_entry(1, f"dist_wandb: rank 1 {said}"))
+    assert "lost" not in found(evidence)
+
+
 def test_a_marked_row_may_be_corrected_as_a_whole_once() -> None:
     evidence = whole_job(faults=(Fault("stop", 1, 3, 9.0),))
     rows = evidence.files[0].rows

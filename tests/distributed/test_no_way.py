@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,13 +89,16 @@ def test_rows_that_another_primary_takes_are_not_reported_as_lost(
 ) -> None:
     """It opens its run while the session ends, which takes longer than the time for the end."""
     taken: list[Any] = []
+    is_opening = threading.Event()
 
     def move(primary: int) -> Any:
-        time.sleep(1.5)
+        is_opening.set()
+        time.sleep(3.0)
         return SimpleNamespace(put=lambda row: taken.append((primary, dict(row.metrics))))
 
     unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.5), move=move)
     unit.log(1, {"loss": 1.0}, 0)
+    assert is_opening.wait(30)
     unit.exchanges[1].close(1.0)
     eventually(lambda: taken == [(1, {"loss": 1.0})])
     assert not messages(caplog, "may be lost")

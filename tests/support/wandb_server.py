@@ -126,18 +126,20 @@ class WandbServer:
         self._answered: list[tuple[Request, int | None]] = []
         self._unknown: list[str] = []
         self._http: _HttpServer | None = None
-        self._reserved: socket.socket | None = None  # keeps the port while the server is stopped
+        self._reserved = socket.socket()  # keeps the port while the server is stopped
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port = 0  # set on entering the context
         self._graphql = GraphQL(self._records, lambda: self.url, features, counts_lines=counts_lines)
 
     def __enter__(self) -> Self:
+        self.port = free_port()
+        self._reserved.bind((_HOST, self.port))
         self.restart()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
-        if self._reserved is not None:
-            self._reserved.close()
+        self._reserved.close()
 
     @property
     def url(self) -> str:
@@ -191,17 +193,11 @@ class WandbServer:
         if self._http is not None:
             self._http.end()
             self._http = None
-            self._reserved = socket.socket()
-            self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._reserved.bind((_HOST, self.port))
 
     def restart(self) -> None:
         """Listen again, on the same port."""
         if self._http is None:
-            if self._reserved is not None:
-                self._reserved.close()
-            self._http = _HttpServer(self, self.port or free_port())  # a port that stays free while it is stopped
-            self.port = self._http.server_address[1]
+            self._http = _HttpServer(self, self.port)
             self._http.begin()
 
     @property

@@ -111,7 +111,7 @@ class Turns:
 
     def end_round(self, outcome: Outcome) -> None:
         """Take note of the result of a round, and answer flush requests."""
-        self._awaits = outcome.awaits
+        self._awaits = outcome.awaits and not self._rounds.settled
         has_taken = outcome.taken > 0 or not self._rounds.outbox.waiting
         self._pacer.end_round(time.monotonic(), has_taken=has_taken, is_flushing=bool(self._inbox.flushes))
         if outcome.crowded:

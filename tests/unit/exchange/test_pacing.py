@@ -32,7 +32,7 @@ def left(pacer: Pacer, now: float, oldest: float | None = None, *, awaits: bool 
     return pytest.approx(pacer.left(now, oldest, awaits=awaits, is_flushing=False))
 
 
-def test_an_idle_rank_takes_part_once_per_heartbeat_and_sooner_if_others_wait(pacer: Pacer) -> None:
+def test_an_idle_rank_takes_part_once_per_heartbeat_and_sooner_if_its_rows_wait_for_others(pacer: Pacer) -> None:
     pacer.end_round(10.0, has_taken=True, is_flushing=False)
     assert left(pacer, 10.1) == 0.9
     assert left(pacer, 10.1, awaits=True) == 0.15

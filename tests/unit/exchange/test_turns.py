@@ -91,8 +91,21 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return Rank(monkeypatch)
 
 
-def test_an_idle_rank_takes_part_once_per_heartbeat_or_soon_if_others_wait(rank: Rank) -> None:
-    assert [rank.wait(Outcome(awaits=awaits)) for awaits in (False, True, False)] == [[3.0], [3.0], [0.25]]
+def test_an_idle_rank_takes_part_once_per_heartbeat_also_if_others_wait(rank: Rank) -> None:
+    assert [rank.wait(Outcome(awaits=awaits)) for awaits in (False, True, False)] == [[3.0], [3.0], [3.0]]
+
+
+def test_a_rank_whose_rows_wait_for_others_takes_part_soon(rank: Rank) -> None:
+    rank.log()
+    late, later = Rounds(1, 2), rank.clock[0] + 10.0
+    for _ in range(2):  # the name, and the call
+        offers = {rank.rounds.offer(later): frozenset([0]), late.offer(later): frozenset([1])}
+        both = [rounds.plan(offers) for rounds in (rank.rounds, late)]
+        sums, maxima = rank.rounds.pack() if all(both) else ([], [])
+        rank.turns.end_round(rank.rounds.unpack(sums, maxima))
+        late.unpack(sums, maxima)
+    assert not rank.rounds.outbox.waiting, "the call is in the table"
+    assert rank.wait(Outcome(awaits=True)) == [0.25]
 
 
 def test_calls_wait_for_more_calls_and_as_long_again_for_other_ranks(rank: Rank) -> None:

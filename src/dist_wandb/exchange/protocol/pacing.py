@@ -1,9 +1,10 @@
 """The times of a rank's rounds, and the limits of its patience with other ranks. Pure: time is an argument.
 
 *Due.* A rank with calls takes part in a round once the oldest of them has waited for `Limits.linger`, so that rounds
-are for many rows: a round costs as much as some rows. If the others have not offered their part of its calls, it waits
-as long again, and then in the round. An idle rank takes part once per heartbeat, or after `Limits.linger` if others
-wait. During a flush, rounds follow each other after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat.
+are for many rows: a round costs as much as some rows. If the others have not offered their part of its calls, or these
+are not finished, it waits as long again, and then in the round. A rank that has nothing takes part once per heartbeat,
+so the rank that others wait for decides when the round takes place, mostly by its `log`. During a flush, rounds follow
+each other after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat.
 
 *Patience.* The times of rounds are recorded while cells are open. Cells that were opened in a round longer ago than the
 patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all. Time in
@@ -51,8 +52,8 @@ class Pacer:
     def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
         """Return how long to wait for more calls before the next round, in seconds.
 
-        The oldest call that waits was posted at `oldest`. `awaits`: calls or rows of some rank waited for others after
-        the last round. `is_flushing`: a caller waits until everything is written.
+        The oldest call that waits was posted at `oldest`. `awaits`: after the last round, rows with values of this rank
+        waited for others. `is_flushing`: a caller waits until everything is written.
         """
         if is_flushing:
             due = self._last_end + self._pause
