@@ -97,7 +97,7 @@ class NullExperiment(NullRun, OfLightning):
 
 
 class _EarlyConfig:
-    """The config that a script reads before the ranks are known, and with the same object later: a `view.Source`."""
+    """The config that a script reads before the ranks are known, and with the same object later: a `targets.Source`."""
 
     def __init__(self, holder: SessionHolder) -> None:
         self._holder = holder

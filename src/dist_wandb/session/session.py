@@ -1,12 +1,12 @@
 """The object that every integration holds: one rank's part in the logging of a job, from `init` to `finish`.
 
-`Session` delegates to its parts, each in a module of the same name:
+`Session` delegates to its parts, each in a module of its own:
 
 - `job_link`: messages between the ranks, through the job store.
 - `own_run`: this rank's W&B run, which is intercepted, replaced after a failure, and ended.
 - `intake`: what `log` does on the training thread.
 - `shutdown`: the life cycle of a session, and its end, which happens once.
-- `children`: rows from processes that this rank has started.
+- `relay.relay`: rows from processes that this rank has started.
 - `notices`: messages to the user.
 
 `opener` assembles the parts. `registry` lists the sessions of this process.
