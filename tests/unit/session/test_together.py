@@ -23,7 +23,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
-from dist_wandb.transformers.reduced import without_second_sum
+from dist_wandb.transformers.callback import without_second_sum
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks
