@@ -136,7 +136,10 @@ def as_tensor(value: object) -> torch.Tensor | None:
 
 
 def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return a tensor, or a replicated `DTensor`'s local one; raise if it is a part: gathering waits for ranks."""
+    """Return a tensor; for a replicated `DTensor`, this rank's local one. `what` is its name, for messages.
+
+    Raises ConfigurationError if this rank has only a part of it, because gathering the parts waits for other ranks.
+    """
     placements = getattr(tensor, "placements", None)  # a plain tensor has none
     if placements is None:
         return tensor
