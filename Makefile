@@ -15,7 +15,7 @@ HASHED ?=
 LISTED := .ci/requirements.txt .ci/requirements-oldest.txt .ci/requirements-release.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-fast test-oldest lint docs pictures chaos oracle coverage fuzz format bench release-check lock audit clean
+.PHONY: help demo test test-fast test-oldest test-gpu lint docs pictures chaos oracle coverage fuzz format bench release-check lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test-fast: $(VENV)/.development  ## Run a quick check between edits: lint, fast 
 
 test-oldest: $(OLDEST)/.ready  ## Run the core, contract, Accelerate and Trainer tests with the oldest supported versions
 	@$(RUN_ALL) test-oldest
+
+test-gpu: $(VENV)/.development  ## Run all that only a CUDA device can show, on one of this machine, in under ten minutes
+	$(BIN)/python -m pytest --cuda tests/gpu
 
 docs: $(VENV)/.development  ## Build the documentation into build/site; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

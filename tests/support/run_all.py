@@ -28,7 +28,7 @@ _BIN = Path(sys.executable).parent
 _OLDEST = str(ROOT / ".venv-oldest" / "bin" / "python")
 _CORE = ("tests/unit", "tests/distributed")
 _WITH_OLDEST = ("tests/e2e/test_accelerate.py", "tests/e2e/test_transformers.py")
-_WHOLE_JOBS = ("tests/contract", "tests/e2e", "tests/chaos")
+_WHOLE_JOBS = ("tests/contract", "tests/e2e", "tests/gpu", "tests/chaos")
 _ONE_OF_EACH = "tests/contract/test_contract.py::test_one_run_has_the_means_of_all_ranks"
 _TIME_TO_END = 20.0  # seconds
 

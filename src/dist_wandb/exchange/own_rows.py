@@ -128,18 +128,17 @@ class OwnRows:
                 self.end_row()
                 self._waiting.popleft()
                 item.set()
-            elif self._has_arrived(item):
+            elif self._is_copied(item):
                 self._write(item)
                 self._written_at = time.monotonic()
                 self._waiting.popleft()  # only now, so that no later row is written before it
 
-    def _has_arrived(self, contribution: Contribution) -> bool:
+    def _is_copied(self, contribution: Contribution) -> bool:
         """Wait for the devices; return whether the contribution can be written, or has failed."""
-        with suppress(Exception):  # of a device; writing the row raises it again
-            while not contribution.has_arrived():
-                if self._lifecycle.is_stopped:
-                    return False
-                time.sleep(DEVICE_POLL_INTERVAL)
+        while not contribution.is_copied():
+            if self._lifecycle.is_stopped:
+                return False
+            time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
     def _write(self, contribution: Contribution) -> None:

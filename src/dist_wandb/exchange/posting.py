@@ -17,6 +17,7 @@ from dist_wandb.exchange.protocol.calls import Call
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.payloads.devices import Later, LaterValue, known
+from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import checked_weight, is_number
 from dist_wandb.settings.reduction import WITHOUT_NANS, PerRankNames
 
@@ -45,8 +46,16 @@ class Contribution:
             if isinstance(value, (Later, LaterValue, *ATTACHED))
         )
 
+    def is_copied(self) -> bool:
+        """Return whether a thread can write it as this rank's own row without waiting for a device."""
+        return all(
+            value.is_copied() if isinstance(value, Gathered) else value.is_ready()
+            for value in self.metrics.values()
+            if isinstance(value, (Later, LaterValue, *ATTACHED))
+        )
+
     def has_arrived(self) -> bool:
-        """Return whether it can be written as this rank's own row without waiting for a device."""
+        """Return whether that is certain: then the training thread may write it."""
         return all(
             value.has_arrived() for value in self.metrics.values() if isinstance(value, (Later, LaterValue, *ATTACHED))
         )

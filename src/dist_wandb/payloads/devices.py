@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.streams import event_after, has_passed, is_captured, keep_if_failed, kept_if_it_fails, wait_for
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ PLAIN = frozenset({float, int, bool, str})  # types whose objects cannot change
 class HostCopy:
     """An asynchronous copy of a tensor to the host, or of several with one element each, of one device and dtype."""
 
+    _event: Any = None
+    _has_arrived = False
+
     def __init__(self, tensors: torch.Tensor | list[torch.Tensor]) -> None:
         import torch
 
@@ -26,24 +30,29 @@ class HostCopy:
         else:
             tensor = torch.stack([one.detach().reshape(()) for one in tensors])
         self._copy = tensor.to("cpu", non_blocking=True)
-        self._event = event_after(tensor)
+        with kept_if_it_fails(self._copy):
+            self._event = event_after(tensor.device)
         self._source = tensor if self._event is None else None
         self._numbers: list[float] | None = None
-        self._has_arrived = False
+
+    def __del__(self) -> None:
+        if not self._has_arrived and self._event is not None:
+            keep_if_failed(self._event, self._copy)
 
     def is_ready(self) -> bool:
         """Return whether the copy can be read without waiting; always true if its device has no events."""
-        return self._has_arrived or self._event is None or bool(self._event.query())
+        return self._has_arrived or self._event is None or has_passed(self._event)
 
     def has_arrived(self) -> bool:
         """Return whether the copy has arrived for certain; without events, only once `tensor` was called."""
-        return self._has_arrived or (self._event is not None and bool(self._event.query()))
+        return self._has_arrived or (self._event is not None and has_passed(self._event))
 
     def tensor(self) -> torch.Tensor:
         """Return the copy on the host. Waits for the device, so do not call it on the training thread."""
         if not self._has_arrived:
             if self._event is not None:
-                self._event.synchronize()
+                wait_for(self._event)
+                self._copy = self._copy.clone()  # the memory of the transfer is free again
             if self._source is not None:
                 self._copy, self._source = self._source.cpu(), None
             self._has_arrived = True
@@ -138,8 +147,14 @@ def as_tensor(value: object) -> torch.Tensor | None:
 def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """Return a tensor; for a replicated `DTensor`, this rank's local one. `what` is its name, for messages.
 
-    Raises ConfigurationError if this rank has only a part of it, because gathering the parts waits for other ranks.
+    Raises ConfigurationError if this rank has only a part of it, because gathering the parts waits for other ranks, and
+    while a CUDA graph is captured, which would copy it at each replay, to memory that is used for something else then.
     """
+    if is_captured(tensor):
+        raise ConfigurationError(
+            f"{what} was logged on rank {rank} while a CUDA graph is captured: it has no value yet, and replays of the "
+            "graph do not call log. Log it after replay(), outside of the captured code."
+        )
     placements = getattr(tensor, "placements", None)  # a plain tensor has none
     if placements is None:
         return tensor
@@ -172,15 +187,3 @@ def copied_tensor(value: Any) -> Any:
     """Return a copy of a tensor, without its graph, or any other value unchanged."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
-
-
-def event_after(tensor: torch.Tensor) -> Any:
-    """Record and return an event after all work submitted to the tensor's device; `None` if it has no events."""
-    import torch
-
-    module: Any = getattr(torch, tensor.device.type, None)
-    if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
-        return None
-    event = module.Event()
-    event.record(module.current_stream(tensor.device))
-    return event

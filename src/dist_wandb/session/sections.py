@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Protocol,
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.scalars import check_name
+from dist_wandb.payloads.streams import elapsed, has_passed
 from dist_wandb.settings.reduction import BUSY, STEP, TIMES
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class Event(Protocol):
 
 
 def device_event() -> Event | None:
-    """Record an event on the current stream, if this process uses CUDA."""
+    """Record an event on the current stream, if this process uses CUDA and captures no graph, which would record it."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -194,9 +195,9 @@ class Sections:
         """Add the sections that the device has passed."""
         while self._waiting:
             ended, began, end = self._waiting[0]
-            if end is not None and not end.query():
+            if end is not None and not (has_passed(began) and has_passed(end)):  # of other streams, perhaps
                 return
-            on_device = 0 if end is None else int(began.elapsed_time(end) * 1e6)
+            on_device = 0 if end is None else int(elapsed(began, end) * 1e6)
             self._add(ended, max(ended.duration, on_device))
             self._waiting.popleft()
 

@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 import wandb
+from devices import StandIn
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from processes import wait_until
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
@@ -286,46 +287,16 @@ def test_encoding_leaves_no_files_behind() -> None:
     assert pixels(own).size == (4, 4), "the file of the user's image is still there"
 
 
-def test_a_value_is_ready_after_devices_have_finished_and_images_are_encoded() -> None:
-    value = logged(gathered([np.zeros((4, 4))]))
-    has_computed = False
-    value._marks = [SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None), None]
-    assert not value.is_ready()
-    assert value._encoder is None
-    has_computed = True
-    value.is_ready()
-    assert value._encoder is not None
-    value._encoder.join()
-    assert value.is_ready()
-    assert len(value.encoded().items) == 1
-
-
-class OnDevice:
-    """Like a tensor on a device that has not finished computing."""
-
-    device = torch.device("cuda")
-    is_cpu = False
-
-    def is_complex(self) -> bool:
-        return False
-
-    def detach(self) -> OnDevice:
-        return self
-
-    def to(self, device: str, *, non_blocking: bool) -> torch.Tensor:
-        assert (device, non_blocking) == ("cpu", True)
-        return torch.tensor([7.0])
-
-
-def test_cells_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_computed = False
-    event = SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None)
-    monkeypatch.setattr(gathers, "event_after", lambda tensor: event if isinstance(tensor, OnDevice) else None)
-    monkeypatch.setattr(cells, "as_tensor", lambda value: value if hasattr(value, "is_complex") else None)
-    value = logged(gathered([[OnDevice(), [OnDevice()]]], ["a", "b"]))
-    assert not value.is_ready()
-    has_computed = True
-    assert decoded_of(value).items == [[[7.0], [[7.0]]]]
+def test_a_value_is_ready_after_the_device_has_finished_and_images_are_encoded() -> None:
+    with StandIn().used() as device:
+        with device.occupied(), device.no_waiting():
+            table = logged(gathered([[device.tensor(7).expand(1), [device.tensor(8)]]], ["a", "b"]))
+            images = logged(gathered([device.tensor(1).expand(3, 4, 4)]))
+            assert [value.is_ready() or value.has_arrived() for value in (table, images)] == [False, False]
+        for value in (table, images):
+            wait_until(value.is_ready, 30)
+        assert decoded_of(table).items == [[[7.0], [8.0]]]
+        assert len(decoded_of(images).items) == 1
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

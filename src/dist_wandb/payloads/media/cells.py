@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import as_tensor
+from dist_wandb.payloads.devices import HostCopy, as_tensor
 from dist_wandb.payloads.framing import excerpt
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
@@ -55,20 +55,31 @@ class Copies:
     """Makes copies, and collects what to wait for and to warn about."""
 
     def __init__(self) -> None:
-        self.on_devices: dict[Any, Tensor] = {}  # by device, a tensor that is being copied to the host
+        self.under_way: list[HostCopy] = []
         self.replaced: set[str] = set()  # names of types whose objects were replaced by their repr
 
-    def tensor(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor on the host, which may be asynchronous."""
+    def tensor(self, tensor: Tensor) -> Tensor | HostCopy:
+        """Return a copy of a tensor; of one on a device, an asynchronous one, to be replaced by `arrived`."""
         if tensor.device.type == "cpu":
             return tensor.detach().clone()
-        self.on_devices[tensor.device] = tensor
-        return tensor.detach().to("cpu", non_blocking=True)
+        self.under_way.append(HostCopy(tensor))
+        return self.under_way[-1]
 
     def represented(self, value: object) -> str:
         """Return the repr of an object that cannot be sent."""
         self.replaced.add(type(value).__name__)
         return repr(value)
+
+
+def arrived(item: Any) -> Any:
+    """Return a row, cell or `Picture` with its tensors in place of their asynchronous copies. Waits for the devices."""
+    if isinstance(item, HostCopy):
+        return item.tensor()
+    if isinstance(item, Picture):
+        return item._replace(value=arrived(item.value))
+    if type(item) is dict:
+        return {name: arrived(value) for name, value in item.items()}
+    return [arrived(value) for value in item] if type(item) is list else item
 
 
 def check_pillow() -> None:

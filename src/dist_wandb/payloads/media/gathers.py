@@ -19,9 +19,8 @@ from itertools import accumulate, takewhile
 from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import event_after
 from dist_wandb.payloads.framing import framed, parsing, unframed
-from dist_wandb.payloads.media.cells import Columns, Copies, MakeImage, Part, natural
+from dist_wandb.payloads.media.cells import Columns, Copies, MakeImage, Part, arrived, natural
 from dist_wandb.payloads.media.panels import (
     MergedImages,
     MergedTable,
@@ -75,7 +74,7 @@ class Gathered:
         self._items = items  # copies of the rows or images within the limit
         self._total = total  # number of those that were given
         self._columns = columns or []  # none for images
-        self._marks = [event_after(tensor) for tensor in copies.on_devices.values()]
+        self._under_way = copies.under_way
         self._encoder: threading.Thread | None = None
         self._encoded: Encoded | Exception | None = None
         self._make_image: MakeImage | None = None  # set when it is logged
@@ -91,16 +90,20 @@ class Gathered:
 
     def is_ready(self) -> bool:
         """Return whether `encoded` does not wait. Starts encoding on another thread, because large images take long."""
-        if not all(mark is None or mark.query() for mark in self._marks):  # a device without events counts as ready
+        if not self.is_copied():
             return False
         if self._encoder is None:
             self._encoder = threading.Thread(target=self._encode, name="dist_wandb-encode", daemon=True)
             self._encoder.start()
         return self._encoded is not None
 
+    def is_copied(self) -> bool:
+        """Return whether `part` does not wait; always true if the devices have no events."""
+        return all(copy.is_ready() for copy in self._under_way)
+
     def has_arrived(self) -> bool:
-        """Return whether `part` does not wait."""
-        return all(mark is not None and mark.query() for mark in self._marks)
+        """Return whether that is certain."""
+        return all(copy.has_arrived() for copy in self._under_way)
 
     def encoded(self) -> Encoded:
         """Return the encoded contribution of this rank; raise any error of encoding a value."""
@@ -113,9 +116,8 @@ class Gathered:
 
     def part(self, rank: int) -> Part:
         """Return the contribution without encoding it. Waits for the device."""
-        for mark in self._marks:
-            if mark is not None:
-                mark.synchronize()
+        if self._under_way:
+            self._items, self._under_way = list(map(arrived, self._items)), []
         return Part(rank, self._columns, self._total, self._items)
 
     def _encode(self) -> None:

@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.streams import event_after, has_passed, on_host, wait_for
 from dist_wandb.payloads.torchmetrics.blob import decode, encode, pieces_of
 from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_in_full
 from dist_wandb.payloads.torchmetrics.states import (
@@ -38,7 +39,6 @@ from dist_wandb.payloads.torchmetrics.states import (
 )
 
 if TYPE_CHECKING:  # `import dist_wandb` imports neither
-    import torch
     from torch import Tensor
     from torchmetrics import Metric
 
@@ -76,7 +76,7 @@ class Snapshot:
         layout: Layout,
         found: list[Found],  # of each node of the layout
         shell: Shell,
-        marks: list[torch.Event],  # events of devices, after which the copies of the states are complete
+        marks: list[Any],  # of each device, the event after the copies of the states; `None` if it has no events
         fallback: str | None,  # why the value cannot be merged exactly, as a sentence; `None` if it can
     ) -> None:
         self.fallback = fallback
@@ -84,7 +84,7 @@ class Snapshot:
         self._own = layout
         self._found = found
         self._shell = shell
-        self._marks: list[torch.Event] | None = marks
+        self._marks: list[Any] | None = marks
         self._fits = [True] * len(found)
 
     @property
@@ -104,9 +104,11 @@ class Snapshot:
 
     def is_ready(self) -> bool:
         """Return whether the states can be read without waiting for a device."""
-        return all(mark.query() for mark in self._marks or ())
+        return all(mark is None or has_passed(mark) for mark in self._marks or ())
 
-    has_arrived = is_ready
+    def has_arrived(self) -> bool:
+        """Return whether the states are on the host: else they are copied behind what the device does meanwhile."""
+        return not self._marks
 
     @property
     def size(self) -> int:
@@ -126,16 +128,16 @@ class Snapshot:
         """Copy the states to the CPU. Waits for their devices. Other methods call this first."""
         if self._marks is None:
             return
-        for mark in self._marks:
-            mark.synchronize()
-        on_host: dict[int, dict[str, Any]] = {}
+        for mark in filter(None, self._marks):
+            wait_for(mark)
+        copies: dict[int, dict[str, Any]] = {}
         for member in self._found:
-            if id(member.values) not in on_host:
+            if id(member.values) not in copies:
                 lists = {state.name for state in member.states if state.kind == "cat"}
-                on_host[id(member.values)] = {
+                copies[id(member.values)] = {
                     name: _on_host(joined(value) if name in lists else value) for name, value in member.values.items()
                 }
-        self._found = [member._replace(values=on_host[id(member.values)]) for member in self._found]
+        self._found = [member._replace(values=copies[id(member.values)]) for member in self._found]
         self._marks = None
 
     @cached_property
@@ -290,17 +292,13 @@ def _shell_of(value: Any, found: Sequence[tuple[str, Metric]]) -> Shell:
     return known[2]
 
 
-def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
+def _marks(copies: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Record an event on each device with copies, because the thread that reads them uses another stream."""
     import torch
 
     held = [value[-1:] if isinstance(value, list) else [value] for states in copies for value in states.values()]
     devices = {item.device for items in held for item in items if isinstance(item, torch.Tensor) and not item.is_cpu}
-    accelerator = torch.accelerator.current_accelerator() if devices else None
-    marks = [torch.Event(device) for device in devices if accelerator is not None and device.type == accelerator.type]
-    for mark in marks:
-        mark.record()
-    return marks
+    return [event_after(device) for device in devices]
 
 
 def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
@@ -329,7 +327,7 @@ def _on_host(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return on_host(value)
     return type(value)(_on_host(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.framing import memory
+from dist_wandb.payloads.streams import on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -285,7 +286,7 @@ class Shell:
 
         with torch.no_grad():
             if not self._on_host:
-                self.value.to("cpu")
+                self.value._apply(on_host)
                 self._on_host = True
             for position, (metric, its_attributes) in enumerate(zip(self.metrics, attributes, strict=True)):
                 self._adapt(position, metric, its_attributes)
@@ -307,7 +308,7 @@ class Shell:
             version = -1 if value.is_inference() else value._version
             source = self._sources.get((position, name))
             if source is None or source[0] is not value or version < 0 or source[1] != version:
-                vars(metric)[name] = value.detach().cpu().clone()
+                vars(metric)[name] = on_host(value).clone()
                 self._sources[position, name] = value, version
 
 

@@ -1,0 +1,32 @@
+"""A device that fails in the middle of a job: a CUDA device with `make test-gpu`, else a stand-in for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_job, torchrun
+from stored import ended_runs
+
+from dist_wandb.wandb_files.reading import read_history
+
+SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_run_ends_as_failed_and_keeps_its_rows(
+    kind: str, ranks: int, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    alone = ([sys.executable, SCRIPT, kind, tmp_path],)
+    commands = alone if ranks == 1 else torchrun(SCRIPT, kind, tmp_path, processes=ranks)
+    job = run_job(*commands, cwd=tmp_path, environment=environment, timeout=120)
+    assert job.exit_codes == (1,), job.output
+    assert "the device has not failed" not in job.output
+    assert not job.lines("dist_wandb: the exchange"), job.output
+    assert not job.lines("dist_wandb: the last rows of rank 0 could not"), job.output
+    (run,) = ended_runs(tmp_path, 1)
+    assert run.state == "failed", job.output
+    steps = [row["loss"] for row in read_history(run.path) if "loss" in row]
+    assert steps[:20] == list(range(20)), job.output
