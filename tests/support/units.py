@@ -18,7 +18,7 @@ from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import collective, worker
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.lifecycle import Demand
+from dist_wandb.exchange.interface import Demand
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.worker import Hooks

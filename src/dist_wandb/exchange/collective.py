@@ -10,15 +10,23 @@ import os
 import threading
 import time
 
-from dist_wandb.exchange.attendance import UNOPENED
-from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember, write_rest
-from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle, Phase
+from dist_wandb.exchange.interface import (
+    LAST_WRITES,
+    WITHOUT_FINISH,
+    Demand,
+    Flush,
+    Lifecycle,
+    Phase,
+    is_set_within,
+    remember,
+    write_rest,
+)
+from dist_wandb.exchange.participation import UNOPENED
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.reports import Reports
+from dist_wandb.exchange.reports import Context, Reports
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.exchange.worker import Hooks, Worker

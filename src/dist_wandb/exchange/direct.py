@@ -23,8 +23,16 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember, write_rest
-from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
+from dist_wandb.exchange.interface import (
+    LAST_WRITES,
+    WITHOUT_FINISH,
+    Demand,
+    Flush,
+    Lifecycle,
+    is_set_within,
+    remember,
+    write_rest,
+)
 from dist_wandb.exchange.own_rows import OwnRows
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.reports import report_lost

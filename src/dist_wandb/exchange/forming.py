@@ -30,10 +30,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.exchange.membership.membership import Membership
-from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
 from dist_wandb.exchange.transport.layout import GroupLayout

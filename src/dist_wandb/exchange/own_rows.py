@@ -8,8 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
-from dist_wandb.exchange.lifecycle import Lifecycle
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush, Lifecycle
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.notices import Notices

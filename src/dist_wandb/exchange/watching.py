@@ -12,8 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, is_set_within, remember
-from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
+from dist_wandb.exchange.interface import (
+    LAST_WRITES,
+    WITHOUT_FINISH,
+    Demand,
+    Exchange,
+    Lifecycle,
+    is_set_within,
+    remember,
+)
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.settings.limits import Limits
 

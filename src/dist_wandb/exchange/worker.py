@@ -1,12 +1,12 @@
 """The thread of an exchange: it takes part in rounds until all ranks close, then writes the remaining rows.
 
-`lifecycle` describes its phases. While it participates, it goes from generation to generation of `membership`: it
+`interface` describes its phases. While it participates, it goes from generation to generation of `membership`: it
 enters one, forms a group, and goes through rounds until all ranks close, a member breaks off, or a rank wants to join.
 A rank enters a round when it has contributions, when cells are open, or when it was idle for a heartbeat
 (`protocol.pacing`).
 
 The thread never blocks on a device. The device may itself be waiting for other ranks (a checkpoint, a validation on one
-of them), and these must not wait for this thread. `inbox` polls whether values are ready, and rounds continue
+of them), and these must not wait for this thread. `turns` polls whether values are ready, and rounds continue
 meanwhile.
 
 It is a daemon thread, because a non-daemon thread would keep a failed process alive. But a thread in native code at
@@ -26,23 +26,19 @@ from dataclasses import dataclass
 from typing import cast
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.context import Context
-from dist_wandb.exchange.cycle import Cycle
-from dist_wandb.exchange.inbox import Inbox
-from dist_wandb.exchange.interface import Exchange
-from dist_wandb.exchange.lifecycle import Phase
+from dist_wandb.exchange.cycle import Cycle, Output
+from dist_wandb.exchange.interface import Exchange, Phase
 from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.polling import Stopped
-from dist_wandb.exchange.messages import Messages
-from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.reports import Context, Messages
 from dist_wandb.exchange.transport.group import BrokenError, destroy_closed
-from dist_wandb.exchange.turns import Turns
+from dist_wandb.exchange.turns import Inbox, Turns
 from dist_wandb.store.job_store import JobStore
 
 _log = logging.getLogger("dist_wandb")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.beginning import Situation, primary_of
-from dist_wandb.exchange.membership.polling import Stopped
-from dist_wandb.exchange.membership.presence import keys_of
+from dist_wandb.exchange.membership.generations import keys_of
+from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.session import registry
 from dist_wandb.store.job_store import LONGEST_PAUSE
 from dist_wandb.store.polling import poll

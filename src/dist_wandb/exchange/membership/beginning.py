@@ -1,7 +1,7 @@
 """The wait for the first generation of a unit: which ranks it waits for, and who claims it.
 
 - The last rank to arrive claims generation 0 for all.
-- *Not here.* A rank publishes immediately that it has opened a session (`presence.publish_opened`). Others are not
+- *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not
   waited for, and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if
   all ranks that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has
   something to write, or ends. The ranks of a job do not start at the same time: those that come later join.
@@ -23,9 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from dist_wandb.exchange.membership.generations import Generation, GenerationStore
-from dist_wandb.exchange.membership.polling import poll_until_stopped
-from dist_wandb.exchange.membership.presence import Presence, has_opened, least_wait
+from dist_wandb.exchange.membership.generations import Generation, GenerationStore, Presence, has_opened, least_wait
+from dist_wandb.exchange.membership.meeting import poll_until_stopped
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore

@@ -52,15 +52,15 @@ from typing import Any, cast
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.beginning import Beginning, Over, Situation
 from dist_wandb.exchange.membership.generations import (
+    Arrival,
     Checkpoint,
     CheckpointSummary,
     Departure,
     Generation,
     GenerationStore,
+    Presence,
 )
-from dist_wandb.exchange.membership.meeting import Meeting
-from dist_wandb.exchange.membership.polling import poll_until_stopped
-from dist_wandb.exchange.membership.presence import Arrival, Presence
+from dist_wandb.exchange.membership.meeting import Meeting, poll_until_stopped
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
