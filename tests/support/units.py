@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, Store
 
-from dist_wandb.exchange import collective, worker
+from dist_wandb.exchange import interface, worker
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Demand
 from dist_wandb.exchange.posting import Contribution
@@ -187,7 +187,7 @@ def making() -> Iterator[Callable[..., Ranks]]:
         return made[-1].open(*present)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collective, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
+        patch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
         patch.setattr(worker, "_LAST_WAIT", 10.0)
         yield make
         for unit in made:

@@ -22,24 +22,28 @@ that it will never complete waits until the rank has left as failed, and is mark
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, IntEnum, auto
-from typing import Protocol
 
 from dist_wandb.exchange.posting import Contribution
+from dist_wandb.settings.limits import Limits
 from dist_wandb.store.timed_caller import settle
 
-LAST_WRITES = 5.0  # seconds without a written row after which the remaining ones are given up, at the end
 _log = logging.getLogger("dist_wandb")
 
+LAST_WRITES = 5.0  # seconds without a written row after which the remaining ones are given up, at the end
 WITHOUT_FINISH = 10.0  # maximum seconds that an exiting process waits for others if its session was not finished
 DEVICE_POLL_INTERVAL = 0.005  # seconds between two checks whether a device has computed the logged values
 _SLICE = 0.2  # seconds between two checks whether to stop waiting
 _QUIET = 5.0  # seconds until the first line about rows that are being written at the end; then it doubles
 _LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store to return
+
+_live: list[Exchange] = []  # those whose threads may run
 
 
 class Demand(IntEnum):
@@ -109,15 +113,35 @@ class Lifecycle:
         self.ended.set()
 
 
-class Exchange(Protocol):
-    """Takes the contributions of one rank, and has finished rows written in order."""
+class Flush(threading.Event):
+    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
+
+    def __init__(self, *, together: bool = False) -> None:
+        super().__init__()
+        self.together = together
+
+
+class Exchange(ABC):
+    """Takes the contributions of one rank, and has finished rows written in order, on a thread of its own."""
+
+    def __init__(self, limits: Limits, rank: int, name: str) -> None:
+        self._limits = limits
+        self._rank = rank  # in the job, for messages
+        self._lifecycle = Lifecycle()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=f"dist_wandb-{name}", daemon=True)
 
     def start(self) -> None:
         """Begin, once the session is complete."""
+        self._thread.start()
+        _live[:] = [known for known in _live if not known.has_ended]
+        _live.append(self)
 
+    @abstractmethod
     def put(self, contribution: Contribution) -> None:
         """Add a contribution, without waiting for other ranks."""
 
+    @abstractmethod
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is finished, and written if this rank writes it; return whether it is.
 
@@ -125,6 +149,7 @@ class Exchange(Protocol):
         ends once all of them have reached it, and everything that any of them put is finished.
         """
 
+    @abstractmethod
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait as `flush` does, write what is left, as long as W&B takes it, and end; nothing may be put afterwards.
 
@@ -135,29 +160,54 @@ class Exchange(Protocol):
 
     def detach(self) -> None:
         """End without waiting: nothing more is put, and there is no run to write to."""
+        if not self._is_foreign:
+            self._ask(Demand.CLOSE)
 
     def leave(self, *, failed: bool = False) -> None:
-        """End at process exit, after a failure or not."""
+        """End at process exit, after a failure or not.
+
+        A thread in native code at interpreter shutdown aborts the process, so the thread must have ended by then.
+        """
+        if self._is_foreign:
+            return
+        within = min(self._limits.flush_timeout, WITHOUT_FINISH)
+        if not self._lifecycle.is_closing:
+            self.close(within, failed=failed)
+        self._stop_at_exit(within, failed=failed)
+        if self._thread.ident is not None:
+            self._thread.join(LAST_WRITES)
+
+    def _stop_at_exit(self, within: float, *, failed: bool) -> None:  # noqa: ARG002  # of exchanges with other ranks
+        self._ask(Demand.STOP)
 
     @property
     def lost(self) -> frozenset[int]:
         """Indices in the unit of ranks that opened a session, and are gone without having finished."""
+        return frozenset()
 
     @property
     def unwritten(self) -> int:
         """How many rows that were put `close` has given up."""
+        return self._lifecycle.unwritten
 
     @property
     def has_ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Whether no thread is running."""
+        return not self._thread.is_alive()
 
+    @property
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._pid  # a fork does not have the thread
 
-class Flush(threading.Event):
-    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
+    def _limit(self, timeout: float | None) -> float:
+        return self._limits.flush_timeout if timeout is None else timeout
 
-    def __init__(self, *, together: bool = False) -> None:
-        super().__init__()
-        self.together = together
+    def _ask(self, demand: Demand) -> None:
+        self._lifecycle.ask(demand)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """The work of the thread."""
 
 
 def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:
@@ -173,7 +223,6 @@ def write_rest(
     lifecycle: Lifecycle,
     left: Callable[[], int],  # how many rows, approximately
     rank: int,  # in the job, for messages
-    standstill: float,  # seconds without a written row after which the others are given up
     interrupt: KeyboardInterrupt | None = None,
 ) -> None:
     """Wait until an exchange's thread has written its last rows, as long as W&B takes them, and report the progress.
@@ -188,8 +237,8 @@ def write_rest(
                 _log.warning(
                     "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left()
                 )
-            if not _ends(lifecycle.ended, left, rank, standstill):
-                why = f"W&B has taken none for {standstill:.3g} s"
+            if not _ends(lifecycle.ended, left, rank):
+                why = f"W&B has taken none for {LAST_WRITES:.3g} s"
             break
         except KeyboardInterrupt as error:
             if interrupt is not None or lifecycle.has_failed:
@@ -202,16 +251,16 @@ def write_rest(
         raise interrupt
 
 
-def _ends(ended: threading.Event, left: Callable[[], int], rank: int, standstill: float) -> bool:
+def _ends(ended: threading.Event, left: Callable[[], int], rank: int) -> bool:
     """Wait for a thread; return whether it ends before it stands still."""
     all_rows = rows = left()
     moved = told = time.monotonic()
     quiet = _QUIET
-    while not ended.wait(min(_SLICE, standstill)):
+    while not ended.wait(min(_SLICE, LAST_WRITES)):
         now, before, rows = time.monotonic(), rows, left()
         if rows < before:
             moved = now
-        elif now - moved > standstill:
+        elif now - moved > LAST_WRITES:
             return False
         if rows and now - told > quiet:
             told, quiet = now, 2 * quiet
@@ -223,15 +272,6 @@ def _give_up(lifecycle: Lifecycle, rows: int, rank: int, why: str) -> None:
     lifecycle.unwritten += rows
     if rows:
         _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
-
-
-_live: list[Exchange] = []
-
-
-def remember(exchange: Exchange) -> None:
-    """Register an exchange for `end_all`."""
-    _live[:] = [known for known in _live if not known.has_ended]
-    _live.append(exchange)
 
 
 def end_all(*, failed: bool) -> None:

@@ -6,7 +6,7 @@ On the way it reports the ranks that are missing, and those that never opened a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
@@ -46,14 +46,19 @@ class Attendance:
         absent = presence.absent(generation)
         missing = absent if before is None else absent & set(before.members)
         still_lost = (self.lost | missing) - set(generation.members)
-        self.lost = frozenset(still_lost - presence.departures.left - presence.departures.undelivered)
+        self.lost = frozenset(still_lost - presence.departures.ended("finished", "undelivered"))
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
             is_new = before is None
             why = f"{{}} {presence.why_absent(index, generation)}" if is_new else self._why_gone(presence, index)
             reasons.setdefault(why, []).append(index)
-        if self._speaks(generation):
-            self._warn_of_missing(presence, reasons)
+        if reasons and self._speaks(generation):
+            text = " and ".join(why.format(self._named(presence, missing)) for why, missing in reasons.items())
+            self._context.warn(
+                f"lost {sorted(map(list, reasons.values()))}",
+                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
+                "rows are marked dist_wandb/degraded.",
+            )
         return absent
 
     def _speaks(self, generation: Generation) -> bool:
@@ -72,24 +77,13 @@ class Attendance:
             f"{'it logs' if is_one else 'they log'} at their steps.",
         )
 
-    def _warn_of_missing(self, presence: Presence, reasons: Mapping[str, Sequence[int]]) -> None:
-        if reasons:
-            text = " and ".join(why.format(self._named(presence, missing)) for why, missing in reasons.items())
-            pronoun = "it" if sum(map(len, reasons.values())) == 1 else "them"
-            self._context.warn(
-                f"lost {sorted(map(list, reasons.values()))}",
-                f"{text[0].upper()}{text[1:]}; continuing without {pronoun}. Affected rows are marked "
-                "dist_wandb/degraded.",
-            )
-
     def _why_gone(self, presence: Presence, index: int) -> str:
         where = self._context.rows.writing.last_position
-        departure = presence.departures.known.get(index)
-        if departure is not None and departure.how == "undelivered":
+        if index in presence.departures.ended("undelivered"):
             return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
-        if departure is not None and departure.how == "failed":
-            return f"{{}} failed after {where}"
-        return f"lost {{}} after {where}"
+        return (
+            f"{{}} failed after {where}" if index in presence.departures.ended("failed") else f"lost {{}} after {where}"
+        )
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
         return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
@@ -102,7 +96,7 @@ class Attendance:
         if is_end and generation is None:
             with suppress(RendezvousError):
                 opened = presence.opened() - {self._context.unit.index}
-                self.lost = frozenset(opened - presence.gone(opened))
+                self.lost = frozenset(opened - presence.departures.among(opened))
         within = self._context.limits.join_timeout
         within = least_wait(within, self._context.unit) if is_end else within
         if presence.waited < within or (self._has_checked and not is_end):
@@ -123,17 +117,14 @@ class Attendance:
         if self.is_only_one:
             found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
         else:
-            others = f"{self._named(presence, unopened)} {_have(unopened)}"
+            have = "has" if len(unopened) == 1 else "have"
+            others = f"{self._named(presence, unopened)} {have}"
             found = f"{others} not opened a session, so the run has the numbers of the other ranks"
         self._context.warn(
             UNOPENED,
             f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
             "numbers, pass reduce=None.",
         )
-
-
-def _have(ranks: Collection[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
 
 
 class Participation:
@@ -158,8 +149,8 @@ class Participation:
     ) -> Generation:
         """Return the first generation of the unit; `find` is called until it returns the job's store.
 
-        Raises Stopped if it `gives_up` to wait, RendezvousError if there is no store, or it is gone, and as
-        `Membership.arrive` does.
+        Raises Stopped if it `gives_up` to wait, RendezvousError if the store is missing or gone, else as
+        `Membership.arrive`.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
         job_store = find_store(self._context, find, gives_up)
@@ -171,17 +162,13 @@ class Participation:
         return self.membership.arrive(limits.join_timeout, situation)
 
     def enter(self, generation: Generation) -> Generation:
-        """Begin a generation, or, if this rank is not in it, the next one in which it is.
-
-        Raises Stopped, Over if the others have ended, and RendezvousError if the store is gone, or no rank admits this
-        one.
-        """
+        """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`."""
         membership = self._joined()
         if self._context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
             generation = self._rejoin(membership, membership.generations.latest(generation))
-        membership.presence.departures.learn(generation.gone)
+        membership.presence.departures.known.update(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
         self._rounds.resize(generation.members, absent)
@@ -256,7 +243,7 @@ class Participation:
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
-        if len(generation.members) + len(membership.presence.departures.left) >= self._context.unit.size:
+        if len(generation.members) + len(membership.presence.departures.ended("finished")) >= self._context.unit.size:
             return False
         self.attendance.check(membership.presence, generation)
         is_time = self._joining_poll.is_over(time.monotonic())
@@ -283,7 +270,7 @@ class Participation:
         others = set(range(unit.size))
         if membership is not None and generation is not None:
             presence = membership.presence
-            others = {*generation.members, *presence.absent(generation)} - presence.departures.left
+            others = {*generation.members, *presence.absent(generation)} - presence.departures.ended("finished")
         elif membership is not None:
             with suppress(RendezvousError):  # then it is not known who has opened a session
                 others = membership.presence.opened()

@@ -40,8 +40,8 @@ class Rows:
             Reductions(reduce),
             Attachments(
                 {
-                    Snapshot: FusedMetrics(rank, computes=self.writes, lost=writer.lost),
-                    Gathered: FusedGathers(rank, collects=self.writes, lost=writer.lost),
+                    Snapshot: FusedMetrics(rank, merges=self.writes, lost=writer.lost),
+                    Gathered: FusedGathers(rank, merges=self.writes, lost=writer.lost),
                 }
             ),
             Spreads(index, lambda name: matches_any(name, spread)),

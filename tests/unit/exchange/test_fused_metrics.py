@@ -275,7 +275,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, computes=True, lost=lost)
+    one = FusedMetrics(0, merges=True, lost=lost)
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
@@ -292,7 +292,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, computes=True, lost=lost)
+    one = FusedMetrics(0, merges=True, lost=lost)
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
     one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
     assert one.pop_values(key) == ({}, 0)

@@ -50,38 +50,20 @@ class Moved(Exception):  # noqa: N818  # not an error either: the ranks continue
 
 @dataclass(frozen=True)
 class Situation:
-    """What is asked of a session that waits for the first generation, repeatedly.
+    """What is asked of a session that waits for the first generation, repeatedly."""
 
-    Args:
-        is_due: Returns whether this rank has something to write that was logged some seconds ago, or ends.
-        is_over: Returns whether the coordinator has ended its session.
-        is_opening: Returns whether the primary is still opening its run, or that of an enclosing session, after which
-            it may come to this one.
-        may_move: Whether another rank may become the primary.
-    """
-
-    is_due: Callable[[], bool] = lambda: False
-    is_over: Callable[[], bool] = lambda: False
+    is_due: Callable[[], bool] = lambda: False  # has this rank something that was logged some seconds ago, or ends it?
+    is_over: Callable[[], bool] = lambda: False  # has the coordinator ended its session?
+    # does the primary still open its run, or that of an enclosing session, after which it may come to this one?
     is_opening: Callable[[], bool] = lambda: False
-    may_move: bool = False
+    may_move: bool = False  # whether another rank may become the primary
 
 
 def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
-    """Wait until it is certain which rank writes the run, for a rank that takes part in no exchange.
+    """Return the rank of the unit that writes the run, once it is certain, to a rank that takes part in no exchange.
 
-    Args:
-        unit: The unit, from the view of this rank, which is not its rank 0.
-        keys: Keys of the unit in the job's store.
-        within: How long to wait for rank 0 to open a session, in seconds.
-        situation: See `Situation`.
-        is_stopped: Returns whether to stop waiting immediately.
-
-    Returns:
-        Its index in the unit: 0, or that of the lowest rank that has opened a session.
-
-    Raises:
-        Stopped: Waiting was stopped.
-        RendezvousError: The store is gone.
+    It is 0, unless that rank has opened no session `within` some seconds: then the lowest that has opened one. Raises
+    Stopped if waiting was stopped, and RendezvousError if the store is gone.
     """
     presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
 
@@ -103,14 +85,7 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
 
 
 class Beginning:
-    """One rank's wait for the first generation.
-
-    Args:
-        membership: This rank's part in the agreement on members.
-        unit: The unit, from the view of this rank.
-        within: How long to wait for ranks that have opened a session, in seconds.
-        situation: See `Situation`.
-    """
+    """One rank's wait for the first generation; `within` some seconds for ranks that have opened a session."""
 
     def __init__(self, membership: Membership, unit: Unit, within: float, situation: Situation) -> None:
         self._membership = membership
@@ -129,9 +104,7 @@ class Beginning:
     def first(self) -> Generation | None:
         """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
 
-        Raises:
-            Over: There is no rank left to wait for.
-            Moved: Another rank, or this one, is the primary.
+        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
         """
         found = self._membership.generations.get(0) or self._claimed()
         if found is not None and not found.members and found.source is not None:
@@ -142,7 +115,7 @@ class Beginning:
         now, presence, situation = time.monotonic(), self._presence, self._situation
         if self._over_check.is_over(now) and situation.is_over() and not presence.present() - {self._unit.index}:
             raise Over
-        if (self._is_last and presence.have_all_arrived()) or (self._is_first and self._is_complete()):
+        if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
             return self._membership.claim(Generation(0, tuple(sorted(presence.present()))))
         is_late = presence.waited >= self._within
         if not (is_late or self._ends_without_primary()) or not self._check.is_over(now):

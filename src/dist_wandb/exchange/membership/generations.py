@@ -6,7 +6,7 @@ import base64
 import struct
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.pacing import Interval
@@ -31,7 +31,8 @@ class CheckpointSummary(NamedTuple):
 class Departure(NamedTuple):
     """How a rank has left."""
 
-    how: str  # `"finished"`, `"undelivered"` or `"failed"`
+    # `"finished"`, after it had delivered everything; `"undelivered"`, before that; or `"failed"`
+    how: str
     global_rank: int
 
 
@@ -86,14 +87,6 @@ class Generation:
     def follows(self, other: Generation | None) -> bool:
         """Return whether this generation immediately follows another one."""
         return other is not None and other.number == self.number - 1
-
-    def on_nodes(self, nodes: Mapping[int, int]) -> Generation:
-        """Return a copy with the known nodes of its members."""
-        return replace(self, nodes=tuple(nodes.get(member, -1) for member in self.members))
-
-    def node_of(self) -> dict[int, int]:
-        """Return the node rank of each member."""
-        return dict(zip(self.members, self.nodes, strict=False))
 
     def as_list(self) -> list[Any]:
         """Return a JSON value of all fields except `number`."""
@@ -225,15 +218,9 @@ class Departures:
         self._entries = SharedList(keys, "gone")
         self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
 
-    @property
-    def left(self) -> set[int]:
-        """Ranks that have finished, after they delivered everything."""
-        return {index for index, departure in self.known.items() if departure.how == "finished"}
-
-    @property
-    def undelivered(self) -> set[int]:
-        """Ranks that have finished before the others had received everything that they logged."""
-        return {index for index, departure in self.known.items() if departure.how == "undelivered"}
+    def ended(self, *how: str) -> set[int]:
+        """Return the ranks that have left in one of these ways, as in `Departure`."""
+        return {index for index, departure in self.known.items() if departure.how in how}
 
     def leave(self, *, failed: bool, delivered: bool, number: int | None, checkpoint: Checkpoint) -> None:
         """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
@@ -260,10 +247,6 @@ class Departures:
         if self._next_poll.is_over(time.monotonic()):
             self.among([rank])
         return rank in self.known
-
-    def learn(self, departures: Mapping[int, Departure]) -> None:
-        """Add departures that other ranks have read."""
-        self.known.update(departures)
 
 
 def keys_of(unit: Unit) -> str:
@@ -326,22 +309,14 @@ class Presence:
         self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
         return self._arrived
 
-    def have_all_arrived(self) -> bool:
-        """Return whether all ranks of the unit have arrived."""
-        return len(self.arrived()) == self._unit.size
-
     def present(self) -> set[int]:
         """Return the ranks that have arrived and are not gone."""
         arrived = self.arrived()
-        return arrived - self.gone(arrived)
+        return arrived - self.departures.among(arrived)
 
     def counts(self) -> tuple[int, int]:
         """Return how many ranks have opened a session, and how often ranks have arrived."""
         return self._opened.count(), self._arrivals.count()
-
-    def gone(self, ranks: Iterable[int]) -> set[int]:
-        """Return which of some ranks have published their departure. Reads new records."""
-        return self.departures.among(ranks)
 
     def opened(self) -> set[int]:
         """Return the ranks that have opened a session. Reads new entries."""
@@ -350,8 +325,7 @@ class Presence:
 
     def absent(self, generation: Generation) -> set[int]:
         """Return the ranks that have opened a session and should take part, but do not, and have not finished."""
-        unfinished = {index for index, departure in self.departures.known.items() if departure.how != "finished"}
-        return {*generation.lost, *unfinished} - self.departures.left - set(generation.members)
+        return {*generation.lost, *self.departures.known} - self.departures.ended("finished") - {*generation.members}
 
     @property
     def waited(self) -> float:

@@ -10,11 +10,11 @@ of them.
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
-  round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list
-  reads the summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). It
-  does not wait for a member that it has waited for in vain when the generation began (`meeting`). No member can finish
-  a round before all members have entered it, so members differ by at most one round. A member that is a round behind
-  takes the result from the checkpoint of the `source`.
+  round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list reads the
+  summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). It does not
+  wait for a member that it has waited for in vain when the generation began (`meeting`). No member can finish a round
+  before all members have entered it, so members differ by at most one round. A member that is a round behind takes the
+  result from the checkpoint of the `source`.
 - *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
   learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
   claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
@@ -25,8 +25,8 @@ of them.
   lack a rank are marked with `dist_wandb/degraded`, the number of missing ranks.
 
 A new generation begins with a greeting (`cycle`): members exchange the work that was pending when the last generation
-broke, and the open cells to which they have contributed. Contributions of ranks that are gone stay in the totals, but
-do not complete a cell in place of ranks that have yet to contribute.
+broke. Contributions of ranks that are gone stay in the totals, but do not complete a cell in place of ranks that have
+yet to contribute.
 
 Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one round
 before, so nothing is lost or counted twice.
@@ -126,7 +126,7 @@ class Membership:
 
         def are_complete() -> bool:
             read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.read_new()})
-            gone = self.presence.gone(generation.members) | self.meeting.missing
+            gone = self.presence.departures.among(generation.members) | self.meeting.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
@@ -145,19 +145,21 @@ class Membership:
         departures = self.presence.departures
         members = tuple(sorted(summaries.keys() - departures.known.keys()))
         finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
-        departures.learn({index: Departure("finished", self.presence.global_rank(index)) for index in finished})
+        departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
         following = Generation(generation.number + 1, members, (), source.round, source.member)
         return self.claim(following, generation)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
-        gone, known = self.presence.departures.known, {*generation.lost}
+        members, departures, nodes, known = generation.members, self.presence.departures, {}, {*generation.lost}
         if before is not None:
             known.update(before.lost, before.members)
-        lost = tuple(sorted(known - set(generation.members) - gone.keys()))
-        nodes = {**(before.node_of() if before else {}), **self.presence.nodes}
-        claimed = self.generations.claim(replace(generation, lost=lost, gone=gone).on_nodes(nodes))
-        if self.presence.gone(claimed.members):
+            nodes.update(zip(before.members, before.nodes, strict=False))
+        nodes.update(self.presence.nodes)
+        lost = tuple(sorted(known - set(members) - departures.known.keys()))
+        on_nodes = tuple(nodes.get(member, -1) for member in members)
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=departures.known, nodes=on_nodes))
+        if departures.among(claimed.members):
             self.generations.mark_broken(claimed)
         return claimed
 
