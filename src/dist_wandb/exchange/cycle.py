@@ -146,7 +146,7 @@ class Cycle:
     def _unpack(self, result: Result) -> Outcome:
         outcome = self._rounds.unpack(result.sums, result.maxima)
         self._result = result
-        self._rows.held.spreads.keep(self._rounds.last_taken)
+        self._rows.held.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
         self._rows.posting.settle(self._rounds)
         return outcome

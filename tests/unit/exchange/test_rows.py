@@ -122,7 +122,7 @@ class Unit:
         lists = [group.reduce(*machine.pack()) for machine in self.rounds][-1] if have_numbers[0] else ([], [])
         outcomes = [machine.unpack(*lists) for machine in self.rounds]
         for machine, own in zip(self.rounds, self.ranks, strict=True):
-            own.held.spreads.keep(machine.last_taken)
+            own.held.spreads.keep(machine.outbox.last)
             own.posting.settle(machine)
         spreads: Any = Reduction()
         for _ in range(2):
