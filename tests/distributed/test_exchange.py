@@ -26,10 +26,10 @@ from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange import collective, forming, interface, turns
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import beginning, generations, membership
-from dist_wandb.exchange.membership.generations import Presence, publish_opened
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership import generations, membership
+from dist_wandb.exchange.membership.generations import Departures, publish_opened
+from dist_wandb.exchange.rows import DEGRADED, Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -707,7 +707,7 @@ def test_log_keeps_pace_with_an_exchange_that_moves(
 
     def log(exchange: CollectiveExchange) -> None:
         nonlocal most
-        rank = exchange._unit.index
+        rank = exchange._rank
         for step in range(2000):
             unit.log(rank, {"loss": float(rank)}, step)
             most = max(most, exchange._worker.turns.backlog)
@@ -975,14 +975,14 @@ def test_a_secondary_continues_without_the_store(
         raise RendezvousError("The store is gone.")
 
     monkeypatch.setattr(membership.Membership, "arrive", ask)
-    monkeypatch.setattr(Presence, "gone", ask)
+    monkeypatch.setattr(Departures, "among", ask)
     unit = ranks(2, 1)
     eventually(lambda: "The store is gone. Rank 1 continues alone" in caplog.text)
     for step in range(2):
         unit.log(1, {"loss": 1.0}, step)
         eventually(functools.partial(is_empty, unit.exchanges[1]))
     unit.exchanges[1].close()
-    assert not unit.exchanges[1]._lifecycle.is_broken
+    assert unit.exchanges[1]._lifecycle.phase is not Phase.BROKEN
     assert [record.exc_info for record in caplog.records] == [None] * 2
     assert "may be lost" in caplog.records[-1].getMessage()
 
@@ -996,7 +996,7 @@ def test_a_rank_that_returns_after_the_others_have_ended_reports_its_stall(
     unit.flush()
 
     def regroup(*_: object) -> None:  # as if it found no generation that contains it, and no member of the last one
-        raise beginning.Over
+        raise membership.Over
 
     monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
     unit.die(0)

@@ -19,10 +19,8 @@ from torch.distributed import HashStore, Store
 from dist_wandb.exchange import interface, worker
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Demand
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.exchange.worker import Hooks
-from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row
@@ -81,7 +79,7 @@ def wait_for_peers(exchange: CollectiveExchange, seconds: float) -> None:
 
 def kept(exchange: CollectiveExchange) -> int:
     """Return how many values a rank keeps for an absent primary."""
-    return len(exchange._worker.output._kept)
+    return len(exchange._worker.cycle.kept)
 
 
 def _itself(job_store: JobStore) -> JobStore:

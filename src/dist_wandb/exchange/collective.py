@@ -10,20 +10,12 @@ import threading
 import time
 
 from dist_wandb.exchange.forming import import_gloo
-from dist_wandb.exchange.interface import (
-    Demand,
-    Exchange,
-    Flush,
-    Phase,
-    is_set_within,
-    write_rest,
-)
+from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, is_set_within, write_rest
 from dist_wandb.exchange.participation import UNOPENED
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Context, Reports
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
@@ -75,16 +67,13 @@ class CollectiveExchange(Exchange):
         is_set = is_set_within(flush, self._limit(timeout), lifecycle.ended.is_set)
         if lifecycle.successor is not None:
             return lifecycle.successor.flush(timeout, together=together)
-        return is_set and lifecycle.has_kept_all and not self._worker.output.keeps_rows
+        return is_set and lifecycle.has_kept_all and not self._worker.cycle.keeps_rows
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """End the exchange. A rank that writes waits for all others, any other rank until everything is delivered.
-
-        See `Exchange.close`.
-        """
+        """End the exchange: a rank that writes waits for all others, any other rank until everything is delivered."""
         if self._is_foreign:
             return True
-        lifecycle, output = self._lifecycle, self._worker.output
+        lifecycle, cycle = self._lifecycle, self._worker.cycle
         lifecycle.has_failed = lifecycle.has_failed or failed
         self._ask(Demand.CLOSE)
         limit = self._limit(timeout)
@@ -102,21 +91,16 @@ class CollectiveExchange(Exchange):
             return lifecycle.has_kept_all
         messages, marked = self._worker.messages, self._rows.held.marked
         flagged = marked.total()
-        if output.keeps_rows:
-            messages.primary_stays_away(limit, output.kept_after)
+        if cycle.keeps_rows:
+            messages.primary_stays_away(limit, cycle.kept_after)
         messages.overdue = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often"
         self._stop()
-        if not output.keeps_rows and lifecycle.has_kept_all:
+        if not cycle.keeps_rows and lifecycle.has_kept_all:
             messages.time_is_over(limit, marked.total() - flagged)  # what has happened to the rows
         return False
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:
-        """Wait for the end, and return whether it came.
-
-        While the rank that writes opens its run, also in place of another, the time does not count: W&B may take longer
-        for it than `limit`.
-        """
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limit  # without the time in which the rank that writes opens its run
         while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
             lifecycle = self._lifecycle
             may_open = not (self._rows.writes or lifecycle.is_stopped or self._worker.participation.generation)

@@ -1,10 +1,8 @@
 """The exchange of a rank that writes its own rows only: nothing is combined with other ranks.
 
 It is used in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
-reduction.
-
-As in wandb, a row to which a step was given stays open for more values of this step, until a row of another step, or
-`flush`, or the end.
+reduction. As in wandb, a row to which a step was given stays open for more values of this step, until a row of another
+step, or `flush`, or the end.
 
 In a job of several ranks, a thread of the session writes the rows, so that neither a stalled device nor a stalled wandb
 process delays the training. In a world of one, they are written on the calling thread, as with wandb alone
@@ -25,9 +23,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Exchange, Flush, is_set_within, write_rest
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.reports import report_lost
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 

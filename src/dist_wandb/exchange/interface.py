@@ -30,7 +30,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, IntEnum, auto
 
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.store.timed_caller import settle
 
@@ -96,18 +96,13 @@ class Lifecycle:
         return self.demand >= Demand.STOP
 
     @property
-    def is_broken(self) -> bool:
-        """Whether nothing more is accepted."""
-        return self.phase is Phase.BROKEN
-
-    @property
     def has_kept_all(self) -> bool:
         """Whether no row is known to be lost."""
-        return not (self.is_broken or self.may_have_lost or self.unwritten)
+        return not (self.phase is Phase.BROKEN or self.may_have_lost or self.unwritten)
 
     def end(self) -> None:
         """Record that the thread writes nothing more."""
-        if not self.is_broken:
+        if self.phase is not Phase.BROKEN:
             self.phase = Phase.ENDED
         self.delivered.set()
         self.ended.set()
@@ -134,8 +129,7 @@ class Exchange(ABC):
     def start(self) -> None:
         """Begin, once the session is complete."""
         self._thread.start()
-        _live[:] = [known for known in _live if not known.has_ended]
-        _live.append(self)
+        remember(self)
 
     @abstractmethod
     def put(self, contribution: Contribution) -> None:
@@ -145,8 +139,8 @@ class Exchange(ABC):
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is finished, and written if this rank writes it; return whether it is.
 
-        The timeout is in seconds, by default `finish_timeout`. If all ranks flush at this point, `together`, the flush
-        ends once all of them have reached it, and everything that any of them put is finished.
+        The timeout is in seconds, by default `finish_timeout`. If all ranks flush here (`together`), the flush ends
+        once everything that any of them put is finished.
         """
 
     @abstractmethod
@@ -164,17 +158,14 @@ class Exchange(ABC):
             self._ask(Demand.CLOSE)
 
     def leave(self, *, failed: bool = False) -> None:
-        """End at process exit, after a failure or not.
-
-        A thread in native code at interpreter shutdown aborts the process, so the thread must have ended by then.
-        """
+        """End at process exit: a thread in native code at interpreter shutdown would abort the process."""
         if self._is_foreign:
             return
         within = min(self._limits.flush_timeout, WITHOUT_FINISH)
         if not self._lifecycle.is_closing:
             self.close(within, failed=failed)
         self._stop_at_exit(within, failed=failed)
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
             self._thread.join(LAST_WRITES)
 
     def _stop_at_exit(self, within: float, *, failed: bool) -> None:  # noqa: ARG002  # of exchanges with other ranks
@@ -245,8 +236,9 @@ def write_rest(
                 interrupt, why = error, "writing them was interrupted"
                 break
             interrupt = error
-    if why is not None:
-        _give_up(lifecycle, left(), rank, why)
+    if why is not None and (rows := left()):
+        lifecycle.unwritten += rows
+        _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
     if interrupt is not None:
         raise interrupt
 
@@ -268,10 +260,10 @@ def _ends(ended: threading.Event, left: Callable[[], int], rank: int) -> bool:
     return True
 
 
-def _give_up(lifecycle: Lifecycle, rows: int, rank: int, why: str) -> None:
-    lifecycle.unwritten += rows
-    if rows:
-        _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
+def remember(exchange: Exchange) -> None:
+    """Register an exchange for `end_all`."""
+    _live[:] = [known for known in _live if not known.has_ended]
+    _live.append(exchange)
 
 
 def end_all(*, failed: bool) -> None:

@@ -6,16 +6,15 @@ On the way it reports the ranks that are missing, and those that never opened a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.cycle import Cycle, Output
+from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.forming import BROKEN_POLL_INTERVAL, Forming, find_store, grace
 from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership.beginning import Situation
 from dist_wandb.exchange.membership.generations import Generation, Presence, keys_of, least_wait
-from dist_wandb.exchange.membership.membership import Membership
+from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Rounds
@@ -41,8 +40,14 @@ class Attendance:
 
     def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
         """Begin a generation after the one in which this rank participated last; return, and report, missing ranks."""
-        if before is not None and self._speaks(before):
-            self._welcome(presence, set(generation.joined) - set(before.lost))
+        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks(before) else ()
+        if late:  # the others did not wait for them, because they had not opened a session
+            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
+            self._context.warn(
+                "accompanied",
+                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
+                f"{self._context.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
+            )
         absent = presence.absent(generation)
         missing = absent if before is None else absent & set(before.members)
         still_lost = (self.lost | missing) - set(generation.members)
@@ -53,7 +58,7 @@ class Attendance:
             why = f"{{}} {presence.why_absent(index, generation)}" if is_new else self._why_gone(presence, index)
             reasons.setdefault(why, []).append(index)
         if reasons and self._speaks(generation):
-            text = " and ".join(why.format(self._named(presence, missing)) for why, missing in reasons.items())
+            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
             self._context.warn(
                 f"lost {sorted(map(list, reasons.values()))}",
                 f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
@@ -65,35 +70,19 @@ class Attendance:
         """Return whether this rank reports for all members of a generation."""
         return generation.members[0] == self._context.unit.index
 
-    def _welcome(self, presence: Presence, late: Collection[int]) -> None:
-        """Report ranks for which the others did not wait, because they had not opened a session."""
-        if not late:
-            return
-        is_one = len(late) == 1
-        self._context.warn(
-            "accompanied",
-            f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
-            f"{self._context.rank}, and {'has' if is_one else 'have'} joined. Earlier rows are written again if "
-            f"{'it logs' if is_one else 'they log'} at their steps.",
-        )
-
     def _why_gone(self, presence: Presence, index: int) -> str:
         where = self._context.rows.writing.last_position
         if index in presence.departures.ended("undelivered"):
             return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
-        return (
-            f"{{}} failed after {where}" if index in presence.departures.ended("failed") else f"lost {{}} after {where}"
-        )
+        has_failed = index in presence.departures.ended("failed")
+        return f"{{}} failed after {where}" if has_failed else f"lost {{}} after {where}"
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
         return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
 
     def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
-        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end.
-
-        Those that have, and with which there was no round until the end, are lost: `generation` is `None` then.
-        """
-        if is_end and generation is None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
+        if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
             with suppress(RendezvousError):
                 opened = presence.opened() - {self._context.unit.index}
                 self.lost = frozenset(opened - presence.departures.among(opened))
@@ -117,8 +106,7 @@ class Attendance:
         if self.is_only_one:
             found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
         else:
-            have = "has" if len(unopened) == 1 else "have"
-            others = f"{self._named(presence, unopened)} {have}"
+            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
             found = f"{others} not opened a session, so the run has the numbers of the other ranks"
         self._context.warn(
             UNOPENED,
@@ -130,14 +118,13 @@ class Attendance:
 class Participation:
     """One rank's way through generations."""
 
-    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle, output: Output) -> None:
+    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle) -> None:
         self.attendance: Attendance = Attendance(context)
         self.generation: Generation | None = None  # in which this rank participates, or participated last
         self.membership: Membership | None = None  # before there is a store
         self._context = context
         self._rounds = rounds
         self._cycle = cycle
-        self._output = output
         self._forming = Forming(context)
         self._broken_poll = Interval(interval(BROKEN_POLL_INTERVAL, context.unit.size))
         self._joining_poll = Interval(context.limits.heartbeat)
@@ -147,11 +134,7 @@ class Participation:
     def arrive(
         self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
     ) -> Generation:
-        """Return the first generation of the unit; `find` is called until it returns the job's store.
-
-        Raises Stopped if it `gives_up` to wait, RendezvousError if the store is missing or gone, else as
-        `Membership.arrive`.
-        """
+        """Return the first generation of the unit; raise as `find_store` and `Membership.arrive`."""
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
         job_store = find_store(self._context, find, gives_up)
         # A rank that was disconnected rejoins after its network returns; until then no other rank waits for it.
@@ -172,7 +155,9 @@ class Participation:
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
         self._rounds.resize(generation.members, absent)
-        self._output.meet_primary(has_primary=PRIMARY in generation.members)
+        self._cycle.has_primary = PRIMARY in generation.members
+        if self._cycle.has_primary:
+            self._cycle.kept.clear()  # it received them when it joined
         return generation
 
     def _rejoin(self, membership: Membership, generation: Generation) -> Generation:
@@ -183,18 +168,15 @@ class Participation:
             self._context.reports.expect("late")  # the others report a rank that they have not waited for
         generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
         self.generation = None
-        self._output.has_primary = False
+        self._cycle.has_primary = False
         state = membership.generations.state(generation)
         self._cycle.restore(state)
         membership.presence.global_ranks.update(state["ranks"])
         return generation
 
-    def form(self, should_abort: Callable[[], bool]) -> Group:
+    def form(self, generation: Generation, should_abort: Callable[[], bool]) -> Group:
         """Form the group of this generation's members: see `Forming.form`."""
-        membership, generation = self._joined(), self.generation
-        if generation is None:
-            raise RuntimeError("no generation was entered yet")
-        return self._forming.form(membership, generation, should_abort)
+        return self._forming.form(self._joined(), generation, should_abort)
 
     # The end of a generation
 
@@ -220,10 +202,7 @@ class Participation:
         return following or self.recover(generation)
 
     def leave(self, is_delivered: Callable[[], bool], *, is_closed: bool) -> None:
-        """Announce that this rank leaves: as one of all ranks after the same round (`is_closed`), or before others.
-
-        `is_delivered` returns whether the others have received everything that it logged.
-        """
+        """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
         if self.membership is None:
             return
         lifecycle = self._context.lifecycle

@@ -7,7 +7,7 @@ recurring event is reported less and less often.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_wandb.exchange.interface import Lifecycle
@@ -29,31 +29,22 @@ _MOST_COUNTS = 4  # that a message lists
 
 @dataclass(slots=True)
 class _Event:
-    """An event that lasts for some time."""
-
     last: float  # when it was detected last
     reported: int = 1  # number of messages about it, or about earlier events of its kind
     unreported: int = 0  # number of values that no message covers
 
 
 class Reports(Notices):
-    """The warnings of one rank's exchange.
-
-    After `quiet` seconds without an occurrence, the next one of its kind is a new event. Each message of the kind
-    doubles this time.
-    """
+    """The warnings of one rank's exchange; each message of a kind doubles the time until the next one."""
 
     def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._quiet = quiet
+        self._quiet = quiet  # seconds without an occurrence, after which the next one of its kind is a new event
         self._clock = clock
         self._events: dict[str, _Event] = {}
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
-        """Warn about values, given as cells, unless an earlier message covers them.
-
-        `message` makes the text from the names and position of the values.
-        """
+        """Warn about values unless an earlier message covers them; `message` gets their names and position as text."""
         if not keys:
             return
         if self._goes_on(kind):
@@ -82,10 +73,7 @@ class Reports(Notices):
 
     def _goes_on(self, kind: str) -> bool:
         event, now = self._events.get(kind), self._clock()
-        if event is None:
-            return False
-        quiet = self._quiet * 2 ** min(event.reported - 1, _MOST_DOUBLINGS)
-        if now - event.last > quiet:
+        if event is None or now - event.last > self._quiet * 2 ** min(event.reported - 1, _MOST_DOUBLINGS):
             return False
         event.last = now
         return True
@@ -98,18 +86,16 @@ def report_lost(rank: int, lost: Mapping[str, int]) -> None:
         _log.warning("dist_wandb: rank %d has lost values: %s.", rank, causes)
 
 
-def position_of(key: Key) -> str:
-    """Return the position at which a rank logged a value, in words."""
-    return f"its call {key.occurrence + 1} without a step" if key.step is None else f"step {key.step}"
-
-
 def _named(keys: Sequence[Key]) -> str:
     """Return names and positions in words: the first names and the first position, and the number of others."""
     names = list(dict.fromkeys(key.series.name for key in keys))
     what = ", ".join(map(repr, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:
         what = f"{len(names)} names ({what}, …)"
-    positions = list(dict.fromkeys(position_of(key) for key in keys))
+    positions = [
+        f"its call {key.occurrence + 1} without a step" if key.step is None else f"step {key.step}" for key in keys
+    ]
+    positions = list(dict.fromkeys(positions))
     return f"{what} at {positions[0]}" + (f" and in {len(positions) - 1} more rows" if len(positions) > 1 else "")
 
 
@@ -138,17 +124,21 @@ class Messages:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._names: set[str] = set()  # that this rank has contributed to
+        self.names: set[str] = set()  # that this rank has contributed to
         self.overdue: str = ""  # within which time the exchange has not ended, and what to do
         self._taken = 0  # how many calls of this rank were taken before the last round
 
-    def contributed(self, names: Iterable[str]) -> None:
-        """Record names that this rank logs."""
-        self._names.update(names)
-
     def about(self, outcome: Outcome) -> None:
         """Warn about what a round has shown of this rank's values."""
-        self._silent(outcome.silent)
+        rank, patience = self._context.rank, self._context.limits.peer_timeout
+        self._context.reports.values(
+            "silent",
+            [key for key in outcome.silent if key.name in self.names],
+            lambda values: (
+                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
+                "does. Rows are written without it, and corrected if it logs them later."
+            ),
+        )
         self._late(outcome.late, outcome.lost)
         self._taken += outcome.taken
         for name in outcome.differing:
@@ -174,17 +164,6 @@ class Messages:
             "uneven",
             f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
             "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
-        )
-
-    def _silent(self, keys: Sequence[Key]) -> None:
-        rank, patience = self._context.rank, self._context.limits.peer_timeout
-        self._context.reports.values(
-            "silent",
-            [key for key in keys if key.name in self._names],
-            lambda values: (
-                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
-                "does. Rows are written without it, and corrected if it logs them later."
-            ),
         )
 
     def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
@@ -283,7 +262,3 @@ class Messages:
         """Warn that a device has not computed rows in time."""
         lost = f"{number} rows of rank {self._context.rank} are lost"
         self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
-
-    def at_end(self) -> None:
-        """Report how many values are lost, by cause: other messages appear once for many values."""
-        report_lost(self._context.rank, self._context.rows.lost)

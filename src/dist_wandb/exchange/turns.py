@@ -20,11 +20,11 @@ from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
 from dist_wandb.exchange.membership import generations
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import Context, Messages
+from dist_wandb.exchange.rows import Contribution
 
 _MANY_AT_ONCE = 256  # unread contributions that end the thread's lingering
 _MOST_AT_ONCE = 1024  # contributions read before the next round
@@ -36,10 +36,8 @@ class Inbox:
     """The contributions that have not reached the rounds yet.
 
     `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
-    lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not.
-
-    The thread of the exchange calls `post` with each contribution once its values are computed. It never blocks on a
-    device, because other ranks would then wait as well.
+    lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not. The exchange's thread
+    calls `post` with each contribution once its values are computed, and never blocks on a device.
     """
 
     def __init__(self, post: Callable[[Contribution], None]) -> None:
@@ -65,8 +63,7 @@ class Inbox:
         self._unread.put(flush)
         self._hurry()
 
-    def _hurry(self) -> None:
-        """End the thread's lingering; called after the reason for it was put."""
+    def _hurry(self) -> None:  # after the reason for it was put
         if self._urgent.empty():
             self._urgent.put(None)
 
@@ -92,11 +89,12 @@ class Inbox:
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            has_read = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
-            if self._post_computed() or has_read:
-                return True
-            if not left:
-                return False
+            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
+            while self._computing and self._computing[0].is_ready():
+                self._post(self._computing.popleft())
+                has_found = True
+            if has_found or not left:
+                return has_found
 
     def _read(self, timeout: float) -> bool:
         with suppress(Empty):
@@ -112,13 +110,6 @@ class Inbox:
             self._computing.append(item)
         elif item is not None:
             self.flushes.append(item)
-
-    def _post_computed(self) -> bool:
-        has_posted = False
-        while self._computing and self._computing[0].is_ready():
-            self._post(self._computing.popleft())
-            has_posted = True
-        return has_posted
 
     def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
         """Wait for further contributions if they may come, unless a caller waits for the present ones."""
@@ -162,10 +153,10 @@ class Turns:
         self._room = self._most  # how many rows may wait at present
 
     def await_room(self) -> None:
-        """Wait while too many rows are on their way; called by `put`, on the user's threads.
+        """Wait while too many rows are on their way, on the user's threads.
 
-        The rows of a loop that logs faster than W&B takes them would fill the memory, so `log` takes as long as they
-        do, as with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
+        A loop that logs faster than W&B takes the rows would fill the memory, so `log` takes as long as they do, as
+        with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
         """
         until = time.monotonic() + _STANDSTILL if self._on_their_way > self._room else math.inf
         while self._on_their_way > self._room and not self._context.lifecycle.is_closing:
@@ -200,10 +191,7 @@ class Turns:
         return self._context.lifecycle.is_closing or time.monotonic() - oldest >= generations.APART
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
-        """Wait for contributions, for peers, or for the next heartbeat, unless some rank has more at once.
-
-        This rank does not close yet while the rank that writes is away but may return (`awaits_primary`).
-        """
+        """Wait for contributions, peers or the next heartbeat; while it `awaits_primary`, this rank does not close."""
         lifecycle, rounds, inbox = self._context.lifecycle, self._rounds, self._inbox
         inbox.drain()
         while not (has_more or (lifecycle.is_closing and not awaits_primary()) or lifecycle.is_stopped):
@@ -247,10 +235,9 @@ class Turns:
         self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
-        """Answer this rank's flush requests, but give other ranks the chance to pause as well.
+        """Answer this rank's flush requests, once all ranks have paused: cells of only some of them are finished then.
 
-        When all ranks have paused, cells with contributions of only some of them are finished. A rank without open
-        cells waits a little for that if others have open cells, or more to contribute at once.
+        A rank without open cells waits a little for that if others have open cells, or more to contribute at once.
         """
         flushes = self._inbox.flushes
         is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty

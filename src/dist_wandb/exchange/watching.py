@@ -11,20 +11,17 @@ from collections import deque
 from collections.abc import Callable
 
 from dist_wandb.exchange.interface import Demand, Exchange, is_set_within
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 
 _log = logging.getLogger("dist_wandb")
 
 Succeed = Callable[[Callable[[], bool], Callable[[], bool]], Exchange | None]
-"""Waits for the primary; see `session.moving.successor_of`."""
+"""Waits for the primary, on the thread; see `session.moving.successor_of`. Returns `None` if the primary is here."""
 
 
 class WatchingExchange(Exchange):
-    """The exchange of a rank that writes nothing, unless the primary is missing.
-
-    `succeed` is called on the thread. It returns the exchange that takes the rows; `None` if the primary is here.
-    """
+    """The exchange of a rank that writes nothing, unless the primary is missing."""
 
     def __init__(self, limits: Limits, rank: int, succeed: Succeed) -> None:
         super().__init__(limits, rank, "watching")

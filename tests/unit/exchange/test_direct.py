@@ -16,8 +16,7 @@ from units import Stall, eventually
 import dist_wandb
 from dist_wandb.exchange import direct, interface
 from dist_wandb.exchange.direct import DirectExchange
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.devices import Later
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter

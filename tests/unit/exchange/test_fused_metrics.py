@@ -14,12 +14,10 @@ from merging import Ranks
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import attachment
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.rows import Rows
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter

@@ -7,7 +7,7 @@ import time
 from units import Stall
 
 from dist_wandb.exchange.interface import Flush
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.turns import Inbox
 
 

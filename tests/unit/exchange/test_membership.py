@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.forming import Forming
 from dist_wandb.exchange.membership import generations, membership
-from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
 from dist_wandb.exchange.membership.generations import (
     Checkpoint,
     CheckpointSummary,
@@ -29,7 +28,7 @@ from dist_wandb.exchange.membership.generations import (
     publish_opened,
 )
 from dist_wandb.exchange.membership.meeting import Stopped
-from dist_wandb.exchange.membership.membership import Membership
+from dist_wandb.exchange.membership.membership import Membership, Moved, Over, Situation
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.settings.limits import Limits

@@ -174,18 +174,14 @@ class Attachments:
         self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._notices = Notices()
 
-    def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """Return the text of the series of a value."""
-        return self._by_type[type(value)].series(name, value, known)
+    def of(self, value: Any) -> Attachment[Any]:
+        """Return this rank's part for a value."""
+        return self._by_type[type(value)]
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row; the value may be of any type."""
         attachment = self._by_type.get(type(value))
         return {name: value} if attachment is None else attachment.alone(name, value)
-
-    def keep(self, key: Key, value: Any) -> None:
-        """Keep this rank's contribution to a cell."""
-        self._by_type[type(value)].keep(key, value)
 
     def kept(self) -> list[Key]:
         """Return the cells to which this rank's contributions are kept."""
@@ -222,8 +218,7 @@ class Attachments:
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and how many of its `ranks` are missing in them.
 
-        If its row was written before (`corrects`), there are no values that lack parts of the written ones: parts that
-        are no longer kept.
+        No values if its row was written before (`corrects`), and parts of what was written are no longer kept.
         """
         attachment = self._of(key.name)
         if attachment is None:

@@ -139,7 +139,6 @@ class FusedGathers(Attachment[Encoded]):
 
 
 def _shares(parts: Sequence[Part]) -> str:
-    """Describe the share of each rank's items that was kept."""
     alike: dict[tuple[int, int], list[int]] = {}
     for part in parts:
         alike.setdefault((len(part.items), part.total), []).append(part.rank)

@@ -9,9 +9,7 @@ made when the metric was logged.
 Ranks whose collections have found different compute groups, and ranks without data, adopt the layout that was agreed
 on. A layout that was made without data is used only if there is no other. If a rank's states do not fit into the layout
 (some classes have different states before their first update), or the primary has no data, ranks also send complete
-states, and attributes that `update` sets.
-
-A metric that raises an error is left out of its row, with a warning.
+states, and attributes that `update` sets. A metric that raises an error is left out of its row, with a warning.
 """
 
 from __future__ import annotations
@@ -92,8 +90,7 @@ class FusedMetrics(Attachment[Snapshot]):
             return series_of(series).kind == _METRIC and bool(_layout(series))
         except ConfigurationError as error:
             self._notices.warn(
-                f"layout {series}",
-                f"{series_of(series).name!r} is left out of its rows on rank {self._rank}: {error}",
+                f"layout {series}", f"{series_of(series).name!r} is left out of its rows on rank {self._rank}: {error}"
             )
             return False
 
@@ -125,8 +122,10 @@ class FusedMetrics(Attachment[Snapshot]):
         layouts = [_layout(key.name) for key in keys]
         packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
         heads: list[float] = []
-        for (snapshot, _), layout in zip(packed, layouts, strict=True):
-            heads += _head(snapshot, layout, computes=self.merges)
+        for (snapshot, _), layout in zip(packed, layouts, strict=True):  # see `_reduced`
+            held = snapshot.held if snapshot else [False] * len(layout.nodes)
+            heads += [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose)]
+            heads += [float(self.merges and not here) for here in held]
         sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for _, own in packed)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for _, own in packed]))
         blobs: list[bytes] = []
@@ -187,7 +186,7 @@ class FusedMetrics(Attachment[Snapshot]):
             )
             return {}
         try:
-            values = snapshot.compute(one.sums, one.maxima, _drained(blobs), in_full)
+            values = snapshot.compute(one.sums, one.maxima, (blobs.pop(0) for _ in range(len(blobs))), in_full)
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
             return {}
@@ -204,19 +203,10 @@ class FusedMetrics(Attachment[Snapshot]):
 
 
 class _Reduced(NamedTuple):
-    """The reduced numbers of a cell."""
-
     contributors: int  # number of ranks that have contributed
     needs_more: bool  # whether ranks send complete states: some state does not fit, or the computing rank has no data
     sums: torch.Tensor  # the sums over ranks, one-dimensional
     maxima: torch.Tensor  # the maxima over ranks, one-dimensional
-
-
-def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> list[float]:
-    """Return the head of a cell, which precedes the sums of all cells; see `_reduced`."""
-    held = snapshot.held if snapshot else [False] * len(layout.nodes)
-    lacks = [float(computes and not here) for here in held]
-    return [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
 
 
 def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:
@@ -248,8 +238,3 @@ def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
         for column, part in zip(columns, parts, strict=True):
             column.append(part)
     return columns
-
-
-def _drained(items: list[bytes]) -> Iterator[bytes]:
-    while items:
-        yield items.pop(0)  # and release it
