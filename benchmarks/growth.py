@@ -25,8 +25,7 @@ from typing import Any, ClassVar
 from benchmarks import common
 
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 from dist_wandb.exchange.worker import Hooks

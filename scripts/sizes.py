@@ -20,8 +20,9 @@ LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 
 # By class or module: the larger limits, and the reason.
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
-    "exchange/collective.py:CollectiveExchange": ({"methods": 17}, "hands on: most of its methods are one line"),
-    "exchange/direct.py:DirectExchange": ({"methods": 17}, "hands on: most of its methods are one line"),
+    "exchange/direct.py:DirectExchange": ({"methods": 17}, "a queue, and the thread that writes it"),
+    "exchange/cycle.py:Cycle": ({"attributes": 11}, "a rank's rounds, and their rows until these are written"),
+    "exchange/held.py:Held": ({"attributes": 11}, "a record: what rows are made with"),
     "exchange/protocol/offers.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
     "exchange/protocol/placing.py:Cell": ({"attributes": 12}, "a record: the state of a cell"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),

@@ -25,7 +25,7 @@ import warm
 from hypothesis import HealthCheck, settings
 from wandb_server import WandbServer
 
-from dist_wandb.exchange import collective, direct, interface
+from dist_wandb.exchange import interface
 from dist_wandb.exchange.protocol import pacing
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.notices import Notices
@@ -283,8 +283,7 @@ def fake_wandb(
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
     monkeypatch.setattr(restart_store, "_notices", Notices())
-    for module in (collective, direct):
-        monkeypatch.setattr(module, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
+    monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
     monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
     monkeypatch.chdir(tmp_path)
     return fake

@@ -26,10 +26,10 @@ from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange import collective, forming, interface, turns
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import beginning, membership, presence
-from dist_wandb.exchange.membership.presence import Presence, publish_opened
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership import generations, membership
+from dist_wandb.exchange.membership.generations import Departures, publish_opened
+from dist_wandb.exchange.rows import DEGRADED, Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -464,7 +464,7 @@ def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason
 def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, present: list[int]
 ) -> None:
-    monkeypatch.setattr(presence, "APART", 0.3)
+    monkeypatch.setattr(generations, "APART", 0.3)
     unit = ranks(4, *present, reduce="sum", limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     for step in range(3):
         for rank in present:
@@ -486,7 +486,7 @@ def test_ranks_wait_for_a_primary_that_is_opening_its_run(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than for ranks that do not open a session, and longer than at the end: W&B's `init` may take minutes."""
-    monkeypatch.setattr(presence, "APART", 0.0)
+    monkeypatch.setattr(generations, "APART", 0.0)
     is_opening = threading.Event()
     is_opening.set()
     unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.3, finish_timeout=20), is_opening=is_opening.is_set)
@@ -506,7 +506,7 @@ def test_ranks_wait_for_a_primary_that_is_opening_its_run(
 def test_the_only_rank_ends_immediately(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "APART", 0.3)
+    monkeypatch.setattr(generations, "APART", 0.3)
     unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     unit.log(0, {"loss": 2.0}, 0)
     unit.close(0)
@@ -517,7 +517,7 @@ def test_the_only_rank_ends_immediately(
 def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "APART", 0.0)
+    monkeypatch.setattr(generations, "APART", 0.0)
     unit = ranks(2, 0)
     topology = Topology(1, 1, 0, 2, 2, 1)
     publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
@@ -572,7 +572,7 @@ def test_a_rank_that_opens_after_all_others_have_ended_is_warned_and_does_not_wa
     for rank in range(late):
         unit.log(rank, {"loss": 1.0}, 0)
     eventually(lambda: arrived(unit.exchanges[0]) == late)
-    monkeypatch.setattr(presence, "APART", 0.0)
+    monkeypatch.setattr(generations, "APART", 0.0)
     unit.close(*range(late))
     eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
     unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)
@@ -707,7 +707,7 @@ def test_log_keeps_pace_with_an_exchange_that_moves(
 
     def log(exchange: CollectiveExchange) -> None:
         nonlocal most
-        rank = exchange._unit.index
+        rank = exchange._rank
         for step in range(2000):
             unit.log(rank, {"loss": float(rank)}, step)
             most = max(most, exchange._worker.turns.backlog)
@@ -975,14 +975,14 @@ def test_a_secondary_continues_without_the_store(
         raise RendezvousError("The store is gone.")
 
     monkeypatch.setattr(membership.Membership, "arrive", ask)
-    monkeypatch.setattr(Presence, "gone", ask)
+    monkeypatch.setattr(Departures, "among", ask)
     unit = ranks(2, 1)
     eventually(lambda: "The store is gone. Rank 1 continues alone" in caplog.text)
     for step in range(2):
         unit.log(1, {"loss": 1.0}, step)
         eventually(functools.partial(is_empty, unit.exchanges[1]))
     unit.exchanges[1].close()
-    assert not unit.exchanges[1]._lifecycle.is_broken
+    assert unit.exchanges[1]._lifecycle.phase is not Phase.BROKEN
     assert [record.exc_info for record in caplog.records] == [None] * 2
     assert "may be lost" in caplog.records[-1].getMessage()
 
@@ -996,7 +996,7 @@ def test_a_rank_that_returns_after_the_others_have_ended_reports_its_stall(
     unit.flush()
 
     def regroup(*_: object) -> None:  # as if it found no generation that contains it, and no member of the last one
-        raise beginning.Over
+        raise membership.Over
 
     monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
     unit.die(0)

@@ -16,7 +16,7 @@ from stalling import Wire, wired_store
 from units import QUICK, Ranks, Stall, eventually, making
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.lifecycle import Demand
+from dist_wandb.exchange.interface import Demand
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.transport import gloo

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dist_wandb.exchange.membership.presence import keys_of, publish_opened
+from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import unit_of

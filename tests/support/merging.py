@@ -74,7 +74,7 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.known: list[str] = []  # names that the ranks have agreed on
         self.collectives: list[str] = []  # of the last exchange
-        self._ranks: list[Any] = [FusedMetrics(rank, computes=rank == 0) for rank in range(size)]
+        self._ranks: list[Any] = [FusedMetrics(rank, merges=rank == 0) for rank in range(size)]
 
     def log(self, metrics: Sequence[Any]) -> dict[str, Any]:
         """Merge one metric of each rank. Return the values that are written, by suffixes of names."""

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from dist_wandb.exchange import collective, interface
+from dist_wandb.exchange import interface
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import destroy_closed
 from dist_wandb.store import connection, timed_caller
@@ -590,7 +590,7 @@ def simulated(world: World) -> Iterator[None]:
         patch.setattr(timed_caller.TimedCaller, "call", call)
         patch.setattr(timed_caller._Call, "start", start)
         patch.setattr(connection, "connections_to", lambda _: set())  # the store has no sockets to search for
-        patch.setattr(collective, "remember", lambda _: None)
+        patch.setattr(interface, "remember", lambda _: None)
         patch.setattr(gloo, "TimedCaller", functools.partial(_Connecting, world))
         patch.setattr(dist, "PrefixStore", PrefixStore)
         patch.setattr(dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments))

@@ -16,13 +16,11 @@ import pytest
 import torch
 from torch.distributed import HashStore, Store
 
-from dist_wandb.exchange import collective, worker
+from dist_wandb.exchange import interface, worker
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.lifecycle import Demand
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.interface import Demand
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.exchange.worker import Hooks
-from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row
@@ -81,7 +79,7 @@ def wait_for_peers(exchange: CollectiveExchange, seconds: float) -> None:
 
 def kept(exchange: CollectiveExchange) -> int:
     """Return how many values a rank keeps for an absent primary."""
-    return len(exchange._worker.output._kept)
+    return len(exchange._worker.cycle.kept)
 
 
 def _itself(job_store: JobStore) -> JobStore:
@@ -187,7 +185,7 @@ def making() -> Iterator[Callable[..., Ranks]]:
         return made[-1].open(*present)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collective, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
+        patch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
         patch.setattr(worker, "_LAST_WAIT", 10.0)
         yield make
         for unit in made:

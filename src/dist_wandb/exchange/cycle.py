@@ -1,69 +1,76 @@
-"""One round of an exchange, the same for ranks together and for one rank alone.
+"""One round of an exchange, the same for ranks together and for one rank alone, and the rows that it finishes.
 
 In a round, the members exchange what they offer, choose the same calls, and reduce the two lists that they pack. The
 consequences are the same on all members: they exchange metric states, tables and images of finished rows and the
 spreads of their numbers, and write these rows. Work that remains when the exchange breaks (`_due`) is done by the next
 generation. That begins with a greeting in which the members exchange what remains.
+
+While the primary is away (it stalled, and may return), the others continue, keep finished rows up to a limit, and
+hand them over with the shared state when it joins. A rank that finishes meanwhile waits for it within `finish_timeout`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Checkpoint, Result
-from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.protocol.calls import is_attached
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.transport.group import Alone, Group
+from dist_wandb.exchange.reports import Context
+from dist_wandb.exchange.transport.group import Group
+
+_log = logging.getLogger("dist_wandb")
+
+_MOST_KEPT = 20_000  # rows kept for a primary that is away
 
 
 class Cycle:
-    """Carries out one rank's rounds over a group."""
+    """Carries out one rank's rounds over a group; `begin` and `round` raise BrokenError if the exchange failed."""
 
-    def __init__(self, context: Context, rounds: Rounds, output: Output, pacer: Pacer) -> None:
+    def __init__(self, context: Context, rounds: Rounds, pacer: Pacer) -> None:
         self.group: Group | None = None  # between two generations
         self.has_more: bool = False  # whether some rank has more to contribute at once, as of the last round
+        self.has_primary: bool = False  # whether the primary participates
+        self.kept: deque[Row] = deque(maxlen=_MOST_KEPT)  # for a primary that is away
+        self.kept_after: str = ""  # the position after which rows are kept for it
         self._members: Sequence[int] = ()
-        self._rows = context.rows
-        self._unit = context.unit
+        self._context = context
         self._rounds = rounds
-        self._output = output
         self._pacer = pacer  # does not count the time that attachments take
         self._result: Result | None = None  # of the last round
         self._due: tuple[Row, ...] = ()  # finished, but not written yet
 
     def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
-        """Begin a generation: do the work that remained on some members when the last one broke.
+        """Begin a generation of members of the unit: do the work that remained when the last one broke.
 
-        `members` are indices in the unit. `learn_ranks` gets the indices in the job, by index in the unit, of those for
-        which `Unit.global_rank_of` is wrong. Raises BrokenError if the exchange failed.
+        `learn_ranks` gets the indices in the job, by index in the unit, for which `Unit.global_rank_of` is wrong.
         """
         self.group, self._members = group, members
-        unit = self._unit  # its ranks are usually known, so that greetings of thousands of members are equal
+        unit, spreads = self._context.unit, self._context.rows.held.spreads
+        due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]
         own = {
             "round": self._rounds.table.round,
-            "due": [row.as_list() for row in self._due if self._has_more_to_exchange(row)],
+            "due": [row.as_list() for row in due],
+            # usually known, so that greetings of thousands of members are equal
             "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
         }
         greetings = [json.loads(text) for text in group.tally(json.dumps(own).encode())]
         if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
         learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
-        due = {json.dumps(row): Row.from_list(row) for greeting in greetings for row in greeting["due"]}
-        self._exchange(group, list(due.values()))
+        together = {json.dumps(row): Row.from_list(row) for greeting in greetings for row in greeting["due"]}
+        self._exchange(group, list(together.values()))
         self._write_due()
 
     def round(self, *, regroup: bool = False) -> Outcome:
-        """Take part in one round, and do the work that follows from it; raise BrokenError if the exchange failed.
-
-        `regroup` requests a new generation after it.
-        """
+        """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
         group = self.group
         if group is None:
             raise RuntimeError("a round needs a group")
@@ -71,50 +78,61 @@ class Cycle:
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
-        self._rows.held.attachments.passed()
+        self._context.rows.held.attachments.passed()
         outcome = self._unpack(Result(offers, sums, maxima))
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more or self._rows.held.attachments.has_sent_much()
+        self.has_more = outcome.more or self._context.rows.held.attachments.has_sent_much()
         return outcome
 
     def _unpack(self, result: Result) -> Outcome:
         outcome = self._rounds.unpack(result.sums, result.maxima)
         self._result = result
-        self._rows.held.spreads.keep(self._rounds.last_taken)
+        self._context.rows.held.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
-        self._rows.posting.settle(self._rounds)
+        self._context.rows.held.attachments.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
-
-    def _has_more_to_exchange(self, row: Row) -> bool:
-        return any(map(is_attached, row.names)) or bool(self._rows.held.spreads.due([row]))
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
         """Exchange what the ranks have attached to finished rows, and the spreads of their numbers."""
-        held = self._rows.held
+        held = self._context.rows.held
         keys = [key for row in rows for key in row.cells() if is_attached(key.name)]
-        for attachment, due in held.attachments.due(keys, has_primary=self._output.has_primary):
+        for attachment, due in held.attachments.due(keys, has_primary=self.has_primary):
             began = time.monotonic()
             attachment.exchange(due, group)
             self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
         held.spreads.exchange(held.spreads.due(rows), group)
 
     def _write_due(self) -> None:
-        due, self._due = self._due, ()
-        self._output.write(due)
-        self._rows.held.spreads.forget()
+        """Write rows in their order, or keep them for the primary."""
+        own, rows, self._due = self._context.rows, self._due, ()
+        if rows and not own.writes and not self.has_primary:
+            if len(self.kept) + len(rows) > _MOST_KEPT:
+                where = own.writing.last_position
+                self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
+                dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
+                own.lost["that could not be kept for the rank that writes them"] += dropped
+            self.kept_after = self.kept_after if self.kept else own.writing.last_position
+            self.kept.extend(row._replace(own=()) for row in rows)
+        try:
+            own.writing.write(rows)
+        except Exception:  # noqa: BLE001  # rows that cannot be written must not stop the later ones
+            _log.exception("dist_wandb: rank %d could not write rows; they are lost", self._context.rank)
+        own.held.spreads.found.clear()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether there are rows kept for a primary that is away."""
+        return bool(self.kept) and not self.has_primary
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
-        """Return whether the others will request more than numbers of this rank: states, tables or spreads.
-
-        With `by_late`, also if they may do so because a late rank corrects a value with its part.
-        """
-        has_spread = self._rows.held.spreads.wants
+        """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
+        has_spread = self._context.rows.held.spreads.has_spread
         if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
         others = ranks.members - ranks.closed
-        givers = map(memory.ranks_of, self._rows.held.attachments.kept() if others and by_late else ())
+        givers = map(memory.ranks_of, self._context.rows.held.attachments.kept() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     # Between generations
@@ -132,12 +150,16 @@ class Cycle:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shared state of the members, for a joining rank."""
-        return {**self._rounds.snapshot(), "unwritten": self._output.snapshot()}
+        return {**self._rounds.snapshot(), "unwritten": [row.as_list() for row in self.kept]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the others' state, including rows that they finished while the primary was away."""
         self._rounds.restore(state)
-        self._due += self._output.restore(state["unwritten"])
+        rows = tuple(map(Row.from_list, state["unwritten"]))
+        if self._context.rows.writes:
+            self._due += rows
+        else:
+            self.kept.extend(rows)
 
     def close(self) -> None:
         """Detach from the group."""
@@ -150,14 +172,14 @@ class Cycle:
     def continue_alone(self) -> None:
         """Switch to rounds of this rank only."""
         self.close()
-        self.group, self._members = Alone(), (self._unit.index,)
+        self.group, self._members = Group(), (self._context.unit.index,)
         self.has_more = False
 
     def write_all(self) -> None:
         """Finish and write everything that this rank has, until it is given up; for a rank that is alone."""
         self._write_due()
         rounds = self._rounds
-        while rounds.busy and not self._rows.writing.is_over:
+        while rounds.busy and not self._context.rows.writing.is_over:
             outcome = self.round()
             if outcome.closed or not (outcome.more or outcome.taken):
                 break

@@ -1,10 +1,8 @@
 """The exchange of a rank that writes its own rows only: nothing is combined with other ranks.
 
 It is used in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
-reduction.
-
-As in wandb, a row to which a step was given stays open for more values of this step, until a row of another step, or
-`flush`, or the end.
+reduction. As in wandb, a row to which a step was given stays open for more values of this step, until a row of another
+step, or `flush`, or the end.
 
 In a job of several ranks, a thread of the session writes the rows, so that neither a stalled device nor a stalled wandb
 process delays the training. In a world of one, they are written on the calling thread, as with wandb alone
@@ -17,22 +15,25 @@ server lose some (wandb issue 12269). With a `CollectiveExchange`, the first gen
 
 from __future__ import annotations
 
-import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember, write_rest
-from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
-from dist_wandb.exchange.own_rows import OwnRows
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Exchange, Flush, is_set_within, write_rest
 from dist_wandb.exchange.reports import report_lost
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
+_POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
+_END_OF_ROW = Contribution({}, None)
+_STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
-class DirectExchange:
+
+class DirectExchange(Exchange):
     """The exchange of a rank that writes its own rows only.
 
     `put` takes no lock for which a signal handler that interrupts it and logs would wait. `has_all_writers` is called
@@ -49,16 +50,19 @@ class DirectExchange:
         at_once: bool,  # whether rows are written on the calling thread, unless a value has to be waited for
         has_all_writers: Callable[[], bool] | None = None,
     ) -> None:
+        super().__init__(limits, rank, "own-rows")
         self._rows = rows
-        self._limits = limits
-        self._rank = rank
         self._at_once = at_once
-        self._lifecycle = Lifecycle()
-        self._waiting = OwnRows(rows, limits, rank, self._lifecycle, has_all_writers)
+        self._has_all_writers = has_all_writers
+        self._notices = Notices()
+        self._waiting: deque[Contribution | Flush] = deque()  # each until it is written
+        self._awake: SimpleQueue[None] = SimpleQueue()  # its `put` is reentrant
+        self._written_at = time.monotonic()  # when the thread last began or ended to write a row
         self._writing_thread: int | None = None  # the user's thread that is writing a row
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._waiting.run, name="dist_wandb-own-rows", daemon=True)
+        self._dropped = 0
         self._unstarted = deque([self._thread])  # the caller that pops it starts it
+
+    # On the user's threads
 
     def start(self) -> None:
         """Start the thread if it is certain to be needed."""
@@ -70,48 +74,59 @@ class DirectExchange:
         if not self._rows.has_run:
             return
         if self._is_free and contribution.has_arrived():
-            self._write_directly(contribution)
-        elif self._waiting.has_room():
+            self._writing_thread = threading.get_ident()
+            try:
+                self._rows.posting.write_own(contribution)
+            finally:
+                self._writing_thread = None
+        elif self._has_room():
             self._hand_over(contribution)
 
     @property
     def _is_free(self) -> bool:
         """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""
-        return self._at_once and self._waiting.is_empty and self._writing_thread != threading.get_ident()
+        return self._at_once and not self._waiting and self._writing_thread != threading.get_ident()
 
-    def _write_directly(self, contribution: Contribution) -> None:
-        self._writing_thread = threading.get_ident()
-        try:
-            self._rows.posting.write_own(contribution)
-        finally:
-            self._writing_thread = None
+    def _has_room(self) -> bool:
+        """Return whether another row may wait; while rows are being written, block until it may, as wandb does."""
+        most = self._limits.max_pending_rows
+        while len(self._waiting) >= most:
+            if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
+                self._notices.warn(
+                    "full",
+                    f"more than {most} rows of rank {self._rank} wait for wandb's own process, or a device, which "
+                    "has stalled. Further rows are lost until it continues. See max_pending_rows.",
+                )
+                self._dropped += 1
+                return False
+            time.sleep(DEVICE_POLL_INTERVAL)
+        return True
 
     def _hand_over(self, item: Contribution | Flush) -> None:
-        self._waiting.put(item)
+        self._waiting.append(item)
+        self._awake.put(None)
         self._start_thread()
 
     def _start_thread(self) -> None:
         with suppress(IndexError):
-            thread = self._unstarted.pop()
-            self._waiting.begin()
-            thread.start()
-            remember(self)
+            self._unstarted.pop()
+            self._written_at = time.monotonic()
+            super().start()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is written; `together` has no effect."""
-        if self._is_foreign() or self._lifecycle.ended.is_set() or not self._rows.has_run:
+        if self._is_foreign or self._lifecycle.ended.is_set() or not self._rows.has_run:
             return True
         if self._is_free:
-            self._waiting.end_row()
+            self._write(_END_OF_ROW)
             return True
         flush = Flush(together=together)
         self._hand_over(flush)
-        limit = self._limits.flush_timeout if timeout is None else timeout
-        return is_set_within(flush, limit, self._lifecycle.ended.is_set)
+        return is_set_within(flush, self._limit(timeout), self._lifecycle.ended.is_set)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
-        if self._is_foreign():
+        if self._is_foreign:
             return True
         self._lifecycle.has_failed = failed
         try:
@@ -121,52 +136,84 @@ class DirectExchange:
             self._end(error)
         self._end()
         report_lost(self._rank, self._rows.lost)
-        return self._thread in self._unstarted or not self._waiting.warn_of_lost(self.unwritten)
+        if self._dropped:
+            self._notices.warn(
+                "unwritten",
+                f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
+                "or a device has not computed their values.",
+            )
+        has_lost = self._dropped or self.unwritten or any(self._rows.lost.values())
+        return self._thread in self._unstarted or not has_lost
 
     def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
         self._ask(Demand.CLOSE)
-        if self._thread in self._unstarted:
-            self._waiting.end_row()
-            if interrupt is not None:
-                raise interrupt
+        if self._thread not in self._unstarted:
+            try:
+                write_rest(self._lifecycle, self._left, self._rank, interrupt)
+            finally:
+                self._lifecycle.ask(Demand.STOP)
             return
-        try:
-            write_rest(self._lifecycle, self._waiting.left, self._rank, LAST_WRITES, interrupt)
-        finally:
-            self._lifecycle.ask(Demand.STOP)
+        self._write(_END_OF_ROW)
+        if interrupt is not None:
+            raise interrupt
 
-    def detach(self) -> None:
-        """End without waiting."""
-        self._ask(Demand.CLOSE)
-
-    def leave(self, *, failed: bool = False) -> None:
-        """End at process exit."""
-        if self._is_foreign():
-            return
-        if not self._lifecycle.is_closing:
-            self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
-        self._ask(Demand.STOP)
-        if self._thread.ident is not None:
-            self._thread.join(LAST_WRITES)
+    def _left(self) -> int:
+        return sum(isinstance(item, Contribution) for item in self._waiting.copy())
 
     def _ask(self, demand: Demand) -> None:
-        self._lifecycle.ask(demand)
-        self._waiting.wake()
+        super()._ask(demand)
+        self._awake.put(None)
 
-    @property
-    def lost(self) -> frozenset[int]:
-        """Always empty: no other rank participates."""
-        return frozenset()
+    # On the thread
 
-    @property
-    def unwritten(self) -> int:
-        """How many rows `close` has given up."""
-        return self._lifecycle.unwritten
+    def _run(self) -> None:
+        lifecycle = self._lifecycle
+        try:
+            self._await_writers()
+            while not (lifecycle.is_closing and not self._waiting) and not lifecycle.is_stopped:
+                with suppress(Empty):
+                    self._awake.get(timeout=0 if lifecycle.is_closing else None)
+                self._write_waiting()
+            if not lifecycle.is_stopped:
+                self._write(_END_OF_ROW)
+        finally:
+            lifecycle.end()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether no thread is running."""
-        return not self._thread.is_alive()
+    def _await_writers(self) -> None:
+        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
+        has_all_writers, lifecycle = self._has_all_writers, self._lifecycle
+        while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
+            if has_all_writers() or lifecycle.is_closing:
+                break
+            time.sleep(_POLL_INTERVAL)
+        self._has_all_writers = None
 
-    def _is_foreign(self) -> bool:
-        return os.getpid() != self._pid  # a fork does not have the thread
+    def _write_waiting(self) -> None:
+        while self._waiting and not self._lifecycle.is_stopped:
+            self._written_at = time.monotonic()
+            item = self._waiting[0]
+            if isinstance(item, Flush):
+                self._write(_END_OF_ROW)
+                self._waiting.popleft()
+                item.set()
+            elif self._is_copied(item):
+                self._write(item)
+                self._written_at = time.monotonic()
+                self._waiting.popleft()  # only now, so that no later row is written before it
+
+    def _is_copied(self, contribution: Contribution) -> bool:
+        """Wait for the devices; return whether the contribution can be written, or has failed."""
+        while not contribution.is_copied():
+            if self._lifecycle.is_stopped:
+                return False
+            time.sleep(DEVICE_POLL_INTERVAL)
+        return True
+
+    def _write(self, contribution: Contribution) -> None:
+        """Write a row, or end the one that is left open. Never raises."""
+        try:
+            self._rows.posting.write_own(contribution)
+        except Exception as error:  # noqa: BLE001  # one row must not end the others
+            self._rows.lost["that W&B refused"] += len(contribution.metrics)
+            message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
+            self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not reported.")

@@ -1,23 +1,21 @@
 """How a rank finds the job's store, and how the members of a generation form a group.
 
-Many members form a tree of groups (`transport.layout`). All groups of one level form at the same time. Each rank forms
-its groups from the lowest level upwards, so a rank that arrives at a group has formed the ones below it. Finally,
-member 0 informs all others, group by group, that the tree has formed; if a group cannot be formed, the ranks below it
-are informed of that instead. Time limits: `peer_timeout` for the members of a group to arrive and, for each level
-above, the time to form the groups below. That time is 10 s plus 5 ms for each member of the generation (all of them use
-one store), at most `peer_timeout`, plus 2 s. No rank waits for the whole tree longer than twice `peer_timeout` plus
-that time for each level.
+Many members form a tree of groups (`transport.layout`). Each rank forms its groups from the lowest level upwards, so a
+rank that arrives at a group has formed the ones below it. Finally, member 0 informs all others, group by group, that
+the tree has formed; if a group cannot be formed, the ranks below it are informed of that instead. Time limits:
+`peer_timeout` for the members of a group to arrive and, for each level above, the time to form the groups below. That
+time is 10 s plus 5 ms for each member of the generation (all of them use one store), at most `peer_timeout`, plus 2 s.
+No rank waits for the whole tree longer than twice `peer_timeout` plus that time for each level.
 
 The members of a group meet first (`membership.meeting`), because forming it cannot be interrupted. A member that has
 left since the generation was claimed is not waited for. After a broken generation, whose members have published their
 checkpoints just before, they get as long to meet as for that (`grace`). Then the others regroup, and do not wait again
-for those that did not come. Members that meet but cannot connect (closed ports, a wrong
-`GLOO_SOCKET_IFNAME`) try three times. Then each continues alone, and so do those below them in the tree, with a warning
-that contains gloo's reason.
+for those that did not come. Members that meet but cannot connect (closed ports, a wrong `GLOO_SOCKET_IFNAME`) try three
+times. Then each continues alone, and so do those below them in the tree, with a warning that has gloo's reason.
 
 gloo uses the address to which the host's name resolves: on many hosts loopback, or none. Therefore the members of a
 group exchange the addresses from which they reach the job's store, and if these differ, each forms the group at its own
-(`store.addresses`). The user's `GLOO_SOCKET_IFNAME` takes precedence; on one host nothing is changed.
+(`store.connection`). The user's `GLOO_SOCKET_IFNAME` takes precedence; on one host nothing is changed.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.exchange.membership.membership import Membership
-from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import layout
-from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
+from dist_wandb.exchange.transport.group import BrokenError, Group
 from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
@@ -59,9 +57,8 @@ def grace(context: Context) -> float:
 def import_gloo() -> None:
     """Import the transport, if torch is imported already, on the thread that opens the session.
 
-    If the exchange's thread imported it, that might happen while Python exits after Ctrl-C. Creating classes evaluates
-    code, and Python then forgets the Ctrl-C: the process would exit with code 1 instead of by SIGINT
-    (`_Py_UnhandledKeyboardInterrupt`, reset by `run_eval_code_obj` in CPython's Python/pythonrun.c).
+    On the exchange's thread, that might happen while Python exits after Ctrl-C, which it then forgets: it would exit
+    with code 1 (`_Py_UnhandledKeyboardInterrupt`, reset by `run_eval_code_obj` in CPython's Python/pythonrun.c).
     """
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available():
@@ -69,12 +66,7 @@ def import_gloo() -> None:
 
 
 def find_store(context: Context, find: Callable[[], JobStore | None], gives_up: Callable[[], bool]) -> JobStore:
-    """Return the job's store; wait until there is one.
-
-    Raises:
-        Stopped: The wait was ended.
-        RendezvousError: There is none within the time limit, or before the session is finished.
-    """
+    """Return the job's store, once there is one; raise Stopped if it `gives_up`, RendezvousError if it is too late."""
     limit, lifecycle = context.limits.join_timeout, context.lifecycle
     deadline = time.monotonic() + limit
     while (found := find()) is None:
@@ -106,19 +98,9 @@ class Forming:
         self._unformed = 0
 
     def form(self, membership: Membership, generation: Generation, should_abort: Callable[[], bool]) -> Group:
-        """Return the group of a generation's members.
-
-        Args:
-            membership: Used by the members to meet.
-            generation: The generation.
-            should_abort: Called repeatedly while an exchange waits for the others: returns whether to abort it.
-
-        Raises:
-            BrokenError: The members did not meet.
-            RendezvousError: They could not connect to each other, repeatedly.
-        """
+        """Return the group of a generation's members; raise BrokenError, or RendezvousError after repeated failures."""
         if len(generation.members) == 1:
-            return Alone()
+            return Group()
         groups: list[GlooGroup] = []
         try:
             group = self._form_tree(membership, generation, should_abort, groups)
@@ -135,11 +117,7 @@ class Forming:
         return group
 
     def _form_tree(
-        self,
-        membership: Membership,
-        generation: Generation,
-        should_abort: Callable[[], bool],
-        groups: list[GlooGroup],
+        self, membership: Membership, generation: Generation, should_abort: Callable[[], bool], groups: list[GlooGroup]
     ) -> Group:
         """Form this rank's groups, which are appended to `groups`, from the lowest level upwards."""
         from dist_wandb.exchange.transport import gloo, tree

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments.attachment import Attachments
@@ -39,67 +40,52 @@ class Own(NamedTuple):
     follows: int = 0  # as in `Contribution`
 
 
-def keep_nothing(*_: object, **__: object) -> None:
-    """Keep nothing of the summary."""
-
-
 class Reductions:
     """The reduction of each name, by patterns as in `Rows`."""
 
     def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
-        self._reduce = reduce or {}
+        self.reduce = reduce or {}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
         self.weighted: set[str] = set()  # names that this rank has given weights
-        self._of_all: dict[tuple[str, ...], tuple[Reduction, ...]] = {}
+        self.of_all = lru_cache(_MOST_FORMS)(self._of_all)
 
     def of(self, name: str) -> Reduction:
         """Return the reduction of a name: that of the first matching pattern, or the mean."""
         if name not in self.known:
             is_time = name.startswith(TIMES)  # general patterns do not apply to times
-            reduce = {one: kind for one, kind in self._reduce.items() if not is_time or one.startswith(TIMES)}
+            reduce = {one: kind for one, kind in self.reduce.items() if not is_time or one.startswith(TIMES)}
             pattern, self.known[name] = reduction_of(name, reduce)
             self.unused.pop(pattern, None)
         return self.known[name]
 
-    def of_all(self, names: tuple[str, ...]) -> tuple[Reduction, ...]:
-        """Return the reductions of the names of a row."""
-        found = self._of_all.get(names)
-        if found is None:
-            if len(self._of_all) >= _MOST_FORMS:
-                self._of_all.clear()
-            found = self._of_all[names] = tuple([self.of(name) for name in names])
-        return found
-
-    def names(self, name: str) -> bool:
-        """Return whether a pattern other than ``*`` matches a name."""
-        return reduction_of(name, {one: kind for one, kind in self._reduce.items() if one != "*"})[0] != ""
+    def _of_all(self, names: tuple[str, ...]) -> tuple[Reduction, ...]:
+        return tuple([self.of(name) for name in names])
 
 
 @dataclass(frozen=True)
 class Held:
     """The state with which rows are made."""
 
+    writer: RowWriter
+    rank: int  # in the job, for messages
     reductions: Reductions
     attachments: Attachments
     spreads: Spreads
     own_axes: Callable[[], Collection[str]]  # the names that are x axes of the user in this rank's run
-    keep_summary: Callable[..., None] = keep_nothing  # after each row: keeps what the user has written there since
-    act: Callable[..., None] = keep_nothing  # before each row: does what the user did with the run before its call
-    counts: bool = True  # whether rows without a step lie at the number of calls on the x axis
-    first: int = 0  # position of the first of these rows
+    keep_summary: Callable[..., None]  # after each row: keeps what the user has written there since
+    act: Callable[..., None]  # before each row: does what the user did with the run before its call
+    counts: bool  # whether rows without a step lie at the number of calls on the x axis
+    first: int  # position of the first of these rows
     marked: Counter[str] = field(default_factory=Counter)  # rows that lack a rank, under the name that marks them
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        return [name for name in self.own_axes() if not self.reductions.names(name)]
+        chosen = {one: kind for one, kind in self.reductions.reduce.items() if one != "*"}
+        return [name for name in self.own_axes() if not reduction_of(name, chosen)[0]]
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""
         if x >= 0:
             return x
         return self.first - 1 - x if self.counts else 0
-
-    def shown(self, step: int | None, x: int) -> str:
-        """Return a position, for messages."""
-        return f"row {-x}" if step is None and x < 0 else f"step {self.x(x)}"

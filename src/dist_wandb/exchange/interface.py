@@ -1,47 +1,149 @@
-"""The interface between a session and its exchange, and code that all exchanges share: flush requests, process exit.
+"""The interface between a session and its exchange, and what all exchanges share: life cycle, flushes, process exit.
 
 An exchange brings a rank's contributions into the rows of a run. `CollectiveExchange` combines the numbers of several
 ranks, `DirectExchange` writes the rows of one rank, `WatchingExchange` none unless the rank that writes is missing.
+
+Demands from the user's threads only increase; the exchange's thread alone advances its phase::
+
+    demand   NONE ──close, detach──▶ CLOSE ──timeout, process exit──▶ STOP
+
+    phase    TOGETHER ──all closed, or stopped──▶ LEAVING ──▶ ENDED
+                 ├──another rank becomes the primary──▶ MOVING ──▶ LEAVING
+                 └──the others or the store cannot be reached──▶ ALONE ──▶ ENDED, or BROKEN if that fails too
+
+From CLOSE on, nothing more is put. From STOP on, no other rank is waited for. `delivered` is set once the thread was
+asked to close and the others have received everything that this rank logged; `ended` is set when it writes nothing
+more. A thread in phase BROKEN accepts nothing more, and its remaining rows are lost.
+
+A rank that has failed closes too, but tells the others only that it pauses: they take what it has logged, and a row
+that it will never complete waits until the rank has left as failed, and is marked.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from enum import Enum, IntEnum, auto
 
-from dist_wandb.exchange.lifecycle import Lifecycle
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
+from dist_wandb.settings.limits import Limits
 from dist_wandb.store.timed_caller import settle
 
 _log = logging.getLogger("dist_wandb")
 
+LAST_WRITES = 5.0  # seconds without a written row after which the remaining ones are given up, at the end
 WITHOUT_FINISH = 10.0  # maximum seconds that an exiting process waits for others if its session was not finished
 DEVICE_POLL_INTERVAL = 0.005  # seconds between two checks whether a device has computed the logged values
 _SLICE = 0.2  # seconds between two checks whether to stop waiting
 _QUIET = 5.0  # seconds until the first line about rows that are being written at the end; then it doubles
 _LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store to return
 
+_live: list[Exchange] = []  # those whose threads may run
 
-class Exchange(Protocol):
-    """Takes the contributions of one rank, and has finished rows written in order."""
+
+class Demand(IntEnum):
+    """A demand on the exchange; each includes those before it."""
+
+    NONE = auto()
+    CLOSE = auto()  # nothing more is put
+    STOP = auto()  # wait for no other rank
+
+
+class Phase(Enum):
+    """The phase of the exchange's thread."""
+
+    TOGETHER = auto()  # it takes part in rounds, or waits to
+    MOVING = auto()  # it opens another exchange, which takes the rows
+    ALONE = auto()  # it writes this rank's rows without the others
+    LEAVING = auto()  # it announces that it leaves
+    ENDED = auto()
+    BROKEN = auto()
+
+
+class Lifecycle:
+    """The state that the user's threads share with the thread of an exchange."""
+
+    def __init__(self) -> None:
+        self.demand: Demand = Demand.NONE
+        self.phase: Phase = Phase.TOGETHER
+        self.delivered: threading.Event = threading.Event()
+        self.ended: threading.Event = threading.Event()
+        self.has_failed = False  # the process has failed, or the user has interrupted the end
+        self.is_needed = False  # others will request states, tables or spreads of what was delivered
+        self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
+        self.unwritten = 0  # rows that were put, and given up at the end
+        self.successor: Exchange | None = None  # continues in place of this exchange, with another primary
+        self._lock = threading.RLock()
+
+    def ask(self, demand: Demand) -> None:
+        """Raise the demand, unless it is higher already."""
+        with self._lock:
+            self.demand = max(self.demand, demand)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is put."""
+        return self.demand >= Demand.CLOSE
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no other rank is waited for."""
+        return self.demand >= Demand.STOP
+
+    @property
+    def has_kept_all(self) -> bool:
+        """Whether no row is known to be lost."""
+        return not (self.phase is Phase.BROKEN or self.may_have_lost or self.unwritten)
+
+    def end(self) -> None:
+        """Record that the thread writes nothing more."""
+        if self.phase is not Phase.BROKEN:
+            self.phase = Phase.ENDED
+        self.delivered.set()
+        self.ended.set()
+
+
+class Flush(threading.Event):
+    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
+
+    def __init__(self, *, together: bool = False) -> None:
+        super().__init__()
+        self.together = together
+
+
+class Exchange(ABC):
+    """Takes the contributions of one rank, and has finished rows written in order, on a thread of its own."""
+
+    def __init__(self, limits: Limits, rank: int, name: str) -> None:
+        self._limits = limits
+        self._rank = rank  # in the job, for messages
+        self._lifecycle = Lifecycle()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=f"dist_wandb-{name}", daemon=True)
 
     def start(self) -> None:
         """Begin, once the session is complete."""
+        self._thread.start()
+        remember(self)
 
+    @abstractmethod
     def put(self, contribution: Contribution) -> None:
         """Add a contribution, without waiting for other ranks."""
 
+    @abstractmethod
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is finished, and written if this rank writes it; return whether it is.
 
-        The timeout is in seconds, by default `finish_timeout`. If all ranks flush at this point, `together`, the flush
-        ends once all of them have reached it, and everything that any of them put is finished.
+        The timeout is in seconds, by default `finish_timeout`. If all ranks flush here (`together`), the flush ends
+        once everything that any of them put is finished.
         """
 
+    @abstractmethod
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait as `flush` does, write what is left, as long as W&B takes it, and end; nothing may be put afterwards.
 
@@ -52,29 +154,51 @@ class Exchange(Protocol):
 
     def detach(self) -> None:
         """End without waiting: nothing more is put, and there is no run to write to."""
+        if not self._is_foreign:
+            self._ask(Demand.CLOSE)
 
     def leave(self, *, failed: bool = False) -> None:
-        """End at process exit, after a failure or not."""
+        """End at process exit: a thread in native code at interpreter shutdown would abort the process."""
+        if self._is_foreign:
+            return
+        within = min(self._limits.flush_timeout, WITHOUT_FINISH)
+        if not self._lifecycle.is_closing:
+            self.close(within, failed=failed)
+        self._stop_at_exit(within, failed=failed)
+        if self._thread.is_alive():
+            self._thread.join(LAST_WRITES)
+
+    def _stop_at_exit(self, within: float, *, failed: bool) -> None:  # noqa: ARG002  # of exchanges with other ranks
+        self._ask(Demand.STOP)
 
     @property
     def lost(self) -> frozenset[int]:
         """Indices in the unit of ranks that opened a session, and are gone without having finished."""
+        return frozenset()
 
     @property
     def unwritten(self) -> int:
         """How many rows that were put `close` has given up."""
+        return self._lifecycle.unwritten
 
     @property
     def has_ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Whether no thread is running."""
+        return not self._thread.is_alive()
 
+    @property
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._pid  # a fork does not have the thread
 
-class Flush(threading.Event):
-    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
+    def _limit(self, timeout: float | None) -> float:
+        return self._limits.flush_timeout if timeout is None else timeout
 
-    def __init__(self, *, together: bool = False) -> None:
-        super().__init__()
-        self.together = together
+    def _ask(self, demand: Demand) -> None:
+        self._lifecycle.ask(demand)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """The work of the thread."""
 
 
 def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:
@@ -90,7 +214,6 @@ def write_rest(
     lifecycle: Lifecycle,
     left: Callable[[], int],  # how many rows, approximately
     rank: int,  # in the job, for messages
-    standstill: float,  # seconds without a written row after which the others are given up
     interrupt: KeyboardInterrupt | None = None,
 ) -> None:
     """Wait until an exchange's thread has written its last rows, as long as W&B takes them, and report the progress.
@@ -105,44 +228,36 @@ def write_rest(
                 _log.warning(
                     "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left()
                 )
-            if not _ends(lifecycle.ended, left, rank, standstill):
-                why = f"W&B has taken none for {standstill:.3g} s"
+            if not _ends(lifecycle.ended, left, rank):
+                why = f"W&B has taken none for {LAST_WRITES:.3g} s"
             break
         except KeyboardInterrupt as error:
             if interrupt is not None or lifecycle.has_failed:
                 interrupt, why = error, "writing them was interrupted"
                 break
             interrupt = error
-    if why is not None:
-        _give_up(lifecycle, left(), rank, why)
+    if why is not None and (rows := left()):
+        lifecycle.unwritten += rows
+        _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
     if interrupt is not None:
         raise interrupt
 
 
-def _ends(ended: threading.Event, left: Callable[[], int], rank: int, standstill: float) -> bool:
+def _ends(ended: threading.Event, left: Callable[[], int], rank: int) -> bool:
     """Wait for a thread; return whether it ends before it stands still."""
     all_rows = rows = left()
     moved = told = time.monotonic()
     quiet = _QUIET
-    while not ended.wait(min(_SLICE, standstill)):
+    while not ended.wait(min(_SLICE, LAST_WRITES)):
         now, before, rows = time.monotonic(), rows, left()
         if rows < before:
             moved = now
-        elif now - moved > standstill:
+        elif now - moved > LAST_WRITES:
             return False
         if rows and now - told > quiet:
             told, quiet = now, 2 * quiet
             _log.warning("dist_wandb: rank %d writes its last rows: %d of %d are left.", rank, rows, all_rows)
     return True
-
-
-def _give_up(lifecycle: Lifecycle, rows: int, rank: int, why: str) -> None:
-    lifecycle.unwritten += rows
-    if rows:
-        _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
-
-
-_live: list[Exchange] = []
 
 
 def remember(exchange: Exchange) -> None:

@@ -1,44 +1,130 @@
-"""One rank's way through the generations of its unit: it arrives, enters, forms groups, recovers, and admits others."""
+"""One rank's way through the generations of its unit: it arrives, enters, forms groups, recovers, and admits others.
+
+On the way it reports the ranks that are missing, and those that never opened a session.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.attendance import Attendance
-from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.forming import BROKEN_POLL_INTERVAL, Forming, find_store, grace
-from dist_wandb.exchange.lifecycle import Phase
-from dist_wandb.exchange.membership.beginning import Situation
-from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.membership import Membership
-from dist_wandb.exchange.membership.presence import keys_of
-from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership.generations import Generation, Presence, keys_of, least_wait
+from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import TimedCaller
+from dist_wandb.topology.ranges import named
 
+UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 PRIMARY = 0  # its index in the unit
+
+
+class Attendance:
+    """The ranks that participate together with this one, generation after generation."""
+
+    def __init__(self, context: Context) -> None:
+        self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
+        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
+        self._context = context
+        self._has_checked = False
+
+    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
+        """Begin a generation after the one in which this rank participated last; return, and report, missing ranks."""
+        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks(before) else ()
+        if late:  # the others did not wait for them, because they had not opened a session
+            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
+            self._context.warn(
+                "accompanied",
+                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
+                f"{self._context.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
+            )
+        absent = presence.absent(generation)
+        missing = absent if before is None else absent & set(before.members)
+        still_lost = (self.lost | missing) - set(generation.members)
+        self.lost = frozenset(still_lost - presence.departures.ended("finished", "undelivered"))
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            is_new = before is None
+            why = f"{{}} {presence.why_absent(index, generation)}" if is_new else self._why_gone(presence, index)
+            reasons.setdefault(why, []).append(index)
+        if reasons and self._speaks(generation):
+            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
+            self._context.warn(
+                f"lost {sorted(map(list, reasons.values()))}",
+                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
+                "rows are marked dist_wandb/degraded.",
+            )
+        return absent
+
+    def _speaks(self, generation: Generation) -> bool:
+        """Return whether this rank reports for all members of a generation."""
+        return generation.members[0] == self._context.unit.index
+
+    def _why_gone(self, presence: Presence, index: int) -> str:
+        where = self._context.rows.writing.last_position
+        if index in presence.departures.ended("undelivered"):
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
+        has_failed = index in presence.departures.ended("failed")
+        return f"{{}} failed after {where}" if has_failed else f"lost {{}} after {where}"
+
+    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
+        return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
+
+    def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
+        if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
+            with suppress(RendezvousError):
+                opened = presence.opened() - {self._context.unit.index}
+                self.lost = frozenset(opened - presence.departures.among(opened))
+        within = self._context.limits.join_timeout
+        within = least_wait(within, self._context.unit) if is_end else within
+        if presence.waited < within or (self._has_checked and not is_end):
+            return
+        if not (self._speaks(generation) if generation is not None else self._context.rows.writes):
+            return
+        self._has_checked, size = True, self._context.unit.size
+        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
+            return
+        try:
+            opened = presence.opened()
+        except RendezvousError:  # the store cannot be reached, so this is not known
+            return
+        self.is_only_one = len(opened) == 1
+        unopened = set(range(size)) - opened
+        if not unopened:
+            return
+        if self.is_only_one:
+            found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
+        else:
+            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
+            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
+        self._context.warn(
+            UNOPENED,
+            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
+            "numbers, pass reduce=None.",
+        )
 
 
 class Participation:
     """One rank's way through generations."""
 
-    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle, output: Output) -> None:
+    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle) -> None:
         self.attendance: Attendance = Attendance(context)
         self.generation: Generation | None = None  # in which this rank participates, or participated last
         self.membership: Membership | None = None  # before there is a store
         self._context = context
         self._rounds = rounds
         self._cycle = cycle
-        self._output = output
         self._forming = Forming(context)
         self._broken_poll = Interval(interval(BROKEN_POLL_INTERVAL, context.unit.size))
         self._joining_poll = Interval(context.limits.heartbeat)
@@ -48,11 +134,7 @@ class Participation:
     def arrive(
         self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
     ) -> Generation:
-        """Return the first generation of the unit; `find` is called until it returns the job's store.
-
-        Raises Stopped if it `gives_up` to wait, RendezvousError if there is no store, or it is gone, and as
-        `Membership.arrive` does.
-        """
+        """Return the first generation of the unit; raise as `find_store` and `Membership.arrive`."""
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
         job_store = find_store(self._context, find, gives_up)
         # A rank that was disconnected rejoins after its network returns; until then no other rank waits for it.
@@ -63,21 +145,19 @@ class Participation:
         return self.membership.arrive(limits.join_timeout, situation)
 
     def enter(self, generation: Generation) -> Generation:
-        """Begin a generation, or, if this rank is not in it, the next one in which it is.
-
-        Raises Stopped, Over if the others have ended, and RendezvousError if the store is gone, or no rank admits this
-        one.
-        """
+        """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`."""
         membership = self._joined()
         if self._context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
             generation = self._rejoin(membership, membership.generations.latest(generation))
-        membership.presence.departures.learn(generation.gone)
+        membership.presence.departures.known.update(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
         self._rounds.resize(generation.members, absent)
-        self._output.meet_primary(has_primary=PRIMARY in generation.members)
+        self._cycle.has_primary = PRIMARY in generation.members
+        if self._cycle.has_primary:
+            self._cycle.kept.clear()  # it received them when it joined
         return generation
 
     def _rejoin(self, membership: Membership, generation: Generation) -> Generation:
@@ -88,18 +168,15 @@ class Participation:
             self._context.reports.expect("late")  # the others report a rank that they have not waited for
         generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
         self.generation = None
-        self._output.has_primary = False
+        self._cycle.has_primary = False
         state = membership.generations.state(generation)
         self._cycle.restore(state)
         membership.presence.global_ranks.update(state["ranks"])
         return generation
 
-    def form(self, should_abort: Callable[[], bool]) -> Group:
+    def form(self, generation: Generation, should_abort: Callable[[], bool]) -> Group:
         """Form the group of this generation's members: see `Forming.form`."""
-        membership, generation = self._joined(), self.generation
-        if generation is None:
-            raise RuntimeError("no generation was entered yet")
-        return self._forming.form(membership, generation, should_abort)
+        return self._forming.form(self._joined(), generation, should_abort)
 
     # The end of a generation
 
@@ -125,10 +202,7 @@ class Participation:
         return following or self.recover(generation)
 
     def leave(self, is_delivered: Callable[[], bool], *, is_closed: bool) -> None:
-        """Announce that this rank leaves: as one of all ranks after the same round (`is_closed`), or before others.
-
-        `is_delivered` returns whether the others have received everything that it logged.
-        """
+        """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
         if self.membership is None:
             return
         lifecycle = self._context.lifecycle
@@ -148,7 +222,7 @@ class Participation:
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
-        if len(generation.members) + len(membership.presence.departures.left) >= self._context.unit.size:
+        if len(generation.members) + len(membership.presence.departures.ended("finished")) >= self._context.unit.size:
             return False
         self.attendance.check(membership.presence, generation)
         is_time = self._joining_poll.is_over(time.monotonic())
@@ -175,7 +249,7 @@ class Participation:
         others = set(range(unit.size))
         if membership is not None and generation is not None:
             presence = membership.presence
-            others = {*generation.members, *presence.absent(generation)} - presence.departures.left
+            others = {*generation.members, *presence.absent(generation)} - presence.departures.ended("finished")
         elif membership is not None:
             with suppress(RendezvousError):  # then it is not known who has opened a session
                 others = membership.presence.opened()

@@ -1,4 +1,4 @@
-"""The warnings of an exchange: one message per event, however many names, steps and rounds it involves.
+"""The warnings of an exchange: their texts, and one message per event, however many names, steps and rounds it has.
 
 The rank concerned reports: it was expected and contributed nothing, or contributed after the row was written. A
 recurring event is reported less and less often.
@@ -10,42 +10,41 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
+from dist_wandb.exchange.protocol.rounds import Outcome
+from dist_wandb.exchange.rows import Rows
 from dist_wandb.notices import Notices
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import Unit
+from dist_wandb.topology.ranges import named
 
 _log = logging.getLogger("dist_wandb")
 
 _MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
+_MOST_COUNTS = 4  # that a message lists
 
 
 @dataclass(slots=True)
 class _Event:
-    """An event that lasts for some time."""
-
     last: float  # when it was detected last
     reported: int = 1  # number of messages about it, or about earlier events of its kind
     unreported: int = 0  # number of values that no message covers
 
 
 class Reports(Notices):
-    """The warnings of one rank's exchange.
-
-    After `quiet` seconds without an occurrence, the next one of its kind is a new event. Each message of the kind
-    doubles this time.
-    """
+    """The warnings of one rank's exchange; each message of a kind doubles the time until the next one."""
 
     def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._quiet = quiet
+        self._quiet = quiet  # seconds without an occurrence, after which the next one of its kind is a new event
         self._clock = clock
         self._events: dict[str, _Event] = {}
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
-        """Warn about values, given as cells, unless an earlier message covers them.
-
-        `message` makes the text from the names and position of the values.
-        """
+        """Warn about values unless an earlier message covers them; `message` gets their names and position as text."""
         if not keys:
             return
         if self._goes_on(kind):
@@ -74,10 +73,7 @@ class Reports(Notices):
 
     def _goes_on(self, kind: str) -> bool:
         event, now = self._events.get(kind), self._clock()
-        if event is None:
-            return False
-        quiet = self._quiet * 2 ** min(event.reported - 1, _MOST_DOUBLINGS)
-        if now - event.last > quiet:
+        if event is None or now - event.last > self._quiet * 2 ** min(event.reported - 1, _MOST_DOUBLINGS):
             return False
         event.last = now
         return True
@@ -90,16 +86,179 @@ def report_lost(rank: int, lost: Mapping[str, int]) -> None:
         _log.warning("dist_wandb: rank %d has lost values: %s.", rank, causes)
 
 
-def position_of(key: Key) -> str:
-    """Return the position at which a rank logged a value, in words."""
-    return f"its call {key.occurrence + 1} without a step" if key.step is None else f"step {key.step}"
-
-
 def _named(keys: Sequence[Key]) -> str:
     """Return names and positions in words: the first names and the first position, and the number of others."""
     names = list(dict.fromkeys(key.series.name for key in keys))
     what = ", ".join(map(repr, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:
         what = f"{len(names)} names ({what}, …)"
-    positions = list(dict.fromkeys(position_of(key) for key in keys))
+    positions = [
+        f"its call {key.occurrence + 1} without a step" if key.step is None else f"step {key.step}" for key in keys
+    ]
+    positions = list(dict.fromkeys(positions))
     return f"{what} at {positions[0]}" + (f" and in {len(positions) - 1} more rows" if len(positions) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Context:
+    """The objects that all parts of one rank's exchange share."""
+
+    unit: Unit
+    limits: Limits
+    rows: Rows
+    reports: Reports
+    lifecycle: Lifecycle
+
+    @property
+    def rank(self) -> int:
+        """Index of this rank in the job."""
+        return self.unit.global_rank
+
+    def warn(self, kind: str, message: str) -> None:
+        """Log a warning, once for its kind."""
+        self.reports.warn(kind, message)
+
+
+class Messages:
+    """Warnings about what this rank logs."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.names: set[str] = set()  # that this rank has contributed to
+        self.overdue: str = ""  # within which time the exchange has not ended, and what to do
+        self._taken = 0  # how many calls of this rank were taken before the last round
+
+    def about(self, outcome: Outcome) -> None:
+        """Warn about what a round has shown of this rank's values."""
+        rank, patience = self._context.rank, self._context.limits.peer_timeout
+        self._context.reports.values(
+            "silent",
+            [key for key in outcome.silent if key.name in self.names],
+            lambda values: (
+                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
+                "does. Rows are written without it, and corrected if it logs them later."
+            ),
+        )
+        self._late(outcome.late, outcome.lost)
+        self._taken += outcome.taken
+        for name in outcome.differing:
+            self._context.warn(
+                f"differs {name}",
+                f"the ranks' values of {name!r}, the x axis, differ in one row, which has that of its lowest rank. "
+                "Their calls may not belong together: without step=, the n-th value of a name on one rank is combined "
+                "with the n-th on the others. Pass step= to log.",
+            )
+        if outcome.uneven and self._context.rows.writes:
+            self._uneven(outcome.uneven)
+
+    def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
+        name, of_name = next(iter(counts.items()))
+        by_count: dict[int, list[int]] = {}
+        for rank, count in of_name.items():
+            by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
+        shown = ", ".join(
+            f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
+        )
+        others = f" (and {len(counts) - 1} more)" if len(counts) > 1 else ""
+        self._context.warn(
+            "uneven",
+            f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
+            "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
+        )
+
+    def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
+        """Warn of cells that were finished before, and are corrected, or not: the others' parts are forgotten."""
+        rank, reports = self._context.rank, self._context.reports
+        self._context.rows.lost["that came too late"] += len(lost)
+        reports.values(
+            "too late",
+            lost,
+            lambda values: (
+                f"rank {rank} logged {values} so long after the other ranks that their values are no longer stored. "
+                "The rows remain without this rank. The number of such values is reported at the end."
+            ),
+        )
+        if late and not reports.follows("late", "silent"):
+            patience = NEW_NAME_HEARTBEATS * self._context.limits.heartbeat
+            why = (
+                f"Rows wait {patience:g} s for ranks that have not logged their names before, and not for ranks that "
+                "have logged them later: log a name on all ranks in the same order."
+                if self._taken
+                else f"It had not logged anything before, and the others waited {patience:g} s for it."
+            )
+            reports.values(
+                "late",
+                late,
+                lambda values: (
+                    f"rank {rank} logged {values} after the other ranks' row was written. A corrected row follows. "
+                    f"{why}"
+                ),
+            )
+
+    def many_open(self) -> None:
+        """Warn that more rows wait for other ranks than `max_pending_rows`."""
+        self._context.warn(
+            "pending",
+            f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
+            "are behind. The oldest rows are written without these ranks, and again once they log them. See "
+            "max_pending_rows.",
+        )
+
+    def many_unsent(self) -> None:
+        """Warn that this rank logs faster than the ranks exchange."""
+        self._context.warn(
+            "outbox",
+            f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
+            f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log less "
+            "often.",
+        )
+
+    def too_late(self, *, has_taken_part: bool) -> None:
+        """Warn that the others have ended their sessions; no other message reports what is lost by this."""
+        rank, where = self._context.rank, self._context.rows.writing.last_position
+        self._context.warn(
+            "lost",
+            f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
+            "their sessions. What it logged meanwhile is not combined with their numbers."
+            if has_taken_part
+            else f"rank {rank} opened its session after the other ranks had ended theirs, so nothing that it logs is "
+            "combined with their numbers. Open the same runs in the same order on all ranks: a guard such as "
+            "`if rank == 0` may stay around log, but not around an init that is followed by others.",
+        )
+
+    def primary_is_unreachable(self, rows: int) -> None:
+        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last `rows`."""
+        why = "the rank that writes it cannot be reached"
+        if self._context.lifecycle.has_failed:
+            why = "it failed, and the other ranks did not take these rows within a heartbeat"
+        elif self.overdue:
+            why = f"these rows (about {rows}) had not been exchanged {self.overdue}"
+        where = self._context.rows.writing.last_position
+        self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
+
+    def primary_stays_away(self, limit: float, kept_after: str) -> None:
+        """Warn at the end that the rank that writes has not returned within `limit` seconds for rows kept for it."""
+        self._context.warn(
+            "lost",
+            f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "
+            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and did not return within "
+            f"finish_timeout ({limit:.3g} s).",
+        )
+
+    def time_is_over(self, limit: float, flagged: int) -> None:
+        """Warn that the others did not end in `limit` seconds; the `flagged` rows written since then lack a rank."""
+        rank = self._context.rank
+        if flagged:
+            what = f"the last rows of rank {rank} ({flagged}) are written with its own numbers, and flagged: they"
+            self._context.warn("finish", f"{what} had not been exchanged with the other ranks {self.overdue}.")
+        else:
+            self._context.warn(
+                "finish",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. No row "
+                "lacks a rank because of it. See finish_timeout.",
+            )
+
+    def not_computed(self, number: int) -> None:
+        """Warn that a device has not computed rows in time."""
+        lost = f"{number} rows of rank {self._context.rank} are lost"
+        self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")

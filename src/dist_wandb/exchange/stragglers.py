@@ -33,11 +33,8 @@ class Stragglers:
         self._more = largest - others
         self._rows.append((busiest, self._more / others if others > 0 else float(self._more > 0)))
 
-    def detect(self, seconds: float | None) -> dict[str, float]:
-        """Return the straggler of the last row, if any, and how many seconds longer than the others it was busy.
-
-        `seconds` is the time that the row covers, as a mean over ranks; `None` if unknown.
-        """
+    def detect(self, seconds: float | None) -> dict[str, float]:  # the mean time that the row covers, if known
+        """Return the straggler of the last row, if any, and how many seconds longer than the others it was busy."""
         if seconds is None or not self._rows:
             return {}
         busiest, _ = self._rows[-1]

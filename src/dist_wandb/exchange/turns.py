@@ -1,23 +1,142 @@
-"""A rank's actions before and after a round: it waits for its turn, gives up on ranks, and answers flushes."""
+"""The work of an exchange's thread between two rounds: it reads what was logged, waits for its turn, answers flushes.
+
+A contribution is ready when the event that was recorded on its device is. Those behind one that is not ready wait too,
+so that rows keep their order.
+
+Neither the inbox nor the outbox loses a row. A script that logs faster than the ranks exchange is slowed down to their
+pace once `max_pending_rows` wait, but not by ranks that stall: a round that stands still is broken off then (`worker`),
+and a call leaves the outbox when it is old (`protocol.choosing`), for a table with that limit. Until then, or until the
+ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.context import Context
-from dist_wandb.exchange.inbox import Inbox
-from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL
-from dist_wandb.exchange.lifecycle import Demand
-from dist_wandb.exchange.membership import presence
-from dist_wandb.exchange.messages import Messages
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
+from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.reports import Context, Messages
+from dist_wandb.exchange.rows import Contribution
 
+_MANY_AT_ONCE = 256  # unread contributions that end the thread's lingering
+_MOST_AT_ONCE = 1024  # contributions read before the next round
 _MANY = 256  # calls that wait for no more
 _STANDSTILL = 1.5  # seconds without a row taken after which `log` waits no longer
+
+
+class Inbox:
+    """The contributions that have not reached the rounds yet.
+
+    `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
+    lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not. The exchange's thread
+    calls `post` with each contribution once its values are computed, and never blocks on a device.
+    """
+
+    def __init__(self, post: Callable[[Contribution], None]) -> None:
+        self.flushes: list[Flush] = []
+        self._post = post
+        self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
+        self._computing: deque[Contribution] = deque()
+        self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
+        self._put: Callable[[Contribution], None] = self._unread.put
+        self.was_used: bool = False  # whether there were any contributions
+
+    # On the user's threads
+
+    def put(self, contribution: Contribution) -> None:
+        """Add a contribution."""
+        self.was_used = True
+        self._put(contribution)
+        if self._unread.qsize() > _MANY_AT_ONCE:
+            self._hurry()
+
+    def wake(self, flush: Flush | None = None) -> None:
+        """Wake the thread, optionally with a flush request."""
+        self._unread.put(flush)
+        self._hurry()
+
+    def _hurry(self) -> None:  # after the reason for it was put
+        if self._urgent.empty():
+            self._urgent.put(None)
+
+    @property
+    def unread(self) -> int:
+        """Approximately how many contributions were not read yet."""
+        return self._unread.qsize()
+
+    @property
+    def computing(self) -> int:
+        """How many contributions wait for a device, or for those before them."""
+        return len(self._computing)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no contribution is on its way to the rounds."""
+        return self._unread.empty() and not self._computing
+
+    # On the thread of the exchange
+
+    def drain(self, timeout: float = 0.0) -> bool:
+        """Post the contributions that are ready; return whether there was anything to read or post in time."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
+            while self._computing and self._computing[0].is_ready():
+                self._post(self._computing.popleft())
+                has_found = True
+            if has_found or not left:
+                return has_found
+
+    def _read(self, timeout: float) -> bool:
+        with suppress(Empty):
+            self._accept(self._unread.get(timeout=timeout) if timeout else self._unread.get_nowait())
+            with suppress(Empty):
+                for _ in range(_MOST_AT_ONCE):
+                    self._accept(self._unread.get_nowait())
+            return True
+        return False
+
+    def _accept(self, item: Contribution | Flush | None) -> None:
+        if isinstance(item, Contribution):
+            self._computing.append(item)
+        elif item is not None:
+            self.flushes.append(item)
+
+    def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
+        """Wait for further contributions if they may come, unless a caller waits for the present ones."""
+        with suppress(Empty):
+            while True:
+                self._urgent.get_nowait()
+        self.drain()  # contributions from before the queue was emptied
+        if seconds and is_open() and not self.flushes:
+            with suppress(Empty):
+                self._urgent.get(timeout=seconds)
+            self.drain()
+
+    def pass_on(self, put: Callable[[Contribution], None]) -> None:
+        """Pass all contributions on to another exchange, also those that are yet to come."""
+        for is_last in (False, True):
+            while self._read(0.0):
+                pass
+            while self._computing:
+                put(self._computing.popleft())
+            if not is_last:
+                self._put = put
+
+    def answer(self, flushes: list[Flush]) -> None:
+        """Complete flush requests."""
+        for flush in flushes:
+            flush.set()
+            self.flushes.remove(flush)
 
 
 class Turns:
@@ -34,10 +153,10 @@ class Turns:
         self._room = self._most  # how many rows may wait at present
 
     def await_room(self) -> None:
-        """Wait while too many rows are on their way; called by `put`, on the user's threads.
+        """Wait while too many rows are on their way, on the user's threads.
 
-        The rows of a loop that logs faster than W&B takes them would fill the memory, so `log` takes as long as they
-        do, as with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
+        A loop that logs faster than W&B takes the rows would fill the memory, so `log` takes as long as they do, as
+        with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
         """
         until = time.monotonic() + _STANDSTILL if self._on_their_way > self._room else math.inf
         while self._on_their_way > self._room and not self._context.lifecycle.is_closing:
@@ -69,13 +188,10 @@ class Turns:
         if self._context.rows.writes:  # those of other ranks may be passed on to another session
             self._inbox.drain()
             oldest = next((call.at for call in self._rounds.outbox.waiting), oldest)
-        return self._context.lifecycle.is_closing or time.monotonic() - oldest >= presence.APART
+        return self._context.lifecycle.is_closing or time.monotonic() - oldest >= generations.APART
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
-        """Wait for contributions, for peers, or for the next heartbeat, unless some rank has more at once.
-
-        This rank does not close yet while the rank that writes is away but may return (`awaits_primary`).
-        """
+        """Wait for contributions, peers or the next heartbeat; while it `awaits_primary`, this rank does not close."""
         lifecycle, rounds, inbox = self._context.lifecycle, self._rounds, self._inbox
         inbox.drain()
         while not (has_more or (lifecycle.is_closing and not awaits_primary()) or lifecycle.is_stopped):
@@ -119,10 +235,9 @@ class Turns:
         self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
-        """Answer this rank's flush requests, but give other ranks the chance to pause as well.
+        """Answer this rank's flush requests, once all ranks have paused: cells of only some of them are finished then.
 
-        When all ranks have paused, cells with contributions of only some of them are finished. A rank without open
-        cells waits a little for that if others have open cells, or more to contribute at once.
+        A rank without open cells waits a little for that if others have open cells, or more to contribute at once.
         """
         flushes = self._inbox.flushes
         is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty

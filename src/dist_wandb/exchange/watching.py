@@ -7,42 +7,27 @@ session in which this one continues, and another rank's rows are written.
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections import deque
 from collections.abc import Callable
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, is_set_within, remember
-from dist_wandb.exchange.lifecycle import LAST_WRITES, Demand, Lifecycle
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.interface import Demand, Exchange, is_set_within
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 
 _log = logging.getLogger("dist_wandb")
 
-Succeed = Callable[[Callable[[], bool], Callable[[], bool]], "Exchange | None"]
-"""Waits for the primary; see `session.moving.successor_of`."""
+Succeed = Callable[[Callable[[], bool], Callable[[], bool]], Exchange | None]
+"""Waits for the primary, on the thread; see `session.moving.successor_of`. Returns `None` if the primary is here."""
 
 
-class WatchingExchange:
-    """The exchange of a rank that writes nothing, unless the primary is missing.
-
-    `succeed` is called on the thread. It returns the exchange that takes the rows; `None` if the primary is here.
-    """
+class WatchingExchange(Exchange):
+    """The exchange of a rank that writes nothing, unless the primary is missing."""
 
     def __init__(self, limits: Limits, rank: int, succeed: Succeed) -> None:
-        self._limits = limits
-        self._rank = rank
+        super().__init__(limits, rank, "watching")
         self._succeed = succeed
-        self._lifecycle = Lifecycle()
         self._kept: deque[Contribution] | None = deque()
         self._dropped = 0
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="dist_wandb-watching", daemon=True)
-
-    def start(self) -> None:
-        """Start to wait for the primary."""
-        self._thread.start()
-        remember(self)
 
     def put(self, contribution: Contribution) -> None:
         """Keep a row, pass it on, or drop it if another rank writes the run."""
@@ -61,45 +46,13 @@ class WatchingExchange:
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait until it is certain which rank writes the run."""
-        lifecycle, limit = self._lifecycle, self._limits.flush_timeout if timeout is None else timeout
-        if self._is_foreign():
+        if self._is_foreign:
             return True
-        lifecycle.has_failed = failed
-        lifecycle.ask(Demand.CLOSE)
-        has_ended = failed or is_set_within(lifecycle.ended, limit, lambda: False)
-        lifecycle.ask(Demand.STOP)
+        self._lifecycle.has_failed = failed
+        self._ask(Demand.CLOSE)
+        has_ended = failed or is_set_within(self._lifecycle.ended, self._limit(timeout), lambda: False)
+        self._ask(Demand.STOP)
         return has_ended
-
-    def detach(self) -> None:
-        """End without waiting."""
-        self._lifecycle.ask(Demand.CLOSE)
-
-    def leave(self, *, failed: bool = False) -> None:
-        """End at process exit."""
-        if self._is_foreign():
-            return
-        if not self._lifecycle.is_closing:
-            self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
-        self._lifecycle.ask(Demand.STOP)
-        self._thread.join(LAST_WRITES)
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """Always empty: no other rank participates."""
-        return frozenset()
-
-    @property
-    def unwritten(self) -> int:
-        """Always 0: what takes the rows counts them."""
-        return 0
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the thread has ended."""
-        return not self._thread.is_alive()
-
-    def _is_foreign(self) -> bool:
-        return os.getpid() != self._pid  # a fork does not have the thread
 
     def _is_stopped(self) -> bool:
         is_unused = self._lifecycle.is_closing and not self._kept

@@ -1,19 +1,18 @@
 """The thread of an exchange: it takes part in rounds until all ranks close, then writes the remaining rows.
 
-`lifecycle` describes its phases. While it participates, it goes from generation to generation of `membership`: it
+`interface` describes its phases. While it participates, it goes from generation to generation of `membership`: it
 enters one, forms a group, and goes through rounds until all ranks close, a member breaks off, or a rank wants to join.
 A rank enters a round when it has contributions, when cells are open, or when it was idle for a heartbeat
 (`protocol.pacing`).
 
 The thread never blocks on a device. The device may itself be waiting for other ranks (a checkpoint, a validation on one
-of them), and these must not wait for this thread. `inbox` polls whether values are ready, and rounds continue
+of them), and these must not wait for this thread. `turns` polls whether values are ready, and rounds continue
 meanwhile.
 
-It is a daemon thread, because a non-daemon thread would keep a failed process alive. But a thread in native code at
-interpreter shutdown aborts the process, so it is stopped and joined at exit (`interface`). A process that ends normally
-without `finish` waits at most 10 s for the others; a process that ends by an exception waits for no rank, and writes
-what it has. After `finish`, it also stays up to 10 s if ranks that are behind have yet to request its states, tables or
-spreads.
+It is a daemon thread, because a non-daemon thread would keep a failed process alive, and is stopped and joined at exit
+(`interface`). A process that ends normally without `finish` waits at most 10 s for the others; one that ends by an
+exception waits for no rank, and writes what it has. After `finish`, it also stays up to 10 s if ranks that are behind
+have yet to request its states, tables or spreads.
 """
 
 from __future__ import annotations
@@ -26,23 +25,19 @@ from dataclasses import dataclass
 from typing import cast
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
-from dist_wandb.exchange.inbox import Inbox
-from dist_wandb.exchange.interface import Exchange
-from dist_wandb.exchange.lifecycle import Phase
-from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
+from dist_wandb.exchange.interface import Exchange, Phase
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.polling import Stopped
-from dist_wandb.exchange.messages import Messages
-from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.membership.meeting import Stopped
+from dist_wandb.exchange.membership.membership import Moved, Over, Situation
 from dist_wandb.exchange.participation import Participation
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.reports import Context, Messages, report_lost
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport.group import BrokenError, destroy_closed
-from dist_wandb.exchange.turns import Turns
+from dist_wandb.exchange.turns import Inbox, Turns
 from dist_wandb.store.job_store import JobStore
 
 _log = logging.getLogger("dist_wandb")
@@ -70,9 +65,8 @@ class Worker:
         self.inbox: Inbox = Inbox(self._post)
         self.messages: Messages = Messages(context)
         self.pacer: Pacer = Pacer(context.limits, time.monotonic())
-        self.output: Output = Output(context)
-        self.cycle: Cycle = Cycle(context, rounds, self.output, self.pacer)
-        self.participation: Participation = Participation(context, rounds, self.cycle, self.output)
+        self.cycle: Cycle = Cycle(context, rounds, self.pacer)
+        self.participation: Participation = Participation(context, rounds, self.cycle)
         self._context = context
         self._rounds = rounds
         self._hooks = hooks
@@ -97,16 +91,13 @@ class Worker:
             self._continue_alone()
         finally:
             self._write_rest(is_closed=is_closed)
-            self.messages.at_end()
+            report_lost(self._context.rank, self._context.rows.lost)  # other messages appear once for many values
             self._context.lifecycle.end()
             self.inbox.answer(list(self.inbox.flushes))
-            self._detach()
-
-    def _detach(self) -> None:
-        """Release the store: in reference cycles, its connections would stay open until garbage collection."""
-        self.participation.membership = None
-        self._hooks = Hooks()
-        self._context.rows.writing.global_rank_of = int
+            # releases the store: in reference cycles, its connections would stay open until garbage collection
+            self.participation.membership = None
+            self._hooks = Hooks()
+            self._context.rows.writing.global_rank_of = int
 
     # Together
 
@@ -132,7 +123,7 @@ class Worker:
             return None
         generation = participation.enter(generation)
         try:
-            group = participation.form(self._should_abort)
+            group = participation.form(generation, self._should_abort)
             self.cycle.begin(group, generation.members, participation.learn_ranks)
             while True:
                 outcome = self._round()
@@ -180,7 +171,7 @@ class Worker:
     def _post(self, contribution: Contribution) -> None:
         try:
             now = time.monotonic()
-            self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds, now))
+            self.messages.names.update(self._context.rows.posting.post(contribution, self._rounds, now))
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
             self._context.rows.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(
@@ -191,7 +182,7 @@ class Worker:
 
     def _awaits_primary(self) -> bool:
         """Return whether the rank that writes is away, but may return for the values kept for it."""
-        may_come = self.output.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
+        may_come = self.cycle.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
         return may_come and self.participation.may_primary_come()
 
     def _gives_up_waiting(self) -> bool:
@@ -204,7 +195,6 @@ class Worker:
         return not self.inbox.was_used  # then it need not wait for the others to arrive
 
     def _should_abort(self) -> bool:
-        """Return whether to abort a round that waits for the others."""
         if self._context.lifecycle.is_stopped:
             return True
         is_held_up = self.cycle.group is not None and self.pacer.is_held_up(time.monotonic())
@@ -218,12 +208,11 @@ class Worker:
     # Alone
 
     def _continue_alone(self) -> None:
-        """Write this rank's rows, without the others, until it finishes."""
         lifecycle = self._context.lifecycle
         lifecycle.phase = Phase.ALONE
         self.cycle.continue_alone()
         self.participation.be_alone()
-        self.output.forget()
+        self.cycle.kept.clear()
         try:
             while not (lifecycle.is_closing and self.inbox.is_empty) and not lifecycle.is_stopped:
                 self._await_turn()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.reading.runs import of_rank
 from dist_wandb.report.files import MAIN_AXES, FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened

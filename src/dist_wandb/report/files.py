@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
 from dist_wandb.report.thinning import Blame, Budget, Curve

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.media.gathers import Gathered

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership.presence import APART, has_opened, is_accompanied, keys_of, publish_opened
+from dist_wandb.exchange.membership.generations import APART, has_opened, is_accompanied, keys_of, publish_opened
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.job_description import ENDING, InitCalls

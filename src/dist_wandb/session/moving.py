@@ -1,6 +1,6 @@
 """A session moves if its primary never opens it: it continues as another session, of which another rank is the primary.
 
-Each rank opens that session when it learns of this (`exchange.membership.beginning`), on the thread of the exchange.
+Each rank opens that session when it learns of this (`exchange.membership`), on the thread of the exchange.
 The user keeps the object that `init` has returned: it gets the parts of the other session. A call that is in progress
 on another thread ends with the former parts, and then does the same with the new ones (`Shutdown.successor`).
 """
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.beginning import Situation, primary_of
-from dist_wandb.exchange.membership.polling import Stopped
-from dist_wandb.exchange.membership.presence import keys_of
+from dist_wandb.exchange.membership.generations import keys_of
+from dist_wandb.exchange.membership.meeting import Stopped
+from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.session import registry
 from dist_wandb.store.job_store import LONGEST_PAUSE
 from dist_wandb.store.polling import poll

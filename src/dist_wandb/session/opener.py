@@ -25,8 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.exchange.membership.generations import GenerationStore
-from dist_wandb.exchange.membership.presence import keys_of, publish_opened
+from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
 from dist_wandb.restart import resuming
 from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore

@@ -14,10 +14,9 @@ from torchmetrics import MeanMetric
 from units import Stall, eventually
 
 import dist_wandb
-from dist_wandb.exchange import direct, interface, own_rows
+from dist_wandb.exchange import direct, interface
 from dist_wandb.exchange.direct import DirectExchange
-from dist_wandb.exchange.posting import Contribution
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.devices import Later
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
@@ -82,7 +81,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Own]]:
         made.append(Own(**arguments))
         return made[-1]
 
-    monkeypatch.setattr(direct, "LAST_WRITES", 20.0)
+    monkeypatch.setattr(interface, "LAST_WRITES", 20.0)
     yield make_one
     for own in made:
         own.run.goes_on.set()
@@ -193,7 +192,7 @@ def test_log_does_not_wait_for_a_device_and_rows_stay_in_order(make: Callable[..
 def test_rows_of_a_stalled_device_are_reported_as_lost_at_the_end(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(direct, "LAST_WRITES", 0.1)
+    monkeypatch.setattr(interface, "LAST_WRITES", 0.1)
     own, stall = make(at_once=True), Stall()
     own.log(0, accuracy=stall.number(asked=True))
     own.log(1)
@@ -280,7 +279,7 @@ def test_log_does_not_block_while_wandb_is_stopped(make: Callable[..., Own]) -> 
 def test_pending_rows_are_bounded_and_lost_rows_are_reported(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(own_rows, "_STANDSTILL", 0.05)
+    monkeypatch.setattr(direct, "_STANDSTILL", 0.05)
     own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
     own.run.goes_on.clear()
     for step in range(15):
@@ -303,7 +302,7 @@ def test_a_burst_loses_no_rows_if_writing_makes_progress(make: Callable[..., Own
 def test_close_keeps_its_limit_and_reports_lost_rows(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(direct, "LAST_WRITES", 0.05)
+    monkeypatch.setattr(interface, "LAST_WRITES", 0.05)
     own = make(at_once=False)
     own.run.goes_on.clear()
     own.log(0)

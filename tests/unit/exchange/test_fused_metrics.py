@@ -14,12 +14,10 @@ from merging import Ranks
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import attachment
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.rows import Rows
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
@@ -275,7 +273,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, computes=True, lost=lost)
+    one = FusedMetrics(0, merges=True, lost=lost)
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
@@ -292,7 +290,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, computes=True, lost=lost)
+    one = FusedMetrics(0, merges=True, lost=lost)
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
     one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
     assert one.pop_values(key) == ({}, 0)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import Alone, BrokenError, destroy_closed, undestroyed
+from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed, undestroyed
 
 if TYPE_CHECKING:
     from tests.conftest import OnRanks
@@ -159,7 +159,7 @@ def test_a_group_can_be_used_repeatedly(form: Form, on_ranks: OnRanks) -> None:
 
 
 def test_a_group_of_one_returns_its_own_values() -> None:
-    alone = Alone()
+    alone = Group()
     assert alone.reduce([1.0], [2.0, 3.0]) == ([1.0], [2.0, 3.0])
     assert alone.gather(b"me") == [b"me"]
     alone.close()

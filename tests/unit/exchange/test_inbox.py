@@ -6,9 +6,9 @@ import time
 
 from units import Stall
 
-from dist_wandb.exchange.inbox import Inbox
 from dist_wandb.exchange.interface import Flush
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.turns import Inbox
 
 
 def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
+from dist_wandb.exchange.interface import Demand, Lifecycle, Phase
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([Demand.CLOSE, Demand.STOP])))

@@ -18,12 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.exchange.forming import Forming
-from dist_wandb.exchange.membership import membership, presence
-from dist_wandb.exchange.membership.beginning import Moved, Over, Situation
-from dist_wandb.exchange.membership.generations import Checkpoint, CheckpointSummary, Departure, Generation, Result
-from dist_wandb.exchange.membership.membership import Membership
-from dist_wandb.exchange.membership.polling import Stopped
-from dist_wandb.exchange.membership.presence import publish_opened
+from dist_wandb.exchange.membership import generations, membership
+from dist_wandb.exchange.membership.generations import (
+    Checkpoint,
+    CheckpointSummary,
+    Departure,
+    Generation,
+    Result,
+    publish_opened,
+)
+from dist_wandb.exchange.membership.meeting import Stopped
+from dist_wandb.exchange.membership.membership import Membership, Moved, Over, Situation
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.settings.limits import Limits
@@ -129,7 +134,7 @@ def test_the_lowest_rank_becomes_the_primary_if_rank_0_opens_no_session() -> Non
 
 
 def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "APART", SHORT)
+    monkeypatch.setattr(generations, "APART", SHORT)
     job = Job(4)
     with pytest.raises(Moved):
         job.rank(2).arrive(LONG, Situation(is_due=lambda: True, may_move=True))
@@ -366,12 +371,12 @@ def test_checking_for_departed_ranks_reads_one_key() -> None:
     before = job.begin()
     counted = job.counts.of(0)
     for _ in range(5):
-        assert job.rank(0).presence.gone(before.members) == set()
+        assert job.rank(0).presence.departures.among(before.members) == set()
         assert not job.rank(0).has_ended(before)
     assert job.counts.of(0) - counted == 10
 
 
-generations = st.builds(
+any_generations = st.builds(
     Generation,
     st.just(3),
     st.sets(st.integers(0, 40)).map(lambda members: tuple(sorted(members))),
@@ -386,7 +391,7 @@ generations = st.builds(
 )
 
 
-@given(generations)
+@given(any_generations)
 def test_a_generation_is_read_back_as_claimed(generation: Generation) -> None:
     job = Job(2)
     assert job.rank(0).generations.claim(generation) == generation

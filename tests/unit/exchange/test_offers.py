@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.protocol.calls import Key, Outbox
 from dist_wandb.exchange.protocol.lanes import NOTHING
-from dist_wandb.exchange.protocol.offers import MOST_VALUES, Intent, Offer, blocks_of
+from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
 
 NAMES = [f"name {number}" for number in range(12)]
 NUMBERS = {name: number for number, name in enumerate(NAMES)}
@@ -25,6 +25,10 @@ def outbox_of(calls: list[tuple[list[str], int | None]]) -> Outbox:
     for number, (those, step) in enumerate(calls):
         outbox.post(those, ([], []), step, number if step is None else step, 0.0)
     return outbox
+
+
+def keys_of(block: Block, index: int) -> list[Key]:
+    return [block.key(name, index) for name in range(len(block.names))]
 
 
 offers = st.builds(
@@ -56,17 +60,16 @@ def test_blocks_contain_the_cells_of_all_calls(calls: list[tuple[list[str], int 
     outbox = outbox_of(calls)
     blocks = blocks_of(outbox.waiting)
     rests = [(block, index) for block in blocks for index in range(block.number)]
-    assert [block.keys(index) for block, index in rests] == [call.cells() for call in outbox.waiting]
+    assert [keys_of(block, index) for block, index in rests] == [call.cells() for call in outbox.waiting]
     assert [block.x + index * block.x_stride for block, index in rests] == [call.x for call in outbox.waiting]
     for block, index in rests:
-        assert block.from_call(index).keys(0) == block.keys(index)
-        assert [block.key(name, index) for name in range(len(block.names))] == block.keys(index)
+        assert keys_of(block.from_call(index), 0) == keys_of(block, index)
 
 
 def test_a_burst_of_calls_is_short() -> None:
     outbox = outbox_of([(NAMES, step) for step in range(0, 3000, 3)])
     (block,) = blocks_of(outbox.waiting)
-    assert (block.number, block.stride, block.keys(7)[0]) == (1000, 3, Key(NAMES[0], 21, 0))
+    assert (block.number, block.stride, block.key(0, 7)) == (1000, 3, Key(NAMES[0], 21, 0))
     assert len(Offer([block]).encoded(NUMBERS)) < 100
 
 

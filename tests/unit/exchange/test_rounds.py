@@ -16,7 +16,7 @@ from row_jobs import SAME_CALLS, WITH_FAULTS, WITHOUT_FAULTS, Job
 from row_model import Judge
 from row_units import Unit
 
-from dist_wandb.exchange.protocol import choosing, concluding, table
+from dist_wandb.exchange.protocol import choosing, table
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
@@ -732,14 +732,14 @@ def test_the_cost_of_a_round_is_independent_of_open_cells(monkeypatch: pytest.Mo
         unit.log(0, {"loss": 1.0}, step)
     unit.settle()
     looked_at: list[int] = []
-    candidates = concluding.Conclusion._candidates
+    candidates = table.Conclusion._candidates
 
     def counted(*arguments: Any) -> Any:
         found = candidates(*arguments)
         looked_at.append(len(found))
         return found
 
-    monkeypatch.setattr(concluding.Conclusion, "_candidates", counted)
+    monkeypatch.setattr(table.Conclusion, "_candidates", counted)
     for step in (3000, 3001):
         unit.log(0, {"lr": 0.1}, step)
         unit.settle()

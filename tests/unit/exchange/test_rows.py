@@ -17,13 +17,11 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.rows import Rows
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
@@ -122,8 +120,8 @@ class Unit:
         lists = [group.reduce(*machine.pack()) for machine in self.rounds][-1] if have_numbers[0] else ([], [])
         outcomes = [machine.unpack(*lists) for machine in self.rounds]
         for machine, own in zip(self.rounds, self.ranks, strict=True):
-            own.held.spreads.keep(machine.last_taken)
-            own.posting.settle(machine)
+            own.held.spreads.keep(machine.outbox.last)
+            own.held.attachments.settle(machine.outbox, machine.table.names)
         spreads: Any = Reduction()
         for _ in range(2):
             for own, outcome in zip(self.ranks, outcomes, strict=True):

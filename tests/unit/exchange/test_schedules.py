@@ -20,9 +20,9 @@ from units import PatientExchange, Ranks
 
 from dist_wandb.exchange import forming
 from dist_wandb.exchange.membership.generations import Checkpoint
+from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.exchange.transport import layout
-from dist_wandb.exchange.transport.group import Alone
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.transport.group import Group
 from dist_wandb.settings.limits import Limits
 
 pytestmark = pytest.mark.newest  # it uses no package of which `make test-oldest` has another version
@@ -71,7 +71,7 @@ class Job:
         def unpacking(sums: list[float], maxima: list[float]) -> Any:
             outcome = unpack(sums, maxima)
             is_last = outcome.paused and not outcome.rows  # the end: a rank with the result may leave
-            if not (isinstance(exchange.group, Alone) or is_last):
+            if not (type(exchange.group) is Group or is_last):
                 self.taken[rank][rounds.table.round] = (sums, maxima)
             return outcome
 

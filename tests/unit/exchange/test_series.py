@@ -17,7 +17,7 @@ NAMES = st.text(st.characters(exclude_characters="\0"))
 
 
 def attachments(*, writes: bool) -> Attachments:
-    return Attachments({Snapshot: FusedMetrics(1, computes=writes), Gathered: FusedGathers(1, collects=writes)})
+    return Attachments({Snapshot: FusedMetrics(1, merges=writes), Gathered: FusedGathers(1, merges=writes)})
 
 
 def key(series: Series) -> Key:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.exchange.test_rows import Unit
 
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
 
 Place = tuple[list[str], "int | None", "int | None", bool, bool]
 

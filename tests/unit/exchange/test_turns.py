@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dist_wandb.exchange import turns as turns_module
-from dist_wandb.exchange.lifecycle import Demand, Lifecycle
+from dist_wandb.exchange.interface import Demand, Lifecycle
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer

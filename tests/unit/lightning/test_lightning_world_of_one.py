@@ -23,7 +23,7 @@ from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest vers
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dist_wandb
-from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Contribution
 
 
 @pytest.mark.usefixtures("bare_environment")

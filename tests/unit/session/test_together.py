@@ -17,7 +17,7 @@ from units import eventually
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange import interface
-from dist_wandb.exchange.membership import presence
+from dist_wandb.exchange.membership import generations
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -117,7 +117,7 @@ def test_rank_0_alone_does_not_wait_for_other_ranks(
     store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
 ) -> None:
     assert store is not None
-    monkeypatch.setattr(presence, "APART", 0.1)
+    monkeypatch.setattr(generations, "APART", 0.1)
     options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
     session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)

@@ -11,18 +11,17 @@ corrects the value. If the parts of other ranks are no longer kept, the row is m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from dist_wandb.exchange.protocol.calls import is_attached, series_of
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.protocol.calls import Key, Outbox, is_attached, series_of
+from dist_wandb.exchange.transport.group import Group
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-
-if TYPE_CHECKING:
-    from dist_wandb.exchange.protocol.calls import Key, Outbox
-    from dist_wandb.exchange.transport.group import Group
 
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 
@@ -110,20 +109,30 @@ class Contributions(Generic[_T]):
             self._bytes_delivered -= size
 
 
-class Attachment(Protocol):
+class Attachment(ABC, Generic[_T]):
     """One rank's part in merging the values of some kinds."""
 
     kinds: Collection[str]  # as in the series
-    contributions: Contributions[Any]  # of this rank
-    needs_own_part: bool  # whether the primary needs its own contribution to merge those of the others
-    is_for_primary: bool  # whether exchanges are useless while the primary is away
+    what: str  # the contributions in words, for messages
+    not_merged: str  # why a value is lost that could not be merged, in words
+    needs_own_part: bool = False  # whether the primary needs its own contribution to merge those of the others
 
+    def __init__(self, rank: int, *, merges: bool, lost: Counter[str] | None = None) -> None:
+        self.merges = merges  # whether this rank writes the merged values
+        self.contributions: Contributions[_T] = Contributions(rank, self.what, lost)
+        self._rank = rank  # in the job, for messages
+        self._values: dict[Key, tuple[dict[str, Any], int]] = {}  # merged, and the numbers of contributors
+        self._notices = Notices()
+
+    @abstractmethod
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
         """Return the text of the series of a value, given those that the ranks have agreed on."""
 
+    @abstractmethod
     def alone(self, name: str, value: Any) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row."""
 
+    @abstractmethod
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
 
@@ -133,52 +142,67 @@ class Attachment(Protocol):
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
         """Exchange and merge the contributions to some cells, the same on all ranks; raise BrokenError on failure."""
+        understood, lost = [key for key in keys if self._is_understood(key.name)], self.contributions.lost
+        lost[self.not_merged] += len(keys) - len(understood)
+        try:
+            if understood:
+                self._exchange(understood, group)
+        except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
+            names = ", ".join(repr(key.series.name) for key in understood)
+            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+            lost[self.not_merged] += len(understood)
+        self.contributions.sent(keys)
+
+    def _is_understood(self, series: str) -> bool:  # noqa: ARG002  # a default
+        return True
+
+    @abstractmethod
+    def _exchange(self, keys: Sequence[Key], group: Group) -> None:
+        pass
 
     def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """Remove and return the merged values by their names in the row, and the number of contributors."""
+        return self._values.pop(key, ({}, 0))
 
 
 class Attachments:
     """One rank's part in merging all attachments; for its methods, see `Attachment`."""
 
-    def __init__(self, by_type: Mapping[type, Attachment]) -> None:
+    def __init__(self, by_type: Mapping[type, Attachment[Any]]) -> None:
         self._by_type = by_type
         self._by_kind = {kind: attachment for attachment in by_type.values() for kind in attachment.kinds}
         self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._notices = Notices()
 
-    def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """Return the text of the series of a value."""
-        return self._by_type[type(value)].series(name, value, known)
+    def of(self, value: Any) -> Attachment[Any]:
+        """Return this rank's part for a value."""
+        return self._by_type[type(value)]
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row; the value may be of any type."""
         attachment = self._by_type.get(type(value))
         return {name: value} if attachment is None else attachment.alone(name, value)
 
-    def keep(self, key: Key, value: Any) -> None:
-        """Keep this rank's contribution to a cell."""
-        self._by_type[type(value)].keep(key, value)
-
     def kept(self) -> list[Key]:
         """Return the cells to which this rank's contributions are kept."""
         return [key for attachment in self._by_type.values() for key in attachment.contributions.cells()]
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """Move pending values to series that the ranks have agreed on, if they fit; return each old and new key."""
-        return [renamed for attachment in self._by_type.values() for renamed in attachment.settle(outbox, known)]
+    def settle(self, outbox: Outbox, known: Collection[str]) -> None:
+        """Move pending values to series that the ranks have agreed on, if they fit."""
+        for attachment in self._by_type.values():
+            attachment.settle(outbox, known)
 
     def needs_primary(self, series: str) -> bool:
         """Return whether the primary needs its own contribution to merge a series."""
         attachment = self._of(series)
         return attachment is not None and attachment.needs_own_part
 
-    def due(self, keys: Iterable[Key], *, has_primary: bool) -> list[tuple[Attachment, list[Key]]]:
+    def due(self, keys: Iterable[Key], *, has_primary: bool) -> list[tuple[Attachment[Any], list[Key]]]:
         """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
-        due: dict[int, tuple[Attachment, list[Key]]] = {}
+        due: dict[int, tuple[Attachment[Any], list[Key]]] = {}
         for key in keys:
             attachment = self._of(key.name)
-            if attachment is not None and (has_primary or not attachment.is_for_primary):
+            if attachment is not None and (has_primary or attachment.merges):
                 due.setdefault(id(attachment), (attachment, []))[1].append(key)
         return [due[id(attachment)] for attachment in self._by_type.values() if id(attachment) in due]
 
@@ -194,8 +218,7 @@ class Attachments:
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and how many of its `ranks` are missing in them.
 
-        If its row was written before (`corrects`), there are no values that lack parts of the written ones: parts that
-        are no longer kept.
+        No values if its row was written before (`corrects`), and parts of what was written are no longer kept.
         """
         attachment = self._of(key.name)
         if attachment is None:
@@ -220,5 +243,5 @@ class Attachments:
                 del self._written[next(iter(self._written))]
         return values, max(0, missing) if values else 0
 
-    def _of(self, series: str) -> Attachment | None:
+    def _of(self, series: str) -> Attachment[Any] | None:
         return self._by_kind.get(series_of(series).kind) if is_attached(series) else None

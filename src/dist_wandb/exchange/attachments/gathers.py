@@ -11,14 +11,13 @@ with numbers.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
+from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Series
-from dist_wandb.notices import Notices
+from dist_wandb.exchange.transport.group import Group
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
@@ -26,27 +25,16 @@ from dist_wandb.payloads.media.panels import MergedImages, MergedTable, differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.topology.ranges import named
 
-if TYPE_CHECKING:
-    from dist_wandb.exchange.transport.group import Group
-
-_NOT_PUT_TOGETHER = "that could not be put together"  # why a value is lost
 _MOST_SHARES = 10  # maximum number of shares in a message
 _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange
 
 
-class FusedGathers(Attachment):
+class FusedGathers(Attachment[Encoded]):
     """One rank's part in merging tables and images. All tables fit together, and all images."""
 
     kinds: tuple[Kind, ...] = ("table", "images")
-    needs_own_part = False
-
-    def __init__(self, rank: int, *, collects: bool, lost: Counter[str] | None = None) -> None:
-        self.is_for_primary: bool = not collects
-        self._collects = collects  # whether this rank writes the merged value, if it is the first member
-        self._rank = rank  # in the job
-        self.contributions: Contributions[Encoded] = Contributions(rank, "tables and images", lost)
-        self._values: dict[Key, tuple[dict[str, Any], int]] = {}
-        self._notices = Notices()
+    what = "tables and images"
+    not_merged = "that could not be put together"
 
     def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
         """Return the series of a table or of images."""
@@ -80,8 +68,7 @@ class FusedGathers(Attachment):
                 f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
             )
 
-    def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Send the contributions to the primary; see `Attachment`."""
+    def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         mine = [self.contributions.get(key) for key in keys]
         amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
         shares = [
@@ -93,17 +80,10 @@ class FusedGathers(Attachment):
             b"" if own is None else own.within(size, share[group.rank]).as_bytes(self._rank)
             for own, share, size in zip(mine, shares, room, strict=False)
         ]
-        try:
-            received = [self._apart(bytes(data), len(keys)) for data in group.collect(framed(*sent))]
-        except ConfigurationError as error:  # raised on all ranks
-            received = []
-            names = ", ".join(repr(key.series.name) for key in keys)
-            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-            self.contributions.lost[_NOT_PUT_TOGETHER] += len(keys)
-        if self._collects and received:
+        received = [self._apart(bytes(data), len(keys)) for data in group.collect(framed(*sent))]
+        if self.merges and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
-        self.contributions.sent(keys)
 
     def _amounts(self, text: bytes, number: int) -> list[list[int]]:
         """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""
@@ -128,10 +108,6 @@ class FusedGathers(Attachment):
             parts = []
         return parts if len(parts) == number else [b""] * number
 
-    def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """Remove and return the merged value by its name, and the number of contributors."""
-        return self._values.pop(key, ({}, 0))
-
     def _whole(self, key: Key, blobs: Sequence[bytes]) -> tuple[dict[str, Any], int]:
         name, kind = key.series.name, cast("Kind", key.series.kind)
         try:
@@ -139,7 +115,7 @@ class FusedGathers(Attachment):
             self._warn_of_cuts(name, kind, parts)
             value = whole(kind, parts)
         except Exception as error:  # noqa: BLE001  # an error of received bytes must not end the exchange
-            self.contributions.lost[_NOT_PUT_TOGETHER] += 1
+            self.contributions.lost[self.not_merged] += 1
             self._notices.warn(
                 f"whole {name}", f"{name!r} could not be put together from the parts of the ranks: {error!r}"
             )
@@ -163,7 +139,6 @@ class FusedGathers(Attachment):
 
 
 def _shares(parts: Sequence[Part]) -> str:
-    """Describe the share of each rank's items that was kept."""
     alike: dict[tuple[int, int], list[int]] = {}
     for part in parts:
         alike.setdefault((len(part.items), part.total), []).append(part.rank)

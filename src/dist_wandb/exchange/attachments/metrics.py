@@ -9,9 +9,7 @@ made when the metric was logged.
 Ranks whose collections have found different compute groups, and ranks without data, adopt the layout that was agreed
 on. A layout that was made without data is used only if there is no other. If a rank's states do not fit into the layout
 (some classes have different states before their first update), or the primary has no data, ranks also send complete
-states, and attributes that `update` sets.
-
-A metric that raises an error is left out of its row, with a warning.
+states, and attributes that `update` sets. A metric that raises an error is left out of its row, with a warning.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment, Contributions
+from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
-from dist_wandb.notices import Notices
+from dist_wandb.exchange.transport.group import Group
 from dist_wandb.payloads.framing import frame, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
@@ -33,9 +31,6 @@ from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 if TYPE_CHECKING:
     import torch
 
-    from dist_wandb.exchange.transport.group import Group
-
-_NOT_COMPUTED = "that could not be computed"  # why a value is lost
 _METRIC = "metric"
 
 
@@ -44,20 +39,17 @@ def _layout(series: str) -> Layout:
     return Layout.parse(series_of(series).layout)
 
 
-class FusedMetrics(Attachment):
+class FusedMetrics(Attachment[Snapshot]):
     """One rank's part in the exchange of metric states."""
 
     kinds: tuple[str, ...] = (_METRIC,)
+    what = "metric states"
+    not_merged = "that could not be computed"
     needs_own_part = True  # the merged value is computed on it
 
-    def __init__(self, rank: int, *, computes: bool, lost: Counter[str] | None = None) -> None:
-        self.is_for_primary: bool = not computes
-        self._rank = rank  # in the job, for messages
-        self._computes = computes  # whether this rank computes the merged values
-        self.contributions: Contributions[Snapshot] = Contributions(rank, "metric states", lost)
+    def __init__(self, rank: int, *, merges: bool, lost: Counter[str] | None = None) -> None:
+        super().__init__(rank, merges=merges, lost=lost)
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
-        self._values: dict[Key, tuple[dict[str, Any], int]] = {}
-        self._notices = Notices()
 
     def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
         """Return the series of a metric: a known one if the states fit its layout, otherwise a new one."""
@@ -98,8 +90,7 @@ class FusedMetrics(Attachment):
             return series_of(series).kind == _METRIC and bool(_layout(series))
         except ConfigurationError as error:
             self._notices.warn(
-                f"layout {series}",
-                f"{series_of(series).name!r} is left out of its rows on rank {self._rank}: {error}",
+                f"layout {series}", f"{series_of(series).name!r} is left out of its rows on rank {self._rank}: {error}"
             )
             return False
 
@@ -107,7 +98,7 @@ class FusedMetrics(Attachment):
         """Keep this rank's contribution to a cell."""
         try:
             self.contributions.add(key, value, value.size)
-            if self._computes:
+            if self.merges:
                 self._newest[key.name] = value.without_states()
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_no_part("keep", key, error)
@@ -125,27 +116,16 @@ class FusedMetrics(Attachment):
                     renamed.append((old, new))
         return renamed
 
-    def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Exchange and merge the metric states of some cells; see `Attachment`."""
-        understood = [key for key in keys if self._is_understood(key.name)]
-        self.contributions.lost[_NOT_COMPUTED] += len(keys) - len(understood)
-        try:
-            if understood:
-                self._exchange(understood, group)
-        except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
-            names = ", ".join(repr(key.series.name) for key in understood)
-            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-            self.contributions.lost[_NOT_COMPUTED] += len(understood)
-        self.contributions.sent(keys)
-
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
 
         layouts = [_layout(key.name) for key in keys]
         packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
         heads: list[float] = []
-        for (snapshot, _), layout in zip(packed, layouts, strict=True):
-            heads += _head(snapshot, layout, computes=self._computes)
+        for (snapshot, _), layout in zip(packed, layouts, strict=True):  # see `_reduced`
+            held = snapshot.held if snapshot else [False] * len(layout.nodes)
+            heads += [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose)]
+            heads += [float(self.merges and not here) for here in held]
         sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for _, own in packed)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for _, own in packed]))
         blobs: list[bytes] = []
@@ -156,7 +136,7 @@ class FusedMetrics(Attachment):
         if any(one.needs_more for one in reduced):
             more = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
             in_full = group.collect(*frame(*([part] for part in more)))
-        if self._computes:
+        if self.merges:
             columns = (_columns(received, len(keys)) for received in (blobs, in_full))
             for key, one, *parts in zip(keys, reduced, *columns, strict=True):
                 if one.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
@@ -175,10 +155,6 @@ class FusedMetrics(Attachment):
         self._notices.warn(
             f"{why} {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
         )
-
-    def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """Remove and return the merged values by their names in the row, and the number of contributors."""
-        return self._values.pop(key, ({}, 0))
 
     def _packed(self, key: Key, layout: Layout) -> tuple[Snapshot | None, Packed]:
         snapshot = self.contributions.get(key)
@@ -210,14 +186,14 @@ class FusedMetrics(Attachment):
             )
             return {}
         try:
-            values = snapshot.compute(one.sums, one.maxima, _drained(blobs), in_full)
+            values = snapshot.compute(one.sums, one.maxima, (blobs.pop(0) for _ in range(len(blobs))), in_full)
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
             return {}
         return {name + suffix: value for suffix, value in values.items()}
 
     def _warn_of_left_out(self, name: str, snapshot: Snapshot, states: str, error: Exception) -> None:
-        self.contributions.lost[_NOT_COMPUTED] += 1
+        self.contributions.lost[self.not_merged] += 1
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         self._notices.warn(
             f"compute {name}",
@@ -227,19 +203,10 @@ class FusedMetrics(Attachment):
 
 
 class _Reduced(NamedTuple):
-    """The reduced numbers of a cell."""
-
     contributors: int  # number of ranks that have contributed
     needs_more: bool  # whether ranks send complete states: some state does not fit, or the computing rank has no data
     sums: torch.Tensor  # the sums over ranks, one-dimensional
     maxima: torch.Tensor  # the maxima over ranks, one-dimensional
-
-
-def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> list[float]:
-    """Return the head of a cell, which precedes the sums of all cells; see `_reduced`."""
-    held = snapshot.held if snapshot else [False] * len(layout.nodes)
-    lacks = [float(computes and not here) for here in held]
-    return [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
 
 
 def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:
@@ -271,8 +238,3 @@ def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
         for column, part in zip(columns, parts, strict=True):
             column.append(part)
     return columns
-
-
-def _drained(items: list[bytes]) -> Iterator[bytes]:
-    while items:
-        yield items.pop(0)  # and release it

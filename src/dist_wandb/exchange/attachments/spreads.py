@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dist_wandb.exchange.protocol.calls import Call, Key, Names
 from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at
@@ -32,23 +33,14 @@ class Spreads:
 
     def __init__(self, rank: int, has_spread: Callable[[str], bool]) -> None:
         self._rank = rank  # in the unit
-        self._has_spread = has_spread
-        self._places: dict[Names, tuple[int, ...]] = {}  # by the names of a row: the indices of those with a spread
-        # own numbers, and found spreads, by cell; plain tuples, which the garbage collector does not track
+        self.has_spread = has_spread
+        self._of = lru_cache(_MOST_FORMS)(self._places)  # by the names of a row: the indices of those with a spread
+        # own numbers by cell; plain tuples, which the garbage collector does not track
         self._own: OrderedDict[tuple[str, int | None, int], tuple[float, ...]] = OrderedDict()
-        self._found: dict[Key, Spread] = {}
+        self.found: dict[Key, Spread] = {}  # those that no row has got yet
 
-    def _of(self, names: Names) -> tuple[int, ...]:
-        places = self._places.get(names)
-        if places is None:
-            if len(self._places) >= _MOST_FORMS:
-                self._places.clear()
-            places = self._places[names] = tuple(at for at, name in enumerate(names) if self._has_spread(name))
-        return places
-
-    def wants(self, name: str) -> bool:
-        """Return whether the spread of a name is wanted."""
-        return bool(self._of((name,)))
+    def _places(self, names: Names) -> tuple[int, ...]:
+        return tuple(at for at, name in enumerate(names) if self.has_spread(name))
 
     def keep(self, calls: Iterable[Call]) -> None:
         """Remember this rank's contributions to cells whose spread is wanted."""
@@ -78,7 +70,7 @@ class Spreads:
         for index, (key, number) in enumerate(due):
             if sums[len(due) + index] == number.given:
                 largest_at = -1 if maxima[index] == NOTHING else int(-maxima[index])
-                self._found[key] = Spread(sums[index], largest_at)
+                self.found[key] = Spread(sums[index], largest_at)
 
     def _part(self, numbers: tuple[float, ...] | None, number: Number) -> tuple[float, float, float]:
         """Return this rank's part in the sum of squares, whether it has one, and its negated index if it is largest."""
@@ -90,16 +82,3 @@ class Spreads:
         # multiplied, because huge deviations overflow to infinity, but raise with a power
         squares = own.weight * deviation * deviation if own.weight else 0.0
         return squares, 1.0, -float(self._rank) if has_largest else NOTHING
-
-    @property
-    def has_any(self) -> bool:
-        """Whether a spread is known that no row has got yet."""
-        return bool(self._found)
-
-    def pop(self, key: Key) -> Spread | None:
-        """Remove and return the spread of a cell, if it is known."""
-        return self._found.pop(key, None)
-
-    def forget(self) -> None:
-        """Forget spreads of rows that this rank does not write."""
-        self._found.clear()

@@ -1,43 +1,51 @@
 """Agreement on the ranks of a unit that take part in its exchange, through the job's store, generation by generation.
 
 A generation is a period in which the same ranks, its members, take part in all rounds, over one process group or a tree
-of them.
+of them. All claims are made by compare-and-set. The first claim counts, so all ranks read the same members.
 
-- *First.* Ranks publish their arrival in the store. The last one of those that have opened a session reads all arrivals
-  and claims generation 0 with these ranks (`beginning`). All claims are made by compare-and-set. The first
-  claim counts, so all ranks read the same members.
+- *First.* Ranks publish their arrival in the store. The last one to arrive claims generation 0 for all. Otherwise a
+  rank that is elected after `join_timeout` claims it with those that have arrived (`Beginning`).
+- *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
+  and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if all ranks
+  that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has something
+  to write, or ends. The ranks of a job do not start at the same time: those that come later join.
+- *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
+- *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
+  unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. All ranks open another
+  session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank 0 opens the run of
+  an enclosing session, it counts as opening this one.
+- *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
+  (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
-  round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list
-  reads the summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). It
-  does not wait for a member that it has waited for in vain when the generation began (`meeting`). No member can finish
-  a round before all members have entered it, so members differ by at most one round. A member that is a round behind
-  takes the result from the checkpoint of the `source`.
+  round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list reads the
+  summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). It does not
+  wait for a member that it has waited for in vain when the generation began (`meeting`). No member can finish a round
+  before all members have entered it, so members differ by at most one round. A member that is a round behind takes the
+  result from the checkpoint of the `source`.
 - *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
   learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
   claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
   written already. It repeats its contributions to a round that was interrupted.
 - *Left.* A leaving rank publishes its checkpoint, and how it ended (`leave`). A rank that has finished and delivered
   everything is not missing. It has told the members so in a round, which counts if its process ends before it could
-  publish it. A rank whose `finish` ended before that is missing, although it has not failed. Rows that
-  lack a rank are marked with `dist_wandb/degraded`, the number of missing ranks.
+  publish it. A rank whose `finish` ended before that is missing, although it has not failed. Rows that lack a rank are
+  marked with `dist_wandb/degraded`, the number of missing ranks.
 
 A new generation begins with a greeting (`cycle`): members exchange the work that was pending when the last generation
-broke, and the open cells to which they have contributed. Contributions of ranks that are gone stay in the totals, but
-do not complete a cell in place of ranks that have yet to contribute.
+broke. Contributions of ranks that are gone stay in the totals, but do not complete a cell in place of ranks that have
+yet to contribute.
 
 Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one round
 before, so nothing is lost or counted twice.
 
 No rank queries every other rank. Entries of many ranks are a list, which one rank reads for all (`store.shared_list`).
 It publishes the result in the next generation, including departures. The other ranks poll one key, at intervals that
-grow with time and with the number of ranks. If the reading rank is gone, another one is elected. Therefore the load of
-the store grows linearly with the number of ranks, not quadratically.
-
-The store is polled on a dedicated connection (`JobStore.beside`), with one call per poll, because a key may be deleted
-between two calls (`store.leftovers`).
+grow with time and with the number of ranks. If the reading rank is gone, another one is elected. So the load of the
+store grows linearly with the number of ranks, not quadratically. The store is polled on a dedicated connection
+(`JobStore.beside`), with one call per poll, because a key may be deleted between two calls (`store.leftovers`).
 """
 
 from __future__ import annotations
@@ -45,28 +53,146 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.beginning import Beginning, Over, Situation
 from dist_wandb.exchange.membership.generations import (
+    Arrival,
     Checkpoint,
     CheckpointSummary,
     Departure,
     Generation,
     GenerationStore,
+    Presence,
+    has_opened,
+    least_wait,
 )
-from dist_wandb.exchange.membership.meeting import Meeting
-from dist_wandb.exchange.membership.polling import poll_until_stopped
-from dist_wandb.exchange.membership.presence import Arrival, Presence
+from dist_wandb.exchange.membership.meeting import Meeting, poll_until_stopped
+from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
+_CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
+
+
+class Over(Exception):  # noqa: N818  # not an error either: this rank is late
+    """The other ranks have ended their sessions."""
+
+
+class Moved(Exception):  # noqa: N818  # not an error either: the ranks continue in another session
+    """The primary has not opened a session. Another rank becomes the primary of another session."""
+
+    def __init__(self, primary: int) -> None:
+        super().__init__(primary)
+        self.primary = primary  # its index in the unit
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is asked of a session that waits for the first generation, repeatedly."""
+
+    is_due: Callable[[], bool] = lambda: False  # has this rank something that was logged some seconds ago, or ends it?
+    is_over: Callable[[], bool] = lambda: False  # has the coordinator ended its session?
+    # does the primary still open its run, or that of an enclosing session, after which it may come to this one?
+    is_opening: Callable[[], bool] = lambda: False
+    may_move: bool = False  # whether another rank may become the primary
+
+
+def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
+    """Return the rank of the unit that writes the run, once it is certain, to a rank that takes part in no exchange.
+
+    It is 0, unless that rank has opened no session `within` some seconds: then the lowest that has opened one. Raises
+    Stopped if waiting was stopped, and RendezvousError if the store is gone.
+    """
+    presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
+
+    def primary() -> int | None:
+        if has_opened(keys, 0):
+            return 0
+        first = generations.get(0)
+        if first is None:
+            lowest = min(presence.opened())
+            ends = situation.is_due() and unit.index == lowest and not situation.is_opening()
+            if not (ends and presence.waited >= least_wait(within, unit)) and presence.waited < within:
+                return None
+            if situation.is_over():
+                return 0
+            first = generations.claim(Generation(0, (), source=lowest))
+        return first.source or 0
+
+    return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
+
+
+class Beginning:
+    """One rank's wait for the first generation; `within` some seconds for ranks that have opened a session."""
+
+    def __init__(self, membership: Membership, unit: Unit, within: float, situation: Situation) -> None:
+        self._membership = membership
+        self._presence = membership.presence
+        self._unit = unit
+        self._within = within
+        self._situation = situation
+        self._is_last = self._presence.arrive()
+        self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
+        self._over_check, self._check = (Interval(interval(_CHECK_INTERVAL, unit.size)) for _ in range(2))
+
+    def is_urgent(self) -> bool:
+        """Return whether to check at once whether it is this rank that has to claim the generation."""
+        return (self._is_first or self._situation.may_move) and self._situation.is_due()
+
+    def first(self) -> Generation | None:
+        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
+
+        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
+        """
+        found = self._membership.generations.get(0) or self._claimed()
+        if found is not None and not found.members and found.source is not None:
+            raise Moved(found.source)
+        return found
+
+    def _claimed(self) -> Generation | None:
+        now, presence, situation = time.monotonic(), self._presence, self._situation
+        if self._over_check.is_over(now) and situation.is_over() and not presence.present() - {self._unit.index}:
+            raise Over
+        if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
+            return self._membership.claim(Generation(0, tuple(sorted(presence.present()))))
+        is_late = presence.waited >= self._within
+        ends_without_primary = situation.may_move and not self._is_first and situation.is_due()
+        if not (is_late or ends_without_primary) or not self._check.is_over(now):
+            return None
+        if not self._is_first and situation.is_opening():
+            return None
+        if is_late:
+            return self._membership.elected(0, self._claim_late)
+        if presence.waited < least_wait(self._within, self._unit):
+            return None
+        is_lowest = self._unit.index == min(presence.present(), default=None)
+        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
+
+    @property
+    def _is_first(self) -> bool:
+        return self._unit.index == 0
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        counts = self._presence.counts()
+        if counts != self._counts:
+            self._counts, self._changed = counts, time.monotonic()
+        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
+            return False
+        return (counts[0] > 1 or self._situation.is_due()) and self._presence.opened() <= self._presence.arrived()
+
+    def _claim_late(self) -> Generation:
+        opened, present = self._presence.opened(), sorted(self._presence.present())
+        if self._situation.may_move and 0 not in opened and present:
+            return self._membership.generations.claim(Generation(0, (), source=present[0]))
+        return self._membership.claim(Generation(0, tuple(present), lost=tuple(opened)))
 
 
 class Membership:
@@ -79,18 +205,14 @@ class Membership:
     def __init__(self, unit: Unit, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
         self.presence: Presence = Presence(unit, keys)
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
-        self.meeting: Meeting = Meeting(keys, unit.index, self.generations.is_broken, is_stopped)
+        self.meeting: Meeting = Meeting(keys, unit.index, self.generations, is_stopped)
         self._unit = unit
         self._keys = keys  # of the unit, on a dedicated connection
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
-    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # noqa: B008  # immutable
-        """Publish that this rank has arrived, and wait for the first generation; see `Beginning`.
-
-        This rank may be too late to be a member. `within` is how long to wait for ranks that have opened a session.
-        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
-        """
+    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
+        """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`."""
         beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
         found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
         return cast("Generation", found)
@@ -110,9 +232,8 @@ class Membership:
     ) -> Generation:
         """Agree with the remaining members on the next generation, after this one broke.
 
-        All publish their checkpoints and summaries of them. The first one waits for the summaries and claims the next
-        generation; the others only poll for it. Members that have said in a round that they contribute nothing more
-        (`closed`) have finished if they are gone, even if their process has ended before they published it.
+        Members that have said in a round that they contribute nothing more (`closed`) have finished if they are gone,
+        even if their process has ended before they published it.
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         summaries = self.generations.summaries(generation)
@@ -126,7 +247,7 @@ class Membership:
 
         def are_complete() -> bool:
             read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.read_new()})
-            gone = self.presence.gone(generation.members) | self.meeting.missing
+            gone = self.presence.departures.among(generation.members) | self.meeting.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
@@ -145,19 +266,20 @@ class Membership:
         departures = self.presence.departures
         members = tuple(sorted(summaries.keys() - departures.known.keys()))
         finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
-        departures.learn({index: Departure("finished", self.presence.global_rank(index)) for index in finished})
+        departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
         following = Generation(generation.number + 1, members, (), source.round, source.member)
         return self.claim(following, generation)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
-        gone, known = self.presence.departures.known, {*generation.lost}
-        if before is not None:
-            known.update(before.lost, before.members)
-        lost = tuple(sorted(known - set(generation.members) - gone.keys()))
-        nodes = {**(before.node_of() if before else {}), **self.presence.nodes}
-        claimed = self.generations.claim(replace(generation, lost=lost, gone=gone).on_nodes(nodes))
-        if self.presence.gone(claimed.members):
+        members, departures = generation.members, self.presence.departures
+        known = {*generation.lost} if before is None else {*generation.lost, *before.lost, *before.members}
+        nodes = {} if before is None else dict(zip(before.members, before.nodes, strict=False))
+        nodes.update(self.presence.nodes)
+        lost = tuple(sorted(known - set(members) - departures.known.keys()))
+        on_nodes = tuple(nodes.get(member, -1) for member in members)
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=departures.known, nodes=on_nodes))
+        if departures.among(claimed.members):
             self.generations.mark_broken(claimed)
         return claimed
 
@@ -175,7 +297,7 @@ class Membership:
         return self._until(lambda: self.generations.following(generation), within)
 
     def join(self, generation: Generation, within: float) -> Generation:
-        """Return a generation of which this rank is a member: the newest one, or a later one that it requests to join.
+        """Return the newest generation if this rank is a member, or a later one that it requests to join.
 
         Waits `within` seconds for each of them, then raises RendezvousError; Over if all members are gone.
         """
@@ -221,8 +343,7 @@ class Membership:
     ) -> None:
         """Publish that this rank is gone, and whether the others have received everything that it logged.
 
-        If all members leave after the last round (`is_closed`), its result is still being sent to other members, which
-        must not be interrupted.
+        If all leave after the last round (`is_closed`), its result may still be on its way, which is not interrupted.
         """
         number = None if generation is None else generation.number
         if generation is not None:

@@ -41,11 +41,6 @@ class Block(NamedTuple):
     x_stride: int
     number: int  # of calls
 
-    def keys(self, index: int) -> list[Key]:
-        """Return the cells of one of the calls."""
-        call = self.from_call(index)
-        return [Key(name, call.step, number) for name, number in zip(call.names, call.occurrences, strict=True)]
-
     def key(self, name: int, index: int) -> Key:
         """Return one cell of one of the calls."""
         if self.step is None:

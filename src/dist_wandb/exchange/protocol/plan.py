@@ -110,10 +110,7 @@ class Plan:
             maxima += number[SUMS:]
 
     def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
-        """Apply the reduced lists to the table.
-
-        Returns the rows that are complete at once; and the places of the calls that went into the table, in its order.
-        """
+        """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
         rest = iter(sums), iter(maxima)
         rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
         places = self._enter(*rest)
@@ -170,7 +167,7 @@ class Plan:
                 Known(one.step, one.x, axes, list(one.cells)),
                 (lowest, table.taken.get(lowest, 0) + one.number),
             )
-            self._compare(known.keys, axes)
+            self._note_differing(known.keys, axes)
             places[owner] = place
             table.enter(owner, known, one.party.ranks)
         for key in self.touched:
@@ -178,8 +175,7 @@ class Plan:
             cell.number = cell.number.plus(Number(*islice(sums, SUMS), *islice(maxima, MAXIMA)))
         return places
 
-    def _compare(self, keys: Sequence[Key], axes: Mapping[str, float]) -> None:
-        """Note the axes whose values differ from those of the owners of cells."""
+    def _note_differing(self, keys: Sequence[Key], axes: Mapping[str, float]) -> None:
         calls, cells = self._table.placing.calls, self._table.cells
         for owner in {cells[key].owner for key in keys if key in cells}:
             of_owner = calls[owner].axes if owner in calls else {}

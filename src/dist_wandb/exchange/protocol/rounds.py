@@ -40,12 +40,11 @@ from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Call, Key, Outbox
 from dist_wandb.exchange.protocol.choosing import Taken
-from dist_wandb.exchange.protocol.concluding import Conclusion, Patience
 from dist_wandb.exchange.protocol.contributors import Ranks
 from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
 from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
 from dist_wandb.exchange.protocol.plan import Plan
-from dist_wandb.exchange.protocol.table import Row, Table, decoded, encoded
+from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
 Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
@@ -175,11 +174,6 @@ class Rounds:
             self._kept.own.pop(key, None)
         self.outbox.put_back()
 
-    @property
-    def last_taken(self) -> Sequence[Call]:
-        """The calls of this rank that were taken in the last round."""
-        return self.outbox.last
-
     # A round
 
     def offer(self, now: float, *, regroup: bool = False) -> bytes:
@@ -274,10 +268,7 @@ class Rounds:
 
         Rows to which all members have contributed are finished in the next round.
         """
-        table, before = self.table, self.table.ranks.members
-        table.resize(frozenset(members), frozenset(lost))
-        if not table.taken.keys() >= table.ranks.members - before:
-            table.forget_usual()
+        self.table.resize(frozenset(members), frozenset(lost))
         self._plan = None
 
     def snapshot(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -69,32 +70,24 @@ def _options(forming: timedelta, address: str | None) -> Any:
     return forming
 
 
-class _Collectives(NamedTuple):
-    """The options of each collective."""
-
-    sum: Any
-    max: Any
-    gather: Any
-    to_first: Any
-    from_first: Any
-
-    @classmethod
-    def with_timeout(cls, timeout: timedelta) -> _Collectives:
-        """Return options with a timeout."""
-        summing, maximum = dist.AllreduceOptions(), dist.AllreduceOptions()
-        summing.reduceOp, maximum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
-        gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist exports only the others
-        collectives = cls(summing, maximum, gather, distributed_c10d.GatherOptions(), dist.BroadcastOptions())
-        for options in collectives:
-            options.timeout = timeout
-        return collectives
+def _collectives(timeout: timedelta) -> SimpleNamespace:
+    found = SimpleNamespace(
+        sum=dist.AllreduceOptions(),
+        max=dist.AllreduceOptions(),
+        gather=distributed_c10d.AllgatherOptions(),  # type: ignore[attr-defined]  # dist exports only the others
+        to_first=distributed_c10d.GatherOptions(),
+        from_first=dist.BroadcastOptions(),
+    )
+    found.sum.reduceOp, found.max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
+    for options in vars(found).values():
+        options.timeout = timeout
+    return found
 
 
 class _Undestroyed:
-    """A closed group with running collectives.
+    """A closed group with running collectives, for which its destructor waits, blocking all other Python threads.
 
-    Its destructor waits for them, and blocks all other Python threads meanwhile. It must not run at the end of the
-    process either, so the group gets an additional reference, which is never released in that case.
+    It must not run at the end of the process either: an additional reference to the group is never released then.
     """
 
     def __init__(self, group: Any, pending: list[Any]) -> None:
@@ -130,10 +123,7 @@ def _with_deadline(options: Any, deadline: float | None) -> Any:
 
 
 def _combined(received: Sequence[Buffer], summed: int) -> tuple[list[float], list[float]]:
-    """Return the sums of the first `summed` numbers of all members, and the maxima of the others.
-
-    Members are added one after the other, so that all members have the same bits; in parts, on this thread.
-    """
+    """Return the sums of the first `summed` numbers and the maxima of the others, the same bits on all members."""
     first, *others = received
     if len(first.numbers) <= _FEW:
         sums, maxima = first.numbers[:summed].tolist(), first.numbers[summed:].tolist()
@@ -179,7 +169,7 @@ class GlooGroup(Group):
             self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
-        self._options = _Collectives.with_timeout(timedelta(seconds=timeout))
+        self._options = _collectives(timedelta(seconds=timeout))
         self.collectives: int = 0  # how many so far
         self.bytes_given: int = 0  # to these by this member
 
@@ -210,22 +200,18 @@ class GlooGroup(Group):
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Reduce float64 tensors on the host in place, like `reduce`. An empty tensor costs no collective."""
         if self.size == _PAIR:
-            return self._reduce_between_two(sums, maxima)
+            own = torch.cat((sums, maxima))
+            first, second = received = [torch.empty_like(own) for _ in range(_PAIR)]
+            if own.numel():
+                self._wait(lambda group: [group.allgather([received], [own], self._options.gather)], own.nbytes)
+            torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
+            torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
+            return sums, maxima
         both = ((sums, self._options.sum), (maxima, self._options.max))
         self._wait(
             lambda group: [group.allreduce([tensor], options) for tensor, options in both if tensor.numel()],
             sums.nbytes + maxima.nbytes,
         )
-        return sums, maxima
-
-    def _reduce_between_two(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        own = torch.cat((sums, maxima))
-        both = [torch.empty_like(own) for _ in range(_PAIR)]
-        if own.numel():
-            self._wait(lambda group: [group.allgather([both], [own], self._options.gather)], own.nbytes)
-        first, second = both
-        torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
-        torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
         return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -240,10 +226,7 @@ class GlooGroup(Group):
         return [bytes(tensor.numpy()[:length]) for tensor, length in zip(received, lengths, strict=True)]
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
-        """Return the distinct data of all members, each with these members, in the same order on all members.
-
-        One collective, with room for twice the longest data of the last one; longer data take two more.
-        """
+        """As `Group`: one collective, with room for twice the last longest data; longer data take two more."""
         room, head = self._room, _LENGTH.size
         own = torch.frombuffer(bytearray(_LENGTH.pack(len(data)) + data[:room].ljust(room, b"\0")), dtype=torch.uint8)
         received = list(torch.empty((self.size, head + room), dtype=torch.uint8).unbind())
@@ -256,10 +239,10 @@ class GlooGroup(Group):
         return members_of(one[head : head + length] for one, length in zip(found, lengths, strict=True))
 
     def collect(self, *data: Bytes, deadline: float | None = None) -> list[bytes]:
-        """Return the data of all members, in their order, on the first member, and an empty list on the others.
+        """As `Group`. Data is sent in slices, each of which meets the timeout on a slow network.
 
-        Data is sent in slices, each of which meets the timeout on a slow network. Members that are still collecting
-        their data are waited for until the deadline; it is given only if all know that no member exceeds its limit.
+        Members that are still collecting their data are waited for until the deadline; it is given only if all know
+        that no member exceeds its limit.
         """
         most = MOST_COLLECTED if deadline is None else _MOST_PASSED_ON
         lengths = self._lengths(sum(map(len, data)), most, deadline)
@@ -276,10 +259,7 @@ class GlooGroup(Group):
         return found
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
-        """Send this member's numbers to the first member, which gives an output tensor for each member.
-
-        Waits until the deadline on the monotonic clock; `None` is the timeout of the group.
-        """
+        """Send this member's numbers to the first one, which gives an output for each; `None`: the group's timeout."""
         outputs = [received] if self.rank == 0 else []
         self._wait(lambda group: [group.gather(outputs, [own], self._options.to_first)], own.nbytes, deadline)
 

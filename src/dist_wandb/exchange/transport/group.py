@@ -1,4 +1,4 @@
-"""The interface of a group of members, and the group of a single member."""
+"""The interface of a group of members, which is also the group of a single member."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dist_wandb.payloads.framing import Bytes
 
@@ -24,10 +24,7 @@ if hasattr(os, "register_at_fork"):  # a child process lacks the threads of thes
 
 
 def destroy_closed() -> None:
-    """Destroy groups that were closed with running collectives, if those have ended by now.
-
-    Sessions call it on their own threads: each group is handled by one thread at a time.
-    """
+    """Destroy groups that were closed with running collectives that have ended; each is handled by one thread."""
     for _ in range(len(undestroyed)):
         with suppress(IndexError):  # another thread was faster
             destroy = undestroyed.popleft()
@@ -60,24 +57,27 @@ def slices_of(data: Iterable[Bytes], size: int) -> Iterator[bytearray]:
         yield bytearray()
 
 
-class Group(Protocol):
-    """The members of a generation, from the view of one of them.
+class Group:
+    """The members of a generation, from the view of one of them; as such, the group of a single member.
 
     All methods except `close` raise a `BrokenError` if a member is gone or too late, or waiting was stopped. `gather`,
     `tally` and `collect` raise a `ConfigurationError` on all members if the data of a member, or of all together,
     exceeds a limit; the group stays usable then.
     """
 
-    rank: int  # index of this member
+    rank: int = 0  # index of this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the elementwise sums and maxima over all members."""
+        return list(sums), list(maxima)
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host, like `reduce`."""
+        """Reduce float64 tensors on the host, like `reduce`; perhaps in place."""
+        return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all members, in their order."""
+        return [data]
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """Return the distinct data of all members, each with these members, in the same order on all members."""
@@ -88,31 +88,7 @@ class Group(Protocol):
 
         A member gives its data in pieces, which it sends without joining them: only the first one needs memory for it.
         """
-
-    def close(self) -> None:
-        """Detach from the other members."""
-
-
-class Alone(Group):
-    """The group of a single member: every result is its own contribution."""
-
-    rank = 0
-
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return copies of the lists."""
-        return list(sums), list(maxima)
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tensors."""
-        return sums, maxima
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of the only member."""
-        return [data]
-
-    def collect(self, *data: Bytes) -> list[bytes]:
-        """Return the data of the only member."""
         return [b"".join(data)]
 
     def close(self) -> None:
-        """Do nothing."""
+        """Detach from the other members."""

@@ -17,7 +17,7 @@ import struct
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -36,24 +36,6 @@ _SPAN = struct.Struct("<II")  # the first and the last member of a span
 _HEAD = struct.Struct("<IQ")  # precedes the data of a member: its index, and the length in bytes
 
 
-class _Table(NamedTuple):
-    """The receive buffer of the first member of a group."""
-
-    numbers: torch.Tensor  # one row per member
-    rows: list[torch.Tensor]  # views of the rows
-
-    def reduce(self, into: torch.Tensor, summed: int) -> None:
-        """Reduce over members, the first `summed` numbers by sum, the rest by maximum: in parts, on this thread."""
-        members, size = self.numbers.shape
-        most = max(gloo.SERIAL // members, 1)
-        for start in range(0, size, most):
-            part, sums = slice(start, start + most), min(max(summed - start, 0), most)
-            numbers, out = self.numbers[:, part], into[part]
-            torch.sum(numbers[:, :sums], 0, out=out[:sums])
-            if sums < out.numel():
-                torch.amax(numbers[:, sums:], 0, out=out[sums:])
-
-
 class TreeGroup(Group):
     """A tree of groups, from the view of one member."""
 
@@ -63,7 +45,7 @@ class TreeGroup(Group):
         self._size = size  # of the whole tree
         self._timeout = timeout  # how long a collective may wait for a member, in seconds
         self._buffer = Buffer(0)
-        self._tables: dict[GlooGroup, _Table] = {}
+        self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the elementwise sums and maxima over all members."""
@@ -96,12 +78,11 @@ class TreeGroup(Group):
             if group.rank:
                 group.send_to_first(numbers, [], deadline)
                 break
-            table = self._tables.get(group)
-            if table is None or table.numbers.shape[1] != numbers.numel():
-                empty = torch.empty((group.size, numbers.numel()), dtype=numbers.dtype)
-                table = self._tables[group] = _Table(empty, list(empty.unbind()))
-            group.send_to_first(numbers, table.rows, deadline)
-            table.reduce(numbers, summed)
+            received = self._received.get(group)
+            if received is None or received.shape[1] != numbers.numel():
+                received = self._received[group] = torch.empty((group.size, numbers.numel()), dtype=numbers.dtype)
+            group.send_to_first(numbers, list(received.unbind()), deadline)
+            _reduce_rows(received, numbers, summed)
         self._hand_down(numbers, deadline)
 
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
@@ -110,7 +91,6 @@ class TreeGroup(Group):
             group.receive_from_first(numbers, deadline)
 
     def _hand_down_bytes(self, data: bytes, length: int, deadline: float) -> bytes:
-        """Return the bytes of member 0 on all members."""
         handed = bytearray(data[:length].ljust(length, b"\0"))
         numbers = torch.frombuffer(handed, dtype=torch.uint8)
         for start in range(0, length, gloo.PIECE):
@@ -128,10 +108,7 @@ class TreeGroup(Group):
         return _apart(self._hand_down_bytes(together, length + self._size * _HEAD.size, deadline), self._size)
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
-        """Return the distinct data of all members, each with these members, in the same order on all members.
-
-        The first member of each group merges equal contents: the work grows with their number, not that of members.
-        """
+        """As `Group`. First members of groups merge equal contents: the work grows with these, not with the members."""
         deadline = _deadline(self._timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
         contents = {data: frozenset((self.rank,))}
         for group in self._groups:
@@ -145,10 +122,7 @@ class TreeGroup(Group):
         return _unpacked(self._hand_down_bytes(packed, length, deadline))
 
     def collect(self, *data: Bytes) -> list[bytes]:
-        """Return the data of all members, in their order, on member 0, and an empty list on the others.
-
-        All wait until member 0 has everything. The first members of groups pass it on in slices.
-        """
+        """As `Group`. All wait until member 0 has everything. The first members of groups pass it on in slices."""
         total, longest = self._lengths(sum(map(len, data)), gloo.MOST_COLLECTED)
         deadline = _deadline(self._timeout, total)
         found: list[Any] = [bytearray() for _ in range(0 if self.rank else self._size)]
@@ -195,6 +169,18 @@ class TreeGroup(Group):
     def bytes_given(self) -> int:
         """How many bytes this member has contributed to them."""
         return sum(group.bytes_given for group in self._groups)
+
+
+def _reduce_rows(rows: torch.Tensor, into: torch.Tensor, summed: int) -> None:
+    """Reduce over members, the first `summed` numbers by sum, the rest by maximum: in parts, on this thread."""
+    members, size = rows.shape
+    most = max(gloo.SERIAL // members, 1)
+    for start in range(0, size, most):
+        part, sums = slice(start, start + most), min(max(summed - start, 0), most)
+        numbers, out = rows[:, part], into[part]
+        torch.sum(numbers[:, :sums], 0, out=out[:sums])
+        if sums < out.numel():
+            torch.amax(numbers[:, sums:], 0, out=out[sums:])
 
 
 def _deadline(timeout: float, length: int) -> float:
