@@ -6,6 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError
@@ -26,6 +27,7 @@ _COMMON_INIT_ARGUMENTS = frozenset(
         *("save_code", "tensorboard", "sync_tensorboard", "monitor_gym"),
     }
 )
+_ALERT_LEVELS = ("INFO", "WARN", "ERROR")
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
@@ -64,6 +66,14 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
+
+
+def check_alert(level: Any, wait_duration: Any) -> None:
+    """Raise the errors that `wandb.Run.alert` raises for these arguments."""
+    if getattr(level, "value", level or "INFO") not in _ALERT_LEVELS:
+        raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
+    if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
+        raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
 
 
 def check_id(run_id: object, origin: str) -> str:
