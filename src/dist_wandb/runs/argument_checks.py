@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.limits import LIMIT_NAMES
 from dist_wandb.settings.options import OPTION_NAMES
 
@@ -66,6 +67,16 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
+
+
+def check_config(given: Mapping[str, Any]) -> None:
+    """Raise the errors of wandb for a config that `wandb.init` cannot read, such as a file that does not exist."""
+    config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))
+    config = plain(config or {})
+    if not isinstance(config, Mapping) or (without and only):
+        import wandb
+
+        wandb.helper.parse_config(config, exclude=without, include=only)
 
 
 def check_alert(level: Any, wait_duration: Any) -> None:

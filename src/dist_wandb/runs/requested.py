@@ -129,7 +129,7 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
         return None
     if isinstance(settings, Mapping):
         return settings.get(name)
-    return getattr(settings, name, None) if name in settings.model_fields_set else None
+    return getattr(settings, name, None) if name in getattr(settings, "model_fields_set", ()) else None
 
 
 def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import requested, sweeps
+from dist_wandb.runs.argument_checks import check_config
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.current_server import warn_of_workspace
@@ -89,6 +90,7 @@ def open_run(
         arguments["reinit"] = "create_new"
     _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
     check_workspace()
+    check_config(arguments)
     if plan.announces:
         warn_of_workspace(arguments)
     is_quiet = plan.is_one_of_several and not plan.announces and not sets_verbosity(init_arguments)
