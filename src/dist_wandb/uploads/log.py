@@ -25,6 +25,7 @@ from dist_wandb.wandb_files.small_files import Directory
 
 _DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
+_REFUSALS_OF_A_RUN = (404, 409, 410)
 _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
 _GAVE_UP = re.compile(r"//[^/\s]*(/\S*) giving up after (\d+) attempt")
 # Errors that only follow from another one.
@@ -43,6 +44,8 @@ class Sent:
         ended: Whether the last upload ran to its end.
         problems: Errors of the last upload.
         retried: Why the last upload has sent a request again; "" if it has not.
+        tries: How often it has done so.
+        refused: Whether it did so although the server refuses the run, as for the id of a deleted one.
     """
 
     lines: Lines = NOTHING
@@ -52,6 +55,8 @@ class Sent:
     ended: bool = False
     problems: tuple[str, ...] = ()
     retried: str = field(default="", compare=False)
+    tries: int = field(default=0, compare=False)
+    refused: bool = field(default=False, compare=False)
 
     def followed_by(self, later: Sent) -> Sent:
         """The state after a later upload, which continued this one."""
@@ -64,6 +69,8 @@ class Sent:
             ended=later.ended,
             problems=later.problems,
             retried=later.retried,
+            tries=later.tries,
+            refused=later.refused,
         )
 
 
@@ -117,21 +124,21 @@ class _Reader:
 
     def __init__(self) -> None:
         self._lines = NOTHING
-        self._completed = self._ended = False
+        self._completed = self._ended = self._is_open = False
         self._problems: dict[str, None] = {}
         self._pending: dict[str, Any] | None = None
         self._tries = self._refusals = 0  # of the pending request
         self._first_console_line: int | None = None
-        self._unsure = 0
+        self._unsure = self._sent_again = 0
         self._retried: dict[str, Any] = {}
 
     def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
         if message == "filestream: sending request":
-            self._pending, self._tries, self._refusals = entry, 0, 0
+            self._pending, self._tries, self._refusals, self._is_open = entry, 0, 0, True
         elif message == "filestream: request sent":
             self._confirm()
         if message.startswith("api: retrying"):
-            self._retried = {"method": "requests to", **entry}
+            self._retried, self._sent_again = {"method": "requests to", **entry}, self._sent_again + 1
         if message.startswith(("api: retrying", "api: HTTP error")) and _is_of_stream(entry):
             self._tries += 1
             self._refusals += _was_refused(entry)
@@ -148,7 +155,9 @@ class _Reader:
             self._unsure = count_in(self._pending, "history_lines")
         kind = "api: HTTP error" if "status" in self._retried else ""
         retried = _problem(kind, self._retried)[:_LONGEST_PROBLEM]
-        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), retried)
+        refused = not self._is_open and count_in(self._retried, "status") in _REFUSALS_OF_A_RUN
+        again = (retried, self._sent_again, refused)
+        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), *again)
 
     def _confirm(self) -> None:
         if self._pending is not None:
