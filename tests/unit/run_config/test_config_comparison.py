@@ -368,6 +368,7 @@ def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> 
         warnings.simplefilter("always")
         for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, arguments(rank), **options)):
             session._config_sync.refresh(at_once=True)
+            assert session.id == session.run.id
             mine = f"exp-{session.topology.global_rank}-rank-{session.topology.global_rank}"
             assert session.run.id == (mine.replace("exp-1", "exp-0") if options.get("run_mode") == "new" else "exp-0")
     return [str(warning.message) for warning in caught if "asked to open different runs" in str(warning.message)]
