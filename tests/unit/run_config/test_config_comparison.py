@@ -236,6 +236,19 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_config_that_is_not_json_is_reported_without_traceback(
+    open_rank: Open, store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    keys.publish("config/of//version", {"number": 1, "is_over": False})
+    keys.publish("config/of//given", {"salt": "s", "digests": {}})
+    keys.publish("config/of/", {"values": "lr=0.1", "imposed": [], "metadata": {}})
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
+    second._config_sync.refresh(at_once=True)
+    assert "rank 1 cannot follow the config: A config in the job's store cannot be read: Expecting value" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_check_names_a_rank_whose_config_cannot_be_read(
     open_rank: Open, store: dist.Store, on_ranks: OnRanks
 ) -> None:
