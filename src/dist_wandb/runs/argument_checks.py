@@ -76,7 +76,9 @@ def check_config(given: Mapping[str, Any]) -> None:
     if not isinstance(config, Mapping) or (without and only):
         import wandb
 
-        wandb.helper.parse_config(config, exclude=without, include=only)
+        helper: Any = getattr(wandb, "helper", None)  # not visible to type checkers
+        if helper is not None:
+            helper.parse_config(config, exclude=without, include=only)
 
 
 def check_alert(level: Any, wait_duration: Any) -> None:

@@ -76,10 +76,10 @@ class JobLink:
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self.name: str = name
         self._is_counted = is_counted
-        # Otherwise the plan has the id that this rank was given, and the coordinator perhaps another one.
-        self._has_id = plan.base_id is not None and job_description.needs_base_id_of(topology, options)
         self.calls: InitCalls = InitCalls()
         self.moving: Moving = Moving(options.limits.join_timeout, topology.world_size)
+        # Otherwise the plan has the id that this rank was given, and the coordinator perhaps another one.
+        self.moving.has_id = plan.base_id is not None and job_description.needs_base_id_of(topology, options)
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -101,7 +101,7 @@ class JobLink:
     def run_id(self) -> str | None:
         """Return the id of the unit's run; wait for the one that the coordinator publishes: see `Moving.wait`."""
         store, given = self.store, self.plan.base_id
-        if store is not None and not self._has_id and not self.topology.is_coordinator:
+        if store is not None and not self.moving.has_id and not self.topology.is_coordinator:
             try:
                 if given is None or job_description.is_published(store):
                     self.moving.wait(self.is_over, lambda: is_base_id_known(store))
@@ -109,7 +109,7 @@ class JobLink:
             except (RendezvousError, ConfigurationError):
                 return None if given is None else unit_run_id(self.plan)
             self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
-            self._has_id = True
+            self.moving.has_id = True
         return unit_run_id(self.plan)
 
     def _ask(self, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:

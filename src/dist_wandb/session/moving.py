@@ -45,12 +45,14 @@ class Moving:
         is_possible: Whether another rank may become the primary.
         move: Continues the session, given the rank of its new primary; `None` after its end.
         has_happened: Whether the session has continued.
+        has_id: Whether the base id is known to be the coordinator's, so that reads of it do not wait.
     """
 
     def __init__(self, join_timeout: float, ranks: int) -> None:
         self.is_possible = False
         self.move: Callable[[int], Exchange] | None = None
         self.has_happened = False
+        self.has_id = False
         self._join_timeout = join_timeout
         self._ranks = ranks
         self._until = math.inf  # reads wait, by the monotonic clock, once there was one

@@ -124,21 +124,21 @@ class _Reader:
 
     def __init__(self) -> None:
         self._lines = NOTHING
-        self._completed = self._ended = self._is_open = False
+        self._completed = self._ended = False
         self._problems: dict[str, None] = {}
         self._pending: dict[str, Any] | None = None
-        self._tries = self._refusals = 0  # of the pending request
+        self._tries, self._refusals = -1, 0  # of the pending request; -1 before the first
         self._first_console_line: int | None = None
-        self._unsure = self._sent_again = 0
+        self._unsure = 0
         self._retried: dict[str, Any] = {}
 
     def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
         if message == "filestream: sending request":
-            self._pending, self._tries, self._refusals, self._is_open = entry, 0, 0, True
+            self._pending, self._tries, self._refusals = entry, 0, 0
         elif message == "filestream: request sent":
             self._confirm()
         if message.startswith("api: retrying"):
-            self._retried, self._sent_again = {"method": "requests to", **entry}, self._sent_again + 1
+            self._retried = {"method": "requests to", **entry, "times": self._retried.get("times", 0) + 1}
         if message.startswith(("api: retrying", "api: HTTP error")) and _is_of_stream(entry):
             self._tries += 1
             self._refusals += _was_refused(entry)
@@ -155,8 +155,8 @@ class _Reader:
             self._unsure = count_in(self._pending, "history_lines")
         kind = "api: HTTP error" if "status" in self._retried else ""
         retried = _problem(kind, self._retried)[:_LONGEST_PROBLEM]
-        refused = not self._is_open and count_in(self._retried, "status") in _REFUSALS_OF_A_RUN
-        again = (retried, self._sent_again, refused)
+        refused = self._tries < 0 and count_in(self._retried, "status") in _REFUSALS_OF_A_RUN
+        again = (retried, count_in(self._retried, "times"), refused)
         return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), *again)
 
     def _confirm(self) -> None:
