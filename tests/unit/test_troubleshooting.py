@@ -83,19 +83,11 @@ def test_no_fragment_matches_too_many_messages() -> None:
 
 UNEXPECTED: frozenset[str] = frozenset(
     {
-        "A rank did not send the states of … metrics. Install the sam",
-        "… was logged as a metric by other ranks, but not yet by rank",
         "dist_wandb: rank … could not write rows; they are lost",
-        "dist_wandb: rank … cannot open the run, which no rank writes",
-        "dist_wandb: … rows of rank … are lost: see max_pending_rows.",
         "dist_wandb: the exchange of rank … failed; it continues alon",
-        "…: cannot be read as a checkpoint: …. Pass one that a Traine",
         "The gathered states of … do not fit. Run the same code on al",
-        "dist_wandb: rows without a step are counted from 0 again in ",
-        "A config in the job's store cannot be read: ….",
         "dist_wandb: rank … could not bring its config up to date",
         "dist_wandb: rows without a step start at 0 under this rank's",
-        "it has text that is not UTF-8: ….",
         "… Set XDG_STATE_HOME to a directory of yours.",
         "…: cannot be read: …….",
         "…: cannot be read: ….",

@@ -24,6 +24,7 @@ from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import next_job
+from dist_wandb.session.registry import process_end
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
@@ -46,6 +47,7 @@ class LateJoin:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.await_next()
+        process_end.register()  # it waits for the query that is under way, also if no session is ever opened here
 
     @property
     def is_possible(self) -> bool:

@@ -7,11 +7,13 @@ import inspect
 import os
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.runs.client_settings import client_settings
+from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.limits import LIMIT_NAMES
 from dist_wandb.settings.options import OPTION_NAMES
 
@@ -29,6 +31,7 @@ _COMMON_INIT_ARGUMENTS = frozenset(
         *("save_code", "tensorboard", "sync_tensorboard", "monitor_gym"),
     }
 )
+_ALERT_LEVELS = ("INFO", "WARN", "ERROR")
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
@@ -67,6 +70,26 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
+
+
+def check_config(given: Mapping[str, Any]) -> None:
+    """Raise the errors of wandb for a config that `wandb.init` cannot read, such as a file that does not exist."""
+    config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))
+    config = plain(config or {})
+    if not isinstance(config, Mapping) or (without and only):
+        import wandb
+
+        helper: Any = getattr(wandb, "helper", None)  # not visible to type checkers
+        if helper is not None:
+            helper.parse_config(config, exclude=without, include=only)
+
+
+def check_alert(level: Any, wait_duration: Any) -> None:
+    """Raise the errors that `wandb.Run.alert` raises for these arguments."""
+    if getattr(level, "value", level or "INFO") not in _ALERT_LEVELS:
+        raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
+    if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
+        raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
 
 
 def check_id(run_id: object, origin: str) -> str:
@@ -210,7 +233,7 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
         return None
     if isinstance(settings, Mapping):
         return settings.get(name)
-    return getattr(settings, name, None) if name in settings.model_fields_set else None
+    return getattr(settings, name, None) if name in getattr(settings, "model_fields_set", ()) else None
 
 
 def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:

@@ -154,8 +154,11 @@ def while_open(arguments: Mapping[str, Any]) -> Session | None:
     open_now, reinit = open_sessions(), requested.reinit(arguments)
     if not open_now:
         return None
+    requested.check_config(arguments)
     # wandb then leaves open runs alone; on a rank without a run, the mode means nothing
-    is_disabled = any(session.run for session in open_now) and requested.mode(arguments) == "disabled"
+    has_run = any(session.run for session in open_now)
+    mode = requested.mode(arguments) if has_run or arguments.get("mode") else None  # a wrong one is an error everywhere
+    is_disabled = has_run and mode == "disabled"
     if reinit == "create_new":
         _refuse_id_of(open_now, requested.run_id(arguments))
         return None

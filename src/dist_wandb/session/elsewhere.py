@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.opening import run_key
+from dist_wandb.runs.requested import check_alert
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
 
@@ -43,10 +44,11 @@ def _watched_first(watch: Callable[[Any], None]) -> Callable[..., Any]:
 class Elsewhere:
     """Handles calls on a rank without a run, and on the primary the alerts of such ranks."""
 
-    def __init__(self, link: JobLink, run: Callable[[], AnyRun]) -> None:
+    def __init__(self, link: JobLink, run: Callable[[], AnyRun], *, takes_all: bool) -> None:
         self.sent: int = 0  # alerts that this rank has published for its primary
         self._link = link
         self._run = run
+        self._takes_all = takes_all
         self._list: SharedList | None = None  # from its first use to the last
         self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
@@ -54,7 +56,7 @@ class Elsewhere:
 
     def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
         """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
-        if self._link.topology.world_size == 1:  # rows are written at once
+        if self._link.topology.world_size == 1 or self._takes_all:  # rows are written at once, or nowhere
             return {}
         if run:
             of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
@@ -104,14 +106,14 @@ class Elsewhere:
         return (*key, self._seen[key])
 
     def _alert_of_primary(
-        self, send: Callable[..., None], title: str, text: str = "", level: Any = None, *args: Any, **kwargs: Any
+        self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
     ) -> None:
+        check_alert(level, wait_duration)  # also if another rank has sent it
         if self._is_new(self._numbered(title, text, level)):
-            send(title, text, level, *args, **kwargs)
+            send(title, text, level, wait_duration)
 
-    def _alert(
-        self, _: Any, title: str, text: str = "", level: Any = None, wait_duration: Any = None, **_others: Any
-    ) -> None:
+    def _alert(self, _: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
+        check_alert(level, wait_duration)
         title, text, level, number = self._numbered(title, text, level)
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
         alert = {"title": title, "text": text, "level": level, "wait_duration": wait, "number": number}

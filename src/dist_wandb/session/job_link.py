@@ -67,6 +67,8 @@ class JobLink:
         self._is_counted = is_counted
         self.calls: InitCalls = InitCalls()
         self.moving: Moving = Moving(options.limits.join_timeout, topology.world_size)
+        # Otherwise the plan has the id that this rank was given, and the coordinator perhaps another one.
+        self.moving.has_id = plan.base_id is not None and job_description.needs_base_id_of(topology, options)
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -86,15 +88,17 @@ class JobLink:
         self.report_opened()
 
     def run_id(self) -> str | None:
-        """Return the id of the unit's run; if the coordinator makes it, wait for it: see `Moving.wait`."""
-        store = self.store
-        if self.plan.base_id is None and store is not None:
+        """Return the id of the unit's run; wait for the one that the coordinator publishes: see `Moving.wait`."""
+        store, given = self.store, self.plan.base_id
+        if store is not None and not self.moving.has_id and not self.topology.is_coordinator:
             try:
-                self.moving.wait(self.is_over, lambda: is_base_id_known(store))
+                if given is None or job_description.is_published(store):
+                    self.moving.wait(self.is_over, lambda: is_base_id_known(store))
                 base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):
-                return None
+                return None if given is None else unit_run_id(self.plan)
             self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
+            self.moving.has_id = True
         return unit_run_id(self.plan)
 
     def _ask(self, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:

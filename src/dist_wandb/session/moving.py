@@ -47,6 +47,7 @@ class Moving:
         # Continues the session, given the rank of its new primary; `None` after its end.
         self.move: Callable[[int], Exchange] | None = None
         self.has_happened = False  # whether the session has continued
+        self.has_id = False  # whether the base id is known to be the coordinator's: reads of it do not wait
         self._join_timeout = join_timeout
         self._ranks = ranks
         self._until = math.inf  # reads wait, by the monotonic clock, once there was one

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import axes, interception, null_run, record, run_metadata, wandb_private
+from dist_wandb.runs import axes, interception, null_run, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.record import Record
@@ -65,7 +65,8 @@ class OwnRun:
         self._opening = opening
         self._config_sync = config_sync
         self._attached = attached
-        self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run)
+        takes_all = requested.mode(opening.arguments) == "disabled"  # as wandb's disabled run
+        self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
         target = self._record if self._axes is None else self._axes

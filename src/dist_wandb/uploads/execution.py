@@ -47,6 +47,7 @@ from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 
 _POLL = 0.2  # seconds
 _TIME_TO_END = 10.0  # seconds for `wandb sync` and the process it starts to end after a signal
+_PAUSE = 10.0  # seconds between two lines about requests that W&B's client sends again
 _QUIET = 2.0  # seconds without a new log entry after which W&B's process counts as ended
 _UNREACHABLE = re.compile(
     r"\bdial (tcp|udp)\b|connection (refused|reset)|no such host|network is unreachable|proxyconnect|timeout|\bTLS\b|"
@@ -122,12 +123,15 @@ def _upload(
         copy.mkdir(mode=0o700)
         source = copy / file.path.name
         _copy(file, state, source)
-        told = {""}
+        told, told_of, told_at = {""}, 0, 0.0
 
         def follow(sent: Sent) -> None:
+            nonlocal told_of, told_at
             on_progress(file.sent.lines.history + sent.lines.history)
-            if sent.retried not in told:
+            is_due = sent.tries > told_of and time.monotonic() - told_at > _PAUSE
+            if not sent.refused and (sent.retried not in told or is_due):
                 told.add(sent.retried)
+                told_of, told_at = sent.tries, time.monotonic()
                 say(f"{sent.retried}. W&B's client tries again; Ctrl-C ends it.")
 
         output = _run_wandb_sync(source, file, attempt, lock, follow, say)
@@ -216,7 +220,11 @@ def _run_wandb_sync(
         try:
             lock.name_owners(os.getpid(), process.pid)
             while process.poll() is None:
-                follow(read_attempt(attempt))
+                sent = read_attempt(attempt)
+                follow(sent)
+                if sent.refused:  # W&B's client would try again for two minutes
+                    _end(process, attempt, say)
+                    break
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL)
         except BaseException:
@@ -269,6 +277,8 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
     sent = file.sent.followed_by(this_time)
     address = re.search(r"View run .*at (https?://\S+)", output)
     url = address[1] if address else None
+    if this_time.refused:
+        return Outcome(sent, url, f"{this_time.retried}. {_advice(this_time.retried)}")
     if this_time.problems:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
@@ -285,7 +295,7 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
 def _advice(problem: str) -> str:
     if re.search(r"HTTP 40[13]\b", problem):
         return "Authentication failed: run `wandb login` or set WANDB_API_KEY, then run the command again."
-    if "HTTP 409" in problem:
+    if re.search(r"HTTP 4(09|10)\b", problem):
         return (
             "W&B refuses the run's id: the ids of deleted runs cannot be used again. `wandb sync --id NEW FILE` "
             "uploads a plain run under another id."

@@ -25,6 +25,7 @@ from dist_wandb.wandb_files.small_files import Directory
 
 _DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
+_REFUSALS_OF_A_RUN = (404, 409, 410)
 _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
 _GAVE_UP = re.compile(r"//[^/\s]*(/\S*) giving up after (\d+) attempt")
 # Errors that only follow from another one.
@@ -42,6 +43,8 @@ class Sent:
     ended: bool = False  # whether the last upload ran to its end
     problems: tuple[str, ...] = ()  # errors of the last upload
     retried: str = field(default="", compare=False)  # why the last upload has sent a request again; "" if it has not
+    tries: int = field(default=0, compare=False)  # how often it has done so
+    refused: bool = field(default=False, compare=False)  # although the server refuses the run
 
     def followed_by(self, later: Sent) -> Sent:
         """The state after a later upload, which continued this one."""
@@ -54,6 +57,8 @@ class Sent:
             ended=later.ended,
             problems=later.problems,
             retried=later.retried,
+            tries=later.tries,
+            refused=later.refused,
         )
 
 
@@ -102,7 +107,7 @@ class _Reader:
         self._completed = self._ended = False
         self._problems: dict[str, None] = {}
         self._pending: dict[str, Any] | None = None
-        self._tries = self._refusals = 0  # of the pending request
+        self._tries, self._refusals = -1, 0  # of the pending request; -1 before the first
         self._first_console_line: int | None = None
         self._unsure = 0
         self._retried: dict[str, Any] = {}
@@ -113,7 +118,7 @@ class _Reader:
         elif message == "filestream: request sent":
             self._confirm()
         if message.startswith("api: retrying"):
-            self._retried = {"method": "requests to", **entry}
+            self._retried = {"method": "requests to", **entry, "times": self._retried.get("times", 0) + 1}
         if message.startswith(("api: retrying", "api: HTTP error")) and _is_of_stream(entry):
             self._tries += 1
             self._refusals += _was_refused(entry)
@@ -130,7 +135,9 @@ class _Reader:
             self._unsure = count_in(self._pending, "history_lines")
         kind = "api: HTTP error" if "status" in self._retried else ""
         retried = _problem(kind, self._retried)[:_LONGEST_PROBLEM]
-        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), retried)
+        refused = self._tries < 0 and count_in(self._retried, "status") in _REFUSALS_OF_A_RUN
+        again = (retried, count_in(self._retried, "times"), refused)
+        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), *again)
 
     def _confirm(self) -> None:
         if self._pending is not None:

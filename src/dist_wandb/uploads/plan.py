@@ -214,6 +214,12 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
     with suppress(OSError):
         if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
+    if run.branches and file.shared_as and file.shared_as.world_size > 1 and not sent.attempts:
+        yield (
+            f"{run.path.parent} begins by rewinding or forking the shared run, after the files of its other ranks were "
+            "sent: W&B would drop what they have logged after that point. Rewind or fork with access to the server, or "
+            "with run_mode='auto'. --force uploads what remains."
+        )
     yield from file.doubts
     for problem in run.problems:
         if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:

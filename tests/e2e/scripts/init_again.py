@@ -15,6 +15,14 @@ def evaluate(step: int) -> None:
     wandb.init(**PROJECT, name="ignored", config={"lr": 2}).log({"acc": float(dist.get_rank())}, step=step)
 
 
+def refused(**arguments: Any) -> str:
+    try:
+        wandb.init(**PROJECT, **arguments)
+    except (ValueError, wandb.Error) as error:
+        return type(error).__name__
+    return "accepted"
+
+
 def train(name: str, who: str) -> None:
     """Train; the helper is called on all ranks, or on one. Rank 0 opens a run beside, too."""
     rank = dist.get_rank()
@@ -41,6 +49,7 @@ def main() -> None:
             wandb.finish()
     wandb.init(**PROJECT, name="last", config={"lr": 1})
     train("last", "")
+    sys.stdout.write(f"REFUSED {rank} {refused(mode='bogus')} {refused(config='missing.yaml')}\n")
     wandb.finish()
     for turn in range(2):  # without an end; rank 0 ends the run long before the other rank begins its second turn
         wandb.init(**PROJECT, name=f"turn-{turn}", config={"lr": 1})

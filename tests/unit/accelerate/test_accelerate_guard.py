@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -680,3 +682,14 @@ def test_session_waits_until_the_main_process_has_started(
 def test_if_the_main_process_never_starts_there_is_no_session() -> None:
     with pytest.raises(ConfigurationError, match="rank 1 is not started"):
         _ = DistWandbTracker(reduce=None, limits=Limits(join_timeout=0.1)).session
+
+
+def test_a_process_without_a_session_ends_after_its_query_of_the_store() -> None:
+    """A query that returns while the interpreter shuts down would abort the process."""
+    script = (
+        "import time; from dist_wandb.accelerate import DistWandbTracker; "
+        "from dist_wandb.store.timed_caller import BackgroundPoll; "
+        "DistWandbTracker(); BackgroundPoll(lambda: time.sleep(1) or print('answered'), 1.0).result()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert "answered" in ended.stdout

@@ -177,6 +177,17 @@ def test_a_metric_that_fails_alone_does_not_affect_the_rest_of_the_row(caplog: p
     assert "'curve' (BinaryAUROC) is left out of its row: rank 0 could not compute it from its states" in message
 
 
+def test_a_metric_that_the_rank_that_writes_has_never_logged_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit(2)
+    key = unit.keep(0, ranks=[1])
+    unit.exchange(key, range(2))
+    assert unit.finish(key, 1) == {}
+    assert "'sum' was logged as a metric by other ranks, but not yet by rank 0, which computes it" in caplog.text
+    late = unit.keep(1)
+    unit.exchange(late, range(2))
+    assert unit.finish(late, 2)["sum"] == 6.0
+
+
 MANY = 20  # more metrics than fit into FEW bytes
 FEW = 50_000
 
@@ -285,6 +296,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     one.exchange([key], MalformedGroup(recording.received, sent))  # type: ignore[arg-type]
     assert one.pop_values(key)[0] == {}
     assert "'cat': left out of their rows on rank 0" in caplog.text
+    assert ("A rank did not send the states of 1 metrics" in caplog.text) is (sent == b"")
     assert lost == {"that could not be computed": 1}
 
 

@@ -25,6 +25,12 @@ from dist_wandb.lightning.checkpoints import plain_content
 MIB = 2**20
 
 
+def test_a_file_that_no_trainer_saved_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "notes.ckpt").write_text("not a checkpoint", encoding="utf-8")
+    with pytest.raises(ReadError, match=r"notes\.ckpt: cannot be read as a checkpoint: .*\. Pass one that a Trainer"):
+        checkpoints.base_id_in(tmp_path / "notes.ckpt", 0, weights_only=True)
+
+
 class Color(enum.Enum):
     RED = 1
 

@@ -236,6 +236,19 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_config_that_is_not_json_is_reported_without_traceback(
+    open_rank: Open, store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    keys.publish("config/of//version", {"number": 1, "is_over": False})
+    keys.publish("config/of//given", {"salt": "s", "digests": {}})
+    keys.publish("config/of/", {"values": "lr=0.1", "imposed": [], "metadata": {}})
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
+    second._config_sync.refresh(at_once=True)
+    assert "rank 1 cannot follow the config: A config in the job's store cannot be read: Expecting value" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_check_names_a_rank_whose_config_cannot_be_read(
     open_rank: Open, store: dist.Store, on_ranks: OnRanks
 ) -> None:
@@ -368,6 +381,7 @@ def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> 
         warnings.simplefilter("always")
         for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, arguments(rank), **options)):
             session._config_sync.refresh(at_once=True)
+            assert session.id == session.run.id
             mine = f"exp-{session.topology.global_rank}-rank-{session.topology.global_rank}"
             assert session.run.id == (mine.replace("exp-1", "exp-0") if options.get("run_mode") == "new" else "exp-0")
     return [str(warning.message) for warning in caught if "asked to open different runs" in str(warning.message)]

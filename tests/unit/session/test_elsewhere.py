@@ -35,11 +35,25 @@ def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: 
         for _ in range(2):
             sessions[rank].alert("epoch", text="done")
         if rank == 1:
-            sessions[rank].alert("mine")
+            sessions[rank].alert("mine", "")
         sessions[rank].finish()
 
     on_ranks(3, alert)
     assert sorted(fake_wandb.runs[0].alerts) == [("epoch", "done", None, None)] * 2 + [("mine", "", None, None)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_alert_that_wandb_refuses_is_refused_on_every_rank(job: Job, fake_wandb: FakeWandb, rank: int) -> None:
+    """With the errors of wandb 0.31, each time."""
+    session = job(THREE)[rank]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"level must be one of 'INFO', 'WARN', or 'ERROR'"):
+            session.alert("NaN", "in the loss", level="bogus")
+    with pytest.raises(TypeError, match="wait_duration must be an int, float, or"):
+        session.alert("NaN", "in the loss", wait_duration="1 min")
+    with pytest.raises(TypeError, match="'text'"):
+        session.alert("NaN")
+    assert fake_wandb.runs[0].alerts == []
 
 
 @pytest.mark.parametrize("name", ["save", "log_artifact", "log_model", "log_code"])
@@ -88,6 +102,7 @@ def test_what_is_not_a_row_is_a_type_error_as_in_wandb(job: Job, row: Any) -> No
 def test_a_disabled_run_takes_every_call(bare_environment: None) -> None:  # noqa: ARG001  # used for its effect
     with dist_wandb.init(mode="disabled") as session:
         session.define_metric()
+        session.alert()
 
 
 def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(

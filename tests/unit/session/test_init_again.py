@@ -118,6 +118,25 @@ def test_disabled_runs_are_made_anew(module: Any) -> None:
     assert module.init() is run
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_config_that_cannot_be_read_is_an_error(module: Any, caplog: pytest.LogCaptureFixture, is_open: bool) -> None:
+    run = module.init(id="first") if is_open else None
+    both = {"config_exclude_keys": ["lr"], "config_include_keys": ["seed"]}
+    for arguments, kind, message in (
+        ({"config": "missing.yaml"}, module.Error, "config file missing.yaml doesn't exist"),
+        ({"config": {"lr": 1}, **both}, module.UsageError, "at most only one of exclude or include"),
+        ({"config": 3}, TypeError, "config must be a dict or have a __dict__ attribute"),
+    ):
+        with pytest.raises(kind, match=message):
+            module.init(**arguments)
+    Path("there.yaml").write_text("lr:\n  value: 5\n", encoding="utf-8")
+    again = module.init(config="there.yaml", settings={})
+    assert dict(again.config) == ({} if is_open else {"lr": 5})
+    assert run in (None, again)
+    assert "could not open its run" not in caplog.text
+
+
 # --- here -------------------------------------------------------------------------------------------------------------
 
 

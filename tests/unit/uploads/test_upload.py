@@ -128,6 +128,14 @@ def test_a_state_directory_that_cannot_be_written_to_is_reported(
         upload(run.files[0])
 
 
+def test_without_a_home_directory_the_state_needs_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = planned(stored(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "~")  # as without an entry for the user
+    with pytest.raises(UploadError, match=r"home directory\. Set XDG_STATE_HOME to a directory of yours"):
+        upload(run.files[0])
+
+
 def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path) -> None:
     """A label that contains NUL used to end the uploads of all other runs, with a traceback."""
     del wandb_sync

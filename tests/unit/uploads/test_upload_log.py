@@ -86,6 +86,16 @@ def test_an_answer_that_is_retried_is_known_while_it_is_and_at_the_end(tmp_path:
     assert "refused" in read(tmp_path, retrying_after(REFUSED_CONNECTION)).retried
 
 
+@pytest.mark.parametrize(("status", "is_final"), [(404, True), (409, True), (410, True), (429, False), (502, False)])
+def test_an_answer_that_refuses_the_run_is_final_before_anything_was_sent(
+    tmp_path: Path, status: int, is_final: bool
+) -> None:
+    tries = [{**retrying(status), "url": "http://server/graphql"}] * 2
+    found = read(tmp_path, *tries)
+    assert (found.refused, found.tries) == (is_final, 2)
+    assert not read(tmp_path, history(0, 3), CONFIRMED, *tries).refused  # an artifact's, for example
+
+
 def test_requests_in_flight_at_the_end_of_the_log_are_uncertain(tmp_path: Path) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3))
     assert sent == Sent(Lines(5), unsure=3, attempts=1)

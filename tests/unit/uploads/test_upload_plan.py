@@ -93,6 +93,17 @@ def test_an_incomplete_shared_run_is_refused(tmp_path: Path, ranks: list[int], r
     assert all(reason in refusal for reason, refusal in zip(reasons, run.refusals, strict=True))
 
 
+def test_a_rewind_of_a_shared_run_is_refused(tmp_path: Path) -> None:
+    """The other ranks' files are sent first, so that the server drops their rows after the branch point."""
+    starts = [(rank, session) for session in (1, 2) for rank in (0, 1)]
+    files = [of_rank(tmp_path, rank, session=session, branches=(rank, session) == (0, 2)) for rank, session in starts]
+    (refusal,) = planned(*files).refusals
+    assert "rank-0/offline-run-2-exp begins by rewinding or forking the shared run" in refusal
+    assert planned(stored(tmp_path, branches=True)).refusals == ()  # a plain run's is sent
+    log_of_attempt(files[2], rows(5), CONFIRMED, *ENDED)
+    assert planned(*files).refusals == ()  # it was written online, or is uploaded
+
+
 def test_only_some_of_many_missing_ranks_are_named(tmp_path: Path) -> None:
     (reason,) = planned(of_rank(tmp_path, 0, world_size=64)).refusals
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason

@@ -119,6 +119,12 @@ def test_records_that_refer_outside_the_run_are_refused(
     assert reason in str(refused.value)
 
 
+def test_text_that_is_not_utf_8_is_refused(rules: Rules) -> None:
+    path = written(rules, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
+    (found,) = violations(path, rules)
+    assert "it has text that is not UTF-8: b'd\\xffgits'" in found
+
+
 def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules) -> None:
     trusting = replace(rules, trust=True)
     found = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
