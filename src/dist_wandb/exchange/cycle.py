@@ -75,6 +75,7 @@ class Cycle:
         if group is None:
             raise RuntimeError("a round needs a group")
         rounds = self._rounds
+        rounds.side_data.axes = self._context.rows.held.axes()
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])

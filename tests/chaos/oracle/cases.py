@@ -22,8 +22,8 @@ def _summary(**values: Any) -> Operation:
     return {"do": "summary", "values": values, "by": "item"}
 
 
-def _case(name: str, *operations: Operation, pace: float = 0.0) -> Script:
-    return Script(name, "run", {}, pace, (*operations, _END))
+def _case(name: str, *operations: Operation, pace: float = 0.0, end: Operation = _END) -> Script:
+    return Script(name, "run", {}, pace, (*operations, end))
 
 
 def _parts_with_lag() -> list[Operation]:
@@ -59,5 +59,10 @@ CASES = (
     _case("part-before-the-same-name", _log({"n": 11}, 5, commit=False), _log({"n": 12}, 6)),
     _case("summary-of-an-open-row", _log({"a": 1}, 0), _summary(a=9), _log({"a": 2}, 1, commit=True)),
     _case("axis-defined-late", _log({"a": 1, "s": 8}, 0), _axis("a", "s"), _log({"a": 2}, 1)),
+    _case(
+        "axis-before-a-failure",
+        *(_axis("a", "s"), _log({"a": 1, "s": 8}, 0), _log({"b": 2, "s": 8})),
+        end={"do": "end", "how": "raise"},
+    ),
     _case("without-a-step-after-one", _log({"a": 1}, 5), _log({"b": 2}), _log({"c": 3})),
 )
