@@ -75,7 +75,6 @@ class Cycle:
         if group is None:
             raise RuntimeError("a round needs a group")
         rounds = self._rounds
-        rounds.side_data.axes = self._context.rows.held.axes()
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
@@ -174,6 +173,8 @@ class Cycle:
         """Switch to rounds of this rank only."""
         self.close()
         self.group, self._members = Group(), (self._context.unit.index,)
+        if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
+            self._rounds.side_data.axes = self._context.rows.held.axes()
         self.has_more = False
 
     def write_all(self) -> None:

@@ -166,6 +166,7 @@ class Worker:
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()
+        self._rounds.side_data.axes = self._context.rows.held.axes()
 
     def _post(self, contribution: Contribution) -> None:
         try:
