@@ -335,7 +335,8 @@ def test_a_rank_without_a_run_can_use_every_function(job: Job, monkeypatch: pyte
     monkeypatch.setattr(registry, "_sessions", [second])
     assert dist_wandb.run is second
     for name in sorted({*ACTING} - {"finish", "join", "log"}):
-        assert not getattr(dist_wandb, name)("anything", step_metric="epoch"), name
+        arguments = {"text": "lost"} if name == "alert" else {"step_metric": "epoch"}
+        assert not getattr(dist_wandb, name)("anything", **arguments), name
     assert dist_wandb.run is not None
     dist_wandb.run.name, dist_wandb.run.notes = "mine", "all of it"
     dist_wandb.summary["best"] = 0.9

@@ -65,7 +65,7 @@ class OwnRun:
         self._opening = opening
         self._config_sync = config_sync
         self._attached = attached
-        takes_all = requested.mode(opening.arguments) == "disabled"  # as wandb's disabled run
+        takes_all = requested.mode_if_given(opening.arguments) == "disabled"  # as wandb's disabled run
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
