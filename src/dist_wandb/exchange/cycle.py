@@ -48,10 +48,7 @@ class Cycle:
         self._due: tuple[Row, ...] = ()  # finished, but not written yet
 
     def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
-        """Begin a generation of members of the unit: do the work that remained when the last one broke.
-
-        `learn_ranks` gets the indices in the job, by index in the unit, for which `Unit.global_rank_of` is wrong.
-        """
+        """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
         self.group, self._members = group, members
         unit, spreads = self._context.unit, self._context.rows.held.spreads
         due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]

@@ -89,10 +89,7 @@ class Offer:
 
     @classmethod
     def decoded(cls, data: bytes, names: Sequence[str], known: dict[bytes, list[Block]] | None = None) -> Offer:
-        """Return the inverse of `encoded`, given the names by number; raise ValueError if it is not an offer.
-
-        Equal calls become the same list, which `known` keeps by their bytes.
-        """
+        """Return the inverse of `encoded`, given the names by number. `known` keeps equal calls. Raises ValueError."""
         known = {} if known is None else known
         state, _, calls = data.partition(b"\n")
         try:

@@ -161,10 +161,7 @@ class Rounds:
         return self.outbox.post(names, lanes, step, x, at, own)
 
     def give_up(self, born: int, *, new_only: bool) -> None:
-        """Announce in the next round that cells opened up to the round `born` are to be finished without missing ranks.
-
-        With `new_only`, this concerns cells of names that were never finished.
-        """
+        """Announce that cells opened up to the round `born`, or `new_only` those of new names, are to be finished."""
         new, every = self._gives_up
         self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
 
@@ -264,10 +261,7 @@ class Rounds:
     # Between rounds, on all ranks
 
     def resize(self, members: Iterable[int], lost: Iterable[int]) -> None:
-        """Continue with these ranks of the unit; the `lost` ones should take part, but do not.
-
-        Rows to which all members have contributed are finished in the next round.
-        """
+        """Continue with these ranks, without the `lost` ones. The next round finishes rows that all members are in."""
         self.table.resize(frozenset(members), frozenset(lost))
         self._plan = None
 
