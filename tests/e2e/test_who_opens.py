@@ -8,6 +8,7 @@ import pytest
 from history import STEPS, history
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 
+import dist_wandb
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -55,8 +56,17 @@ def test_a_primary_that_still_opens_the_run_of_the_enclosing_session_is_waited_f
     assert not found.is_flagged
 
 
+def test_a_rank_that_begins_to_write_has_done_so_from_the_start_for_its_script(job: tuple[Path, Finished]) -> None:
+    found = history(job[0] / "continued")
+    assert [row["global_step"] for row in found.rows] == list(range(STEPS + 2))
+    (run,) = dist_wandb.read_runs(job[0] / "continued")
+    expected = {"best": 0.25, "again": -1, "after": 2}
+    assert {name: run.summary.get(name) for name in expected} == expected
+    assert {name: run.config.get(name) for name in ("lr", "written")} == {"lr": 0.1, "written": 1}
+
+
 def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None:
-    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 5  # one for each session
+    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 6  # one for each session
     assert "has not opened a session, so the run has the numbers" not in job[1].output
 
 

@@ -129,10 +129,12 @@ class ConfigSync:
                 self._follower.follow(self._target)
         self._publisher.publish(whole=whole)
 
-    def continue_in(self, run: Callable[[], AnyRun]) -> None:
-        """Answer, on a rank without a run, from the run of another session, in which this one continues."""
-        if isinstance(self._target, LocalConfig):
-            self._target.following = run
+    def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
+        """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
+        if not isinstance(self._target, LocalConfig):
+            return {}
+        self._target.following = run
+        return self._target.written()
 
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""

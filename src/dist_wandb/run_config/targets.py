@@ -155,6 +155,10 @@ class LocalConfig:
             self._refresh(at_once=True)
         return self._shown if self._follower.is_known else Known(self.known())
 
+    def written(self) -> dict[str, Any]:
+        """Return the values that were written on this rank."""
+        return {name: self._shown[name] for name in self._written if name in self._shown}
+
     def known(self) -> dict[str, Any]:
         """Return the config as known so far. Does not wait."""
         return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}

@@ -249,6 +249,10 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
         return own
 
+    def note_by(self, note: Callable[[Any, Any], None]) -> None:
+        """Call `note` with the name and value of each write from now on."""
+        self.__dict__["_note"] = note
+
     def show(self, values: Mapping[str, Any]) -> None:
         """Take over the values of a call of `log`."""
         self._own().update(shown_values(values))
@@ -261,13 +265,14 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         return self[name] if name in self else super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._own()[name] = value
+        self[name] = value
 
     def __getitem__(self, key: Any) -> Any:
         return known({key: self._own()[key]})[key] if key in self else NullPart()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._own()[key] = value
+        self.__dict__.get("_note", lambda *_: None)(key, value)
 
     def __delitem__(self, key: Any) -> None:
         self._own().pop(key, None)

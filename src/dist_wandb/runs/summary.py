@@ -20,10 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.payloads.devices import known
 from dist_wandb.runs import interception, wandb_private
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import shown_values
 from dist_wandb.settings.reduction import matches_any
 
@@ -101,11 +103,18 @@ class SummaryWrites:
         self._x: int | None = None  # its position
         self.logged: LastLogged = LastLogged()
         self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
+        # What was done last with a stand-in, by name: for the run, if this rank becomes the one that writes it.
+        self._aside: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
         self._write: Callable[[Any], None] | None = None
         self._is_other_run = False  # it has the rows of the lost run, but not these writes
 
     def follow(self, run: AnyRun) -> Callable[[], None]:
         """Note each write into the summary of a run from now on; return a function that ends this."""
+        if isinstance(run, NullRun):
+            run.summary.note_by(
+                lambda name, value: self._set_aside(name, lambda run: run.summary.update({name: value}))
+            )
+            return lambda: None
         summary = wandb_private.summary_of(run)
         if summary is None:
             return lambda: None
@@ -125,6 +134,23 @@ class SummaryWrites:
         number = next(self._numbers)
         self._actions.append((number, action))
         self.count = number
+
+    def _set_aside(self, key: Any, action: Callable[[AnyRun], Any]) -> None:
+        number = next(self._numbers)
+        self._aside[key] = number, action
+        self.count = number
+
+    def define_aside(self, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Accept a definition on a rank without a run."""
+        self._set_aside(("define", name), lambda run: run.define_metric(name, *args, **kwargs))
+        return define_metric(name, *args, **kwargs)
+
+    def continue_from(self, former: SummaryWrites, run: AnyRun) -> None:
+        """Do with a run what was set aside for it, at the same place among the rows, which are yet to be written."""
+        for number, action in sorted(former._aside.values(), key=itemgetter(0)):
+            self._numbers = itertools.count(number)
+            self._do(partial(action, run))
+        self._numbers, self.count = itertools.count(former.count + 1), former.count
 
     def act(self, follows: float | None) -> None:
         """Carry out the actions before a row; see `keep` for `follows`."""

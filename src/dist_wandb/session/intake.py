@@ -51,6 +51,14 @@ class Intake:
         self._first_thread = 0  # the first to log
         self._watched: dict[str, Any] = {}  # what `watch` has measured for a row that is not passed on yet
         self.sections: Sections = Sections()
+        self._successor: Intake | None = None  # of the session in which this one continues
+
+    def continue_from(self, former: Intake) -> None:
+        """Continue the rows of a session that moves to this one: the next row follows its last."""
+        with former._life.accepting:
+            self.rows, self._last, self._watched = former.rows, former._last, former._watched
+            self._first_thread, self.sections = former._first_thread, former.sections
+            former._successor = self  # for a call of `log` that is in progress on another thread
 
     @property
     def step(self) -> int:
@@ -77,7 +85,9 @@ class Intake:
         if step is not None:
             step = checked_step(step, rank)
         with self._life.accepting:
-            if not self._is_over(len(metrics)):
+            if self._successor is not None:
+                self._successor.put(metrics, step, weight, commit, leads=leads)
+            elif not self._is_over(len(metrics)):
                 self._pass_on(metrics, step, weight, commit, leads=leads)
                 self._is_over()  # a signal handler may have finished the session before the row was passed on
 

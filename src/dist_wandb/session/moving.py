@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.relay.relay import Children
     from dist_wandb.run_config.sync import ConfigSync
+    from dist_wandb.session.intake import Intake
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
+    from dist_wandb.session.own_run import OwnRun
     from dist_wandb.session.session import Session
     from dist_wandb.session.shutdown import Shutdown
 
@@ -105,11 +107,15 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     other = reopen(primary_rank)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
     parts = {name: part for name, part in vars(other).items() if name not in _OWN}
+    own = cast("OwnRun", parts["_own"])
+    own.summary.continue_from(vars(session)["_own"].summary, own.run)
+    cast("Intake", parts["_intake"]).continue_from(vars(session)["_intake"])
     shutdown, following = cast("Shutdown", vars(session)["_shutdown"]), cast("Shutdown", parts["_shutdown"])
     following.failure, shutdown.successor = shutdown.failure, following
     cast("Children", parts["_children"]).continue_for(vars(session)["_children"])
     vars(session).update(parts)
-    config_sync.continue_in(lambda: session.run)
+    if written := config_sync.continue_in(lambda: session.run):
+        own.run.config.update(written, allow_val_change=True)
     link.moving.end(cast("JobLink", parts["_link"]).moving)
     registry.remove(session)
     cast("SessionNotices", parts["_notices"]).moved()

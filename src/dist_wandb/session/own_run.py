@@ -142,6 +142,8 @@ class OwnRun:
             module = sys.modules.get("wandb")
             if run:
                 handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})
+            else:
+                handlers["define_metric"] = self.summary.define_aside
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)

@@ -33,6 +33,27 @@ def late(directory: Path, rank: int, **options: Any) -> None:
     run.finish()
 
 
+def continued(directory: Path, rank: int) -> None:
+    """Rank 1, the only one with a session, begins to write; rows have no steps."""
+    if rank != 1:
+        return
+    limits = {"join_timeout": 3.0}
+    run = dist_wandb.init("tests", id="exp", dir=str(directory), config={"lr": 0.1}, limits=limits)
+    run.define_metric("loss", summary="max")
+    for step in range(STEPS):
+        run.log({"loss": float(-step), "again": step})
+    run.summary["best"] = 0.5
+    run.summary["again"] = -1
+    run.config.update({"written": rank})
+    run.log({"best": 0.25})
+    wait_until(lambda: bool(run.run), within=SOON, what="a run")
+    run.summary["after"] = 2
+    run.log({"loss": float(-STEPS)})
+    run.flush()
+    assert dict(run.summary["loss"]) == {"max": 0}
+    run.finish()
+
+
 def ends(directory: Path, rank: int, **options: Any) -> None:
     """Ranks 1 and 2 end before `join_timeout`, without rank 0."""
     began = time.monotonic()
@@ -74,10 +95,11 @@ def main(directory: str) -> None:
     dist.barrier()
     nested(into / "nested-alone", rank, reduce=None)
     dist.barrier()
-    if rank:
-        ends(into / "ends", rank)
-        ends(into / "ends-alone", rank, reduce=None)
-        ends(into / "ends-worker", rank, rank_scope="worker")
+    for kind, options in (("", {}), ("-alone", {"reduce": None}), ("-worker", {"rank_scope": "worker"})):
+        dist.barrier()  # a rank that opens its session after the others have ended theirs is not the lowest
+        if rank:
+            ends(into / f"ends{kind}", rank, **options)
+    continued(into / "continued", rank)
     dist.barrier()
     dist.destroy_process_group()
 
