@@ -253,6 +253,10 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         """Call `note` with the name and value of each write from now on."""
         self.__dict__["_note"] = note
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep the values in a copy, also in another process; its writes concern nobody."""
+        return {"_written": self._own()}
+
     def show(self, values: Mapping[str, Any]) -> None:
         """Take over the values of a call of `log`."""
         self._own().update(shown_values(values))
