@@ -30,6 +30,7 @@ def late(directory: Path, rank: int, **options: Any) -> None:
         run.log({"loss": float(rank + step), "text": str(rank)}, step=step)
     assert bool(run.run) == (rank == 1)
     assert (run.id, run.config["of"]) == ("exp", 1)
+    dist.barrier()  # without a reduction, the rank that writes would end without the others
     run.finish()
 
 
