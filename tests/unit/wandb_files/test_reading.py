@@ -348,6 +348,7 @@ def test_the_reader_starts_in_its_own_empty_directory_without_settings(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", "lib", str(tmp_path)]))
     monkeypatch.setenv("WANDB_BASE_URL", "http://elsewhere")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("GOMAXPROCS", "192")  # with so many threads, W&B's reader needs more memory than its limit
     assert read_run(path.name).run_id == "abc"
     place, mode, *lines = seen.read_text().splitlines()
     assert mode == "700"
@@ -359,6 +360,8 @@ def test_the_reader_starts_in_its_own_empty_directory_without_settings(
     assert environment["PYTHONPATH"] == str(tmp_path)
     assert environment["PYTHONSAFEPATH"] == "1"
     assert environment["TMPDIR"] == environment["WANDB_DIR"] == f"{place}/state"
+    assert int(environment["GOMAXPROCS"]) <= 4
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
     assert {name: value for name, value in environment.items() if name.startswith("WANDB_") and "_DIR" not in name} == {
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_MODE": "offline",
