@@ -79,9 +79,9 @@ def interpreter(environment: Mapping[str, str]) -> str:
         environment: Environment of the server, if this call starts it: processes whose libraries would have read other
             values on import start cold.
     """
-    home = Path(os.environ.get(_HOME) or "/nonexistent")
+    home = Path(os.environ.get(_HOME, ""))
     stand_in = home / "python"
-    if os.environ.get(COLD) or not home.is_dir() or not _can_be_named():
+    if os.environ.get(COLD) or not os.environ.get(_HOME) or not home.is_dir() or not _can_be_named():
         return sys.executable
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
