@@ -76,6 +76,8 @@ class Intake:
         leads: bool = True,
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
+        if self._own.takes(metrics):
+            return
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
         if not are_plain(metrics):
