@@ -154,11 +154,8 @@ def while_open(arguments: Mapping[str, Any]) -> Session | None:
     open_now, reinit = open_sessions(), requested.reinit(arguments)
     if not open_now:
         return None
-    requested.check_config(arguments)
     # wandb then leaves open runs alone; on a rank without a run, the mode means nothing
-    has_run = any(session.run for session in open_now)
-    mode = requested.mode(arguments) if has_run or arguments.get("mode") else None  # a wrong one is an error everywhere
-    is_disabled = has_run and mode == "disabled"
+    is_disabled = any(session.run for session in open_now) and requested.mode(arguments) == "disabled"
     if reinit == "create_new":
         _refuse_id_of(open_now, requested.run_id(arguments))
         return None
@@ -194,8 +191,8 @@ def _is_notebook() -> bool:
 def check_init(given: Mapping[str, Any]) -> None:
     """Check arguments of `init` without opening anything; raise `ConfigurationError` for one that is not supported."""
     Options.among(given)
-    requested.check_init_arguments(
-        {name: value for name, value in given.items() if name not in OPTION_NAMES}, "wandb_init"
+    requested.check_init_arguments(  # its config may be a file that is written before the first call
+        {name: value for name, value in given.items() if name not in (*OPTION_NAMES, "config")}, "wandb_init"
     )
 
 
