@@ -24,7 +24,7 @@ from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import next_job
-from dist_wandb.session.registry import process_end
+from dist_wandb.session.registry import current, process_end
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
@@ -56,22 +56,27 @@ class LateJoin:
 
     def await_next(self) -> None:
         """Search for the session after the one that is open from now on."""
-        self._poll = BackgroundPoll(self.read_next_job, _PAUSE, lambda: PartialState().num_processes)
+        self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
 
     def read_next_job(self) -> JobDescription | None:
         """Read the main process's description of the next session, if published. Waits for the store."""
         return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
 
-    def has_begun(self, within: float | None) -> bool:
-        """Return whether the main process has published the session, and update `options` if so.
+    def _next(self) -> JobDescription | Session | None:
+        """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
+        job, session = self.read_next_job(), current()
+        return session if job is None and session is not None and not session.is_ending() else job
+
+    def found(self, within: float | None) -> JobDescription | Session | None:
+        """Return what the main process has published as the session, and update `options`; or a session that goes on.
 
         Waits `within` seconds for the thread that queries the store; with `None`, queries the store here. Raises
         `RendezvousError` if the store is gone.
         """
-        job = self.read_next_job() if within is None else self._poll.result(within)
-        if job is not None:
-            self.options = Options(**job["options"])
-        return job is not None
+        found = self._next() if within is None else self._poll.result(within)
+        if isinstance(found, dict):
+            self.options = Options(**found["options"])
+        return found
 
     def discard_answer(self) -> None:
         """Query the store again, because the last answer proved wrong."""

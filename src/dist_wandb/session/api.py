@@ -149,8 +149,8 @@ def init(
     return session
 
 
-def while_open(arguments: Mapping[str, Any]) -> Session | None:
-    """Do with the open sessions what `reinit` says. Return the session that `init` returns, if it opens none."""
+def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | None:
+    """Do with the open sessions what `reinit` says. Return the session that the `caller` gets, if it opens none."""
     open_now, reinit = open_sessions(), requested.reinit(arguments)
     if not open_now:
         return None
@@ -172,7 +172,8 @@ def while_open(arguments: Mapping[str, Any]) -> Session | None:
             "Cannot resume a run while another run is open. Finish that run first, or pass reinit='create_new'."
         )
     line = users_line()
-    return next((one for one in reversed(in_scope()) if one.is_returned(line, disabled=is_disabled)), None)
+    found = reversed(in_scope())
+    return next((one for one in found if one.is_returned(line, disabled=is_disabled, caller=caller)), None)
 
 
 def _refuse_id_of(sessions: list[Session], run_id: str | None) -> None:

@@ -317,15 +317,19 @@ class Session(AsRun):
         """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
         registry.process_end.catch_sigterm()
 
-    def is_returned(self, line: Line | None, *, disabled: bool) -> bool:
-        """Whether `init`, called at `line`, returns this session, which may be finished here: see `InitCalls`."""
+    def is_ending(self) -> bool:
+        """Whether the coordinator has begun to end this session. Asks the job's store."""
+        return self._link.is_ending()
+
+    def is_returned(self, line: Line | None, *, disabled: bool, caller: str) -> bool:
+        """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         is_here = os.getpid() == self._pid  # not in a fork
         decision = is_here and self._link.calls.agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
-            self._notices.returned_again(line, self.id)
+            self._notices.returned_again(line, self.id, caller)
         return bool(decision)
 
     def announce(self, where: str | None = None) -> None:
