@@ -220,7 +220,7 @@ def inspect(
                 on_record({"type": "history", "history": {"item": row}})
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
-        raise ReadError(f"{path}: cannot be read: {error.strerror or error}{where}.") from None
+        raise ReadError(f"{path}: cannot be read with W&B's reader: {error.strerror or error}{where}.") from None
     except ReadError as error:
         raise ReadError(in_words(error, path)) from None
     prefix = "wandb leet inspect: "  # other lines are general warnings of Python or wandb
