@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 
-from dist_wandb.accelerate.world import current_topology
+from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import next_job
+from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, process_end
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
@@ -65,7 +66,9 @@ class LateJoin:
     def _next(self) -> JobDescription | Session | None:
         """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
         job, session = self.read_next_job(), current()
-        return session if job is None and session is not None and not session.is_ending() else job
+        if job is None and session is not None and not session.is_ending():
+            return session
+        return job
 
     def found(self, within: float | None) -> JobDescription | Session | None:
         """Return what the main process has published as the session, and update `options`; or a session that goes on.
@@ -73,10 +76,23 @@ class LateJoin:
         Waits `within` seconds for the thread that queries the store; with `None`, queries the store here. Raises
         `RendezvousError` if the store is gone.
         """
+        session = current()
+        if session is not None and session.opened_at is not None:  # by the script
+            return session
         found = self._next() if within is None else self._poll.result(within)
         if isinstance(found, dict):
             self.options = Options(**found["options"])
         return found
+
+    def opened(self, arguments: Mapping[str, Any]) -> Session:
+        """Open the session of this rank."""
+        topology = current_topology()
+        if self.is_possible:
+            self.read_next_job()  # skips sessions that took place without this rank
+        options = self.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
+        session = open_session(options, arguments, integration=INTEGRATION, topology=topology)
+        self.await_next()
+        return session
 
     def discard_answer(self) -> None:
         """Query the store again, because the last answer proved wrong."""

@@ -21,9 +21,8 @@ except ModuleNotFoundError as _error:
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from _error
 
-from dist_wandb.accelerate.start import INTEGRATION, ConfigOnceStarted, InitArguments, LateJoin, await_session
+from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin, await_session
 from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
-from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.accelerate.wrapping import (
     NAME,
     Trackers,
@@ -37,8 +36,7 @@ from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import while_open
-from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import current, of_script, open_sessions
+from dist_wandb.session.registry import current, open_sessions
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -200,17 +198,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """
         if self._session is None and current() is not None:
             self._session = while_open(self.arguments.merged, "init_trackers")
-        if self._session is None:
-            self._session = self._opened()
-
-    def _opened(self) -> Session:
-        topology = current_topology()
-        if self.late_join.is_possible:
-            self.late_join.read_next_job()  # skips sessions that took place without this rank
-        options = self.late_join.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
-        session = open_session(options, self.arguments.merged, integration=INTEGRATION, topology=topology)
-        self.late_join.await_next()
-        return session
+        self._session = self._session or self.late_join.opened(self.arguments.merged)
 
     @property
     def run_name(self) -> str | None:
@@ -373,8 +361,6 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         `within` as in `LateJoin.found`.
         """
-        if self._session is None and self._last_run is None and self.late_join.is_possible:
-            self._session = of_script()
         if self._goes_on and self._session not in open_sessions():  # the main process has ended it
             self._session, self._goes_on = None, False
             self.late_join.discard_answer()
@@ -383,7 +369,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 found = self.late_join.found(within)
                 if found is not None:
                     self._goes_on = isinstance(found, Session)
-                    self._session = found if isinstance(found, Session) else self._opened()
+                    opened = self.late_join.opened
+                    self._session = found if isinstance(found, Session) else opened(self.arguments.merged)
                 while self._session is not None and self.late_join.rows:
                     values, step, arguments = self.late_join.rows.popleft()
                     self.log(values, step, **arguments)

@@ -36,14 +36,13 @@ _TEXT, _BOOL, _NEVER = r"['\"].*", "True|False", "(?!)"
 # Setting by argument, and the usual values as Python prints them. About others, W&B's settings are asked.
 _SETTINGS = {
     **{name: (f"run_{name}", _TEXT) for name in ("name", "notes", "group", "job_type")},
-    "entity": ("entity", _TEXT),
+    **{name: (name, _BOOL) for name in ("force", "save_code", "sync_tensorboard")},
+    **{name: (name, _NEVER) for name in ("resume_from", "fork_from")},
+    **{name: (name, r"'[\w .-]{1,64}'") for name in ("project", "entity")},
     "dir": ("root_dir", rf"{_TEXT}|\w+Path\(.*"),
-    "project": ("project", r"'[\w .-]{1,64}'"),
     "tags": ("run_tags", rf"{_TEXT}|[\[(](?:'[\w .-]{{1,64}}',? ?)*[\])]"),
     "resume": ("resume", f"{_BOOL}|'(?:allow|must|never|auto)'"),
     "reinit": ("reinit", f"{_BOOL}|'(?:default|(?:return|finish)_previous|create_new)'"),
-    **{name: (name, _BOOL) for name in ("force", "save_code", "sync_tensorboard")},
-    **{name: (name, _NEVER) for name in ("resume_from", "fork_from")},
 }
 
 
@@ -94,12 +93,10 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
 
 def _check_settings(given: Mapping[str, Any]) -> None:
     """Raise the errors of W&B's settings, which are made, with an import of wandb, only for unusual values."""
-    settings = given.get("settings")
-    unusual = {**settings} if isinstance(settings, Mapping) else {}
-    for name, (setting, usual) in _SETTINGS.items():
-        value = given.get(name)
-        if value is not None and not re.fullmatch(usual, repr(value), re.DOTALL):
-            unusual[setting] = value
+    settings, held = given.get("settings"), {name: given[name] for name in _SETTINGS if given.get(name) is not None}
+    unusual = dict(settings) if isinstance(settings, Mapping) else {}
+    usual = {name: re.fullmatch(_SETTINGS[name][1], repr(value), re.DOTALL) for name, value in held.items()}
+    unusual.update({_SETTINGS[name][0]: value for name, value in held.items() if not usual[name]})
     if unusual:
         import wandb
 

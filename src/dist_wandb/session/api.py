@@ -172,8 +172,7 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
             "Cannot resume a run while another run is open. Finish that run first, or pass reinit='create_new'."
         )
     line = users_line()
-    found = reversed(in_scope())
-    return next((one for one in found if one.is_returned(line, disabled=is_disabled, caller=caller)), None)
+    return next((one for one in reversed(in_scope()) if one.is_returned(line, caller, disabled=is_disabled)), None)
 
 
 def _refuse_id_of(sessions: list[Session], run_id: str | None) -> None:

@@ -76,7 +76,7 @@ class Intake:
         leads: bool = True,
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
-        if self._own.takes(metrics):
+        if self._own.elsewhere.takes(metrics):
             return
         rank = self._link.topology.global_rank
         check_row(metrics, rank)

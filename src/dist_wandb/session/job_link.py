@@ -13,7 +13,7 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.generations import APART, has_opened, is_accompanied, keys_of, publish_opened
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
-from dist_wandb.session.job_description import ENDING, InitCalls, is_ending
+from dist_wandb.session.job_description import ENDING, InitCalls
 from dist_wandb.session.moving import Moving
 from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
@@ -160,10 +160,6 @@ class JobLink:
         """Publish, as the coordinator, that it ends the session, for `init`, or that it has, for late ranks."""
         if self.topology.is_coordinator:
             self._ask(leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
-
-    def is_ending(self) -> bool:
-        """Whether the coordinator has begun to end this session, as far as the store answers."""
-        return self._ask(is_ending, False)
 
     def is_over(self) -> bool:
         """Whether the coordinator has already ended this session, so that this rank opens it too late."""

@@ -66,8 +66,8 @@ class OwnRun:
         self._config_sync = config_sync
         self._attached = attached
         is_disabled = requested.mode_if_given(opening.arguments) == "disabled"
-        self._takes_all = is_disabled or (bool(run) and getattr(run, "disabled", None) is True)  # not for a mock
-        self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=self._takes_all)
+        takes_all = is_disabled or (bool(run) and getattr(run, "disabled", None) is True)  # not for a mock
+        self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
         target = self._record if self._axes is None else self._axes
@@ -111,16 +111,6 @@ class OwnRun:
         else:
             self.summary.logged.show(values, x)
 
-    def takes(self, metrics: Mapping[str, Any]) -> bool:
-        """Take whatever was logged, also after the end, if the run is disabled: as wandb does, for the summary."""
-        if self._takes_all:
-            run = self.run
-            if isinstance(run, NullRun):
-                run.summary.show(dict(metrics))
-            else:
-                interception.original(run, "log")(metrics)
-        return self._takes_all
-
     def as_logged(self, metrics: Mapping[str, Any], step: int, *, flat: bool) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
         if not wandb_private.can_store(self.run):
@@ -148,7 +138,7 @@ class OwnRun:
                     self.writer.write({}, None)
                 finish_run(*args, **kwargs)
 
-            rows = {} if run and self._takes_all else {"log": log_first}
+            rows = {} if run and self.elsewhere.takes_all else {"log": log_first}
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows}
             handlers.update(self.elsewhere.handlers(run, intake.watch))
             module = sys.modules.get("wandb")

@@ -111,7 +111,7 @@ def test_a_disabled_run_takes_every_call(
         session.define_metric()
         session.alert()
         session.log({1: 2, "loss": 0.5}, "x", -1)  # type: ignore[arg-type, dict-item]  # that is the test
-        session.run.log({"a\0": 1}, -1, "bogus", 7)
+        session.run.log({"a\0": 1}, -1, "bogus", 7)  # type: ignore[arg-type, call-arg]  # that is the test
         assert (session.summary[1], session.summary["loss"], session.summary["a\0"]) == (2, 0.5, 1)
         assert session.run.step == 0
         for row in (10, None):
