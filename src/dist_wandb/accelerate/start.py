@@ -26,6 +26,7 @@ from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import next_job
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, process_end
+from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
@@ -34,7 +35,6 @@ from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription
-    from dist_wandb.session.session import Session
 
 INTEGRATION = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between the first queries of the store
@@ -43,6 +43,8 @@ _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init
 
 class LateJoin:
     """The waiting rows of a rank that is not started, and its search for the session of the main process."""
+
+    _poll: BackgroundPoll[JobDescription | Session]
 
     def __init__(self, options: Options) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
@@ -79,10 +81,10 @@ class LateJoin:
         session = current()
         if session is not None and session.opened_at is not None:  # by the script
             return session
-        found = self._next() if within is None else self._poll.result(within)
-        if isinstance(found, dict):
-            self.options = Options(**found["options"])
-        return found
+        job = self._next() if within is None else self._poll.result(within)
+        if job is not None and not isinstance(job, Session):
+            self.options = Options(**job["options"])
+        return job
 
     def opened(self, arguments: Mapping[str, Any]) -> Session:
         """Open the session of this rank."""
