@@ -59,7 +59,7 @@ class Elsewhere:
         """Give whatever was logged, also after the end, to the summary of a disabled run; return whether it is one."""
         if self.takes_all:
             run = self._run()
-            take = run.summary.show if isinstance(run, NullRun) else interception.original(run, "log")
+            take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
             take(dict(metrics))
         return self.takes_all
 

@@ -126,7 +126,7 @@ def test_disabled_runs_take_every_row_on_all_ranks(job: Job, on_ranks: OnRanks) 
 
     def log(rank: int) -> None:
         session = sessions[rank]
-        session.log({1: 2, "loss": float(rank)}, -1)  # type: ignore[dict-item]  # that is the test
+        session.log({1: 2, "loss": torch.tensor(float(rank))}, -1)  # type: ignore[dict-item]  # that is the test
         session.finish()
         session.log({"late": rank})
 
