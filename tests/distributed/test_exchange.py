@@ -503,6 +503,17 @@ def test_ranks_wait_for_a_primary_that_is_opening_its_run(
     assert unit.run.rows == [{"loss": 1.5, "global_step": 0}]
 
 
+def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> bool:
+        raise ValueError("broken")
+
+    unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.3), is_opening=fail)
+    unit.log(1, {"loss": 1.0}, 0)
+    eventually(lambda: "the exchange of rank 1 failed; it continues alone" in caplog.text)
+    assert not unit.exchanges[1].close()
+    assert "what rank 1 logged after the start may be lost" in caplog.text
+
+
 def test_the_only_rank_ends_immediately(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

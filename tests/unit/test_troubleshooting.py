@@ -84,13 +84,6 @@ def test_no_fragment_matches_too_many_messages() -> None:
 UNEXPECTED: frozenset[str] = frozenset(
     {
         "dist_wandb: rank … could not write rows; they are lost",
-        "dist_wandb: the exchange of rank … failed; it continues alon",
-        "The gathered states of … do not fit. Run the same code on al",
-        "dist_wandb: rank … could not bring its config up to date",
-        "dist_wandb: rows without a step start at 0 under this rank's",
-        "… Set XDG_STATE_HOME to a directory of yours.",
-        "…: cannot be read: …….",
-        "…: cannot be read: ….",
     }
 )
 """Messages that no test expects, or with too few words of their own to tell: this list may only become shorter."""

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 
-from dist_wandb.accelerate.world import current_topology
+from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import next_job
-from dist_wandb.session.registry import process_end
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.registry import current, process_end
+from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
@@ -33,7 +35,6 @@ from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription
-    from dist_wandb.session.session import Session
 
 INTEGRATION = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between the first queries of the store
@@ -42,6 +43,8 @@ _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init
 
 class LateJoin:
     """The waiting rows of a rank that is not started, and its search for the session of the main process."""
+
+    _poll: BackgroundPoll[JobDescription | Session]
 
     def __init__(self, options: Options) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
@@ -56,22 +59,42 @@ class LateJoin:
 
     def await_next(self) -> None:
         """Search for the session after the one that is open from now on."""
-        self._poll = BackgroundPoll(self.read_next_job, _PAUSE, lambda: PartialState().num_processes)
+        self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
 
     def read_next_job(self) -> JobDescription | None:
         """Read the main process's description of the next session, if published. Waits for the store."""
         return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
 
-    def has_begun(self, within: float | None) -> bool:
-        """Return whether the main process has published the session, and update `options` if so.
+    def _next(self) -> JobDescription | Session | None:
+        """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
+        job, session = self.read_next_job(), current()
+        if job is None and session is not None and not session.is_ending():
+            return session
+        return job
+
+    def found(self, within: float | None) -> JobDescription | Session | None:
+        """Return what the main process has published as the session, and update `options`; or a session that goes on.
 
         Waits `within` seconds for the thread that queries the store; with `None`, queries the store here. Raises
         `RendezvousError` if the store is gone.
         """
-        job = self.read_next_job() if within is None else self._poll.result(within)
-        if job is not None:
+        session = current()
+        if session is not None and session.opened_at is not None:  # by the script
+            return session
+        job = self._next() if within is None else self._poll.result(within)
+        if job is not None and not isinstance(job, Session):
             self.options = Options(**job["options"])
-        return job is not None
+        return job
+
+    def opened(self, arguments: Mapping[str, Any]) -> Session:
+        """Open the session of this rank."""
+        topology = current_topology()
+        if self.is_possible:
+            self.read_next_job()  # skips sessions that took place without this rank
+        options = self.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
+        session = open_session(options, arguments, integration=INTEGRATION, topology=topology)
+        self.await_next()
+        return session
 
     def discard_answer(self) -> None:
         """Query the store again, because the last answer proved wrong."""

@@ -21,9 +21,8 @@ except ModuleNotFoundError as _error:
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from _error
 
-from dist_wandb.accelerate.start import INTEGRATION, ConfigOnceStarted, InitArguments, LateJoin, await_session
+from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin, await_session
 from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
-from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.accelerate.wrapping import (
     NAME,
     Trackers,
@@ -37,8 +36,7 @@ from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import while_open
-from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import of_script
+from dist_wandb.session.registry import current, open_sessions
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -123,6 +121,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
         self._session: Session | None = None
         self._last_run: AnyRun | None = None  # of the finished session
+        self._goes_on = False  # whether the session is that of an earlier tracker, on a rank that was not started
         self._stand_in: NullRun | None = None  # until this rank is started, if it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was created because `log_with` had its name
@@ -194,17 +193,12 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def start(self) -> None:
         """Open this rank's run, if the rank opens one. Called by `init_trackers`; a second call does nothing.
 
-        If the script has opened a session by `init`, it is used as `init` would use it, as W&B does with an open run.
+        A session that is open, of the script or of another tracker, is used as `init` would use it, as W&B does with
+        an open run.
         """
-        if self._session is None and of_script() is not None:
-            self._session = while_open(self.arguments.merged)
-        if self._session is None:
-            topology = current_topology()
-            if self.late_join.is_possible:
-                self.late_join.read_next_job()  # skips sessions that took place without this rank
-            options = self.late_join.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
-            self._session = open_session(options, self.arguments.merged, integration=INTEGRATION, topology=topology)
-            self.late_join.await_next()
+        if self._session is None and current() is not None:
+            self._session = while_open(self.arguments.merged, "init_trackers")
+        self._session = self._session or self.late_join.opened(self.arguments.merged)
 
     @property
     def run_name(self) -> str | None:
@@ -365,17 +359,21 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def _find_session(self, within: float | None = None) -> Session | None:
         """Return the session. On a rank that may join late, open it once the main process has published it.
 
-        `within` as in `LateJoin.has_begun`.
+        `within` as in `LateJoin.found`.
         """
-        if self._session is None and self._last_run is None and self.late_join.is_possible:
-            self._session = of_script()
+        if self._goes_on and self._session not in open_sessions():  # the main process has ended it
+            self._session, self._goes_on = None, False
+            self.late_join.discard_answer()
         if self._session is None and self.late_join.is_possible:
             try:
-                if self.late_join.has_begun(within):
-                    self.start()
-                    while self.late_join.rows:
-                        values, step, arguments = self.late_join.rows.popleft()
-                        self.log(values, step, **arguments)
+                found = self.late_join.found(within)
+                if found is not None:
+                    self._goes_on = isinstance(found, Session)
+                    opened = self.late_join.opened
+                    self._session = found if isinstance(found, Session) else opened(self.arguments.merged)
+                while self._session is not None and self.late_join.rows:
+                    values, step, arguments = self.late_join.rows.popleft()
+                    self.log(values, step, **arguments)
             except RendezvousError:  # the job has ended and its store is gone, but the training may continue
                 self.late_join.discard_answer()
         return self._session

@@ -47,7 +47,7 @@ class Reductions:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self.reduce = reduce or {}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
-        self.weighted: set[str] = set()  # names that this rank has given weights
+        self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
         self.of_all = lru_cache(_MOST_FORMS)(self._of_all)
 
     def of(self, name: str) -> Reduction:

@@ -115,7 +115,7 @@ class Posting:
         if (lanes := self._lanes(contribution)) is not None:
             return rounds.post(contribution.metrics, lanes, step, x, now, own).names
         values = known(contribution.metrics)
-        unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
+        unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
         if unit or others or own:
@@ -192,13 +192,13 @@ class Posting:
                 labelled[f"{label}/{name}"] = value
         return labelled
 
-    def _weights(self, weight: Any) -> Any:
+    def _weights(self, weight: Any, values: Mapping[str, Any]) -> Any:
         if weight is None or isinstance(weight, (int, float)):
             return 1.0 if weight is None else float(weight)
         if isinstance(weight, Later):
             return float(checked_weight("weight", weight.number(), self._held.rank))
-        self._held.reductions.weighted.update(weight)
-        return {name: self._weights(value) for name, value in weight.items()}
+        self._held.reductions.weighted.update(weight.keys() - values.keys())
+        return {name: self._weights(value, values) for name, value in weight.items()}
 
 
 class _OpenRow(NamedTuple):

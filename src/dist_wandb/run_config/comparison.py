@@ -34,6 +34,7 @@ from dist_wandb.run_config.messages import (
     checked,
     fits,
 )
+from dist_wandb.settings.config_secrets import DEEPEST
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.store.shared_list import RankValues
@@ -51,7 +52,7 @@ class Comparison:
 
     def __init__(self, options: Options, connection: Connection, config: object, run: Mapping[str, Any]) -> None:
         self.run: Mapping[str, Any] = run
-        self.given: dict[str, Any] = given_values(config)
+        self.given: dict[str, Any] = _as_it_is(given_values(config))
         self.opened_at: Line | None = users_line()  # the user's line that opened the session, for warnings
         self.publications: int = 0  # how often this rank has published the config that it was given
         self._options = options
@@ -176,3 +177,10 @@ class Comparison:
         if salt not in self._made:
             self._made = {salt: comparable(self._publishable, salt)}
         return self._made[salt]
+
+
+def _as_it_is(value: Any, depth: int = 0) -> Any:
+    """Return a copy of lists and dicts, at any depth: the script may change them later, before they are compared."""
+    if type(value) is dict and depth < DEEPEST:
+        return {name: _as_it_is(item, depth + 1) for name, item in value.items()}
+    return [_as_it_is(item, depth + 1) for item in value] if type(value) is list and depth < DEEPEST else value

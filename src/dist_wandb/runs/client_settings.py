@@ -106,10 +106,10 @@ def _refusal(error: Exception) -> ConfigurationError | None:
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return None
-    problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
+    problems = "; ".join(": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in errors())
     return ConfigurationError(
-        f"W&B refuses its settings: {problems}. Correct them where they are set: in WANDB_* variables, settings=, or "
-        "W&B's settings files."
+        f"W&B refuses its settings: {problems}. Correct them where they are set: in arguments, such as settings=, in "
+        "WANDB_* variables, or in W&B's settings files."
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.runs.client_settings import client_settings
+from dist_wandb.runs.client_settings import client_settings, hidden_values
 from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.limits import LIMIT_NAMES
 from dist_wandb.settings.options import OPTION_NAMES
@@ -32,10 +32,25 @@ _COMMON_INIT_ARGUMENTS = frozenset(
     }
 )
 _ALERT_LEVELS = ("INFO", "WARN", "ERROR")
+_TEXT, _BOOL, _NEVER = r"['\"].*", "True|False", "(?!)"
+# Setting by argument, and the usual values as Python prints them. About others, W&B's settings are asked.
+_SETTINGS = {
+    **{name: (f"run_{name}", _TEXT) for name in ("name", "notes", "group", "job_type")},
+    **{name: (name, _BOOL) for name in ("force", "save_code", "sync_tensorboard")},
+    **{name: (name, _NEVER) for name in ("resume_from", "fork_from")},
+    **{name: (name, r"'[\w .-]{1,64}'") for name in ("project", "entity")},
+    "dir": ("root_dir", rf"{_TEXT}|\w+Path\(.*"),
+    "tags": ("run_tags", rf"{_TEXT}|[\[(](?:'[\w .-]{{1,64}}',? ?)*[\])]"),
+    "resume": ("resume", f"{_BOOL}|'(?:allow|must|never|auto)'"),
+    "reinit": ("reinit", f"{_BOOL}|'(?:default|(?:return|finish)_previous|create_new)'"),
+}
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
-    """Raise `ConfigurationError` for arguments that `wandb.init` would not accept; it names the `integration`."""
+    """Raise an error for arguments that `wandb.init` would not accept, even if it returns a run that is open.
+
+    A `ConfigurationError`, which may name the `integration`; for a config, that of wandb.
+    """
     unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
     if unknown:
         _check_against_signature(unknown, integration)
@@ -44,8 +59,12 @@ def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
             f"{integration} was given mode='shared', which is W&B's switch for one writer. Pass run_mode='shared': it "
             "sets W&B's mode, labels and primary on every rank."
         )
+    if given.get("mode"):
+        mode({"mode": given["mode"]})
     if given.get("id") is not None:
         check_id(given["id"], f"id={given['id']!r} given to {integration}")
+    _check_settings(given)
+    _check_config(given)
 
 
 def _check_against_signature(unknown: list[str], integration: str) -> None:
@@ -72,7 +91,20 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
-def check_config(given: Mapping[str, Any]) -> None:
+def _check_settings(given: Mapping[str, Any]) -> None:
+    """Raise the errors of W&B's settings, which are made, with an import of wandb, only for unusual values."""
+    settings, held = given.get("settings"), {name: given[name] for name in _SETTINGS if given.get(name) is not None}
+    unusual = dict(settings) if isinstance(settings, Mapping) else {}
+    usual = {name: re.fullmatch(_SETTINGS[name][1], repr(value), re.DOTALL) for name, value in held.items()}
+    unusual.update({_SETTINGS[name][0]: value for name, value in held.items() if not usual[name]})
+    if unusual:
+        import wandb
+
+        with hidden_values():
+            getattr(wandb, "Settings", dict)(**unusual)  # a mock of a test may have none
+
+
+def _check_config(given: Mapping[str, Any]) -> None:
     """Raise the errors of wandb for a config that `wandb.init` cannot read, such as a file that does not exist."""
     config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))
     config = plain(config or {})

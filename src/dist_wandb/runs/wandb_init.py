@@ -32,7 +32,7 @@ from dist_wandb.runs import requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.requested import check_config, wandb_directory
+from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.runs.wandb_process import drop_inherited_service, sets_verbosity, with_warnings_alone
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
@@ -88,7 +88,6 @@ def open_run(
         arguments["reinit"] = "create_new"
     _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
     check_workspace()
-    check_config(arguments)
     if plan.announces:
         warn_of_workspace(arguments)
     is_quiet = plan.is_one_of_several and not plan.announces and not sets_verbosity(init_arguments)

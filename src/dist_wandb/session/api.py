@@ -149,16 +149,13 @@ def init(
     return session
 
 
-def while_open(arguments: Mapping[str, Any]) -> Session | None:
-    """Do with the open sessions what `reinit` says. Return the session that `init` returns, if it opens none."""
+def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | None:
+    """Do with the open sessions what `reinit` says. Return the session that the `caller` gets, if it opens none."""
     open_now, reinit = open_sessions(), requested.reinit(arguments)
     if not open_now:
         return None
-    requested.check_config(arguments)
     # wandb then leaves open runs alone; on a rank without a run, the mode means nothing
-    has_run = any(session.run for session in open_now)
-    mode = requested.mode(arguments) if has_run or arguments.get("mode") else None  # a wrong one is an error everywhere
-    is_disabled = has_run and mode == "disabled"
+    is_disabled = any(session.run for session in open_now) and requested.mode(arguments) == "disabled"
     if reinit == "create_new":
         _refuse_id_of(open_now, requested.run_id(arguments))
         return None
@@ -175,7 +172,7 @@ def while_open(arguments: Mapping[str, Any]) -> Session | None:
             "Cannot resume a run while another run is open. Finish that run first, or pass reinit='create_new'."
         )
     line = users_line()
-    return next((one for one in reversed(in_scope()) if one.is_returned(line, disabled=is_disabled)), None)
+    return next((one for one in reversed(in_scope()) if one.is_returned(line, caller, disabled=is_disabled)), None)
 
 
 def _refuse_id_of(sessions: list[Session], run_id: str | None) -> None:
@@ -194,8 +191,8 @@ def _is_notebook() -> bool:
 def check_init(given: Mapping[str, Any]) -> None:
     """Check arguments of `init` without opening anything; raise `ConfigurationError` for one that is not supported."""
     Options.among(given)
-    requested.check_init_arguments(
-        {name: value for name, value in given.items() if name not in OPTION_NAMES}, "wandb_init"
+    requested.check_init_arguments(  # its config may be a file that is written before the first call
+        {name: value for name, value in given.items() if name not in (*OPTION_NAMES, "config")}, "wandb_init"
     )
 
 

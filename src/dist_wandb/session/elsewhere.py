@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.runs import interception, wandb_private
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.opening import run_key
 from dist_wandb.runs.requested import check_alert
 from dist_wandb.store.shared_list import SharedList
@@ -48,15 +49,23 @@ class Elsewhere:
         self.sent: int = 0  # alerts that this rank has published for its primary
         self._link = link
         self._run = run
-        self._takes_all = takes_all
+        self.takes_all: bool = takes_all  # as wandb's disabled run
         self._list: SharedList | None = None  # from its first use to the last
         self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
         self._published = 0.0  # as of the last `deliver`
 
+    def takes(self, metrics: Mapping[str, Any]) -> bool:
+        """Give whatever was logged, also after the end, to the summary of a disabled run; return whether it is one."""
+        if self.takes_all:
+            run = self._run()
+            take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
+            take(dict(metrics))
+        return self.takes_all
+
     def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
         """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
-        if self._link.topology.world_size == 1 or self._takes_all:  # rows are written at once, or nowhere
+        if self._link.topology.world_size == 1 or self.takes_all:  # rows are written at once, or nowhere
             return {}
         if run:
             of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}

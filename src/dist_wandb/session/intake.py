@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,8 @@ class Intake:
         leads: bool = True,
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
+        if self._own.elsewhere.takes(metrics):
+            return
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
         if not are_plain(metrics):
@@ -125,12 +127,11 @@ class Intake:
             metrics = self._with_watched(metrics, given, commit)
         if given is not None:
             self._last = given, 0
-        if leads:
-            times = self.sections.due_timings(metrics, step) if commit is not False else {}
-            if times:
-                metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
+        times = self.sections.due_timings(metrics, step) if leads and commit is not False else {}
+        if times:
+            metrics = {**metrics, **times}
         if self._link.reduces:
-            self._put_reduced(metrics, step, weight, commit)
+            self._put_reduced(metrics, step, weight, commit, times)
         elif self._link.unit.is_member:
             self._put_own(metrics, step, weight, commit)
         self._count(commit, has_step=given is not None)
@@ -166,7 +167,14 @@ class Intake:
         last, ended = self._last
         return self._own.as_logged(metrics, (last or 0) + ended, flat=flat)
 
-    def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+    def _put_reduced(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None,
+        weight: Weight,
+        commit: bool | None,
+        times: Collection[str] = (),  # names of timings, which have equal weight on all ranks
+    ) -> None:
         """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         values = copied_row(self._as_logged(metrics, flat=True), rank)
@@ -175,6 +183,8 @@ class Intake:
         last = self._last[0] if step is None else step
         x = -1 - self.rows if last is None else last
         own_weight = None if weight is None else copied_weight(weight, rank)
+        if times and weight is not None and not isinstance(weight, Mapping):
+            own_weight = {name: own_weight for name in values if name not in times}
         thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
         self._own.show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
@@ -196,11 +206,6 @@ class Intake:
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
             self._own.show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
-
-
-def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
-    """The weight of a row for the user's values only: timings have equal weight on all ranks."""
-    return weight if weight is None or isinstance(weight, Mapping) else dict.fromkeys(metrics, weight)
 
 
 def exchange_of(

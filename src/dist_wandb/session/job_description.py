@@ -145,6 +145,11 @@ def next_job(integration: str, topology: Topology, timeout: float) -> JobDescrip
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
 
 
+def is_ending(store: JobStore) -> bool:
+    """Return whether the coordinator has begun to end the session."""
+    return store.has([ENDING]) or leftovers.is_over(store)
+
+
 class InitCalls:
     """The calls of `init` on this rank while a session is open.
 
@@ -170,7 +175,7 @@ class InitCalls:
         within = within if is_first else min(_ELSEWHERE, within) if place not in self._unanswered else 0.0
 
         def decision(store: JobStore) -> tuple[bool | None] | None:
-            is_ended = store.has([ENDING]) or leftovers.is_over(store)  # asked first: the decision may be older
+            is_ended = is_ending(store)  # asked first: the decision may be older
             theirs = store.try_get(key)
             if theirs is not None and theirs[0] >= number:
                 return (bool(theirs[1]),)

@@ -50,14 +50,15 @@ class SessionNotices:
         place = where or run_metadata.location(run, plan)
         print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
-    def returned_again(self, line: Line | None, run_id: str | None) -> None:
-        """Print, once for each line of the script, that `init` returns the open run, as wandb prints each time."""
+    def returned_again(self, line: Line | None, run_id: str | None, caller: str) -> None:
+        """Print, once for each line of the script, that it gets the open run, as wandb prints each time."""
         place = named_line(line)
         if self._link.plan.announces and self._given.is_first(("again", place)):
+            unless, end = ("", "finish()") if caller == "init" else (" but config", "end_training()")
             print_line(
-                f"dist_wandb: init was called at {place} while the run {run_id} is open, and returns it; arguments of "
-                "this call have no effect. For another run, call finish() first, or pass reinit='finish_previous' or "
-                "reinit='create_new'."
+                f"dist_wandb: {caller} was called at {place} while the run {run_id} is open, and gets it; arguments of "
+                f"this call{unless} have no effect. For another run, call {end} first, or pass "
+                "reinit='finish_previous' or reinit='create_new'."
             )
 
     def moved(self) -> None:

@@ -78,7 +78,6 @@ def open_session(
     Raises `ConfigurationError` for arguments that cannot be honoured, `TopologyError` if this process's rank is not
     sufficiently known, and `RendezvousError` if the ranks could not agree within `join_timeout`.
     """
-    requested.check_init_arguments(init_arguments, integration)
     topology = topology or identify()
     label = requested.check_writers(init_arguments, options.run_mode, topology.world_size)
     if label is not None and topology.is_coordinator:

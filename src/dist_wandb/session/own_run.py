@@ -65,7 +65,8 @@ class OwnRun:
         self._opening = opening
         self._config_sync = config_sync
         self._attached = attached
-        takes_all = requested.mode_if_given(opening.arguments) == "disabled"  # as wandb's disabled run
+        is_disabled = requested.mode_if_given(opening.arguments) == "disabled"
+        takes_all = is_disabled or (bool(run) and getattr(run, "disabled", None) is True)  # not for a mock
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
@@ -137,7 +138,8 @@ class OwnRun:
                     self.writer.write({}, None)
                 finish_run(*args, **kwargs)
 
-            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "log": log_first}
+            rows = {} if run and self.elsewhere.takes_all else {"log": log_first}
+            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows}
             handlers.update(self.elsewhere.handlers(run, intake.watch))
             module = sys.modules.get("wandb")
             if run:

@@ -246,12 +246,6 @@ def current() -> Session | None:
     return next((session for session in reversed(in_scope()) if session.is_current), None)
 
 
-def of_script() -> Session | None:
-    """Return the current session if the script has opened it by `init`, not through an integration."""
-    session = current()
-    return None if session is None or session.opened_at is None else session
-
-
 def holds(run: object) -> bool:
     """Return whether `run` is the run of a session of this process that has not ended."""
     return any(session.run is run for session in _sessions)

@@ -26,12 +26,14 @@ from dist_wandb.relay.relay import Children
 from dist_wandb.runs import run_metadata
 from dist_wandb.session import registry
 from dist_wandb.session.intake import Intake, exchange_of
+from dist_wandb.session.job_description import is_ending
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.registry import exit_code_of
 from dist_wandb.session.shutdown import LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
+from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -317,15 +319,20 @@ class Session(AsRun):
         """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
         registry.process_end.catch_sigterm()
 
-    def is_returned(self, line: Line | None, *, disabled: bool) -> bool:
-        """Whether `init`, called at `line`, returns this session, which may be finished here: see `InitCalls`."""
+    def is_ending(self) -> bool:
+        """Whether the coordinator has begun to end this session, as far as the job's store answers."""
+        store = self._link.store
+        return store is not None and briefly(lambda: is_ending(store), False)
+
+    def is_returned(self, line: Line | None, caller: str, *, disabled: bool) -> bool:
+        """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         is_here = os.getpid() == self._pid  # not in a fork
         decision = is_here and self._link.calls.agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
-            self._notices.returned_again(line, self.id)
+            self._notices.returned_again(line, self.id, caller)
         return bool(decision)
 
     def announce(self, where: str | None = None) -> None:

@@ -65,7 +65,7 @@ class FileState:
         try:
             top = state_directory()
         except RuntimeError as error:
-            raise UploadError(f"{error} Set XDG_STATE_HOME to a directory of yours.") from None
+            raise UploadError(f"Uploads need a directory: {error} Set XDG_STATE_HOME to one of yours.") from None
         self.path = path
         self._within = within
         self.directory: Path = top / "uploads" / _key(path, within)

@@ -30,6 +30,7 @@ from typing import IO, Any, TypeAlias
 from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
 from dist_wandb.wandb_files.environment import reader_environment
 from dist_wandb.wandb_files.history import LARGE, Rows, split
+from dist_wandb.wandb_files.record_file import check_number
 from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary, private_directory
 
 _MIB = 2**20
@@ -46,6 +47,7 @@ _LONGEST_INTEGER = 22  # characters; W&B's reader prints larger numbers with an 
 _one_large_line = threading.Lock()
 UNUSED = frozenset({"summary", "stats", "output", "output_raw", "telemetry"})
 """Kinds of records that most callers do not need; most records of a file are of these kinds."""
+_STREAMS = UNUSED | {"output_logger"}
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def inspect(
                 on_record({"type": "history", "history": {"item": row}})
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
-        raise ReadError(f"{path}: cannot be read: {error.strerror or error}{where}.") from None
+        raise ReadError(f"{path}: cannot be read with W&B's reader: {error.strerror or error}{where}.") from None
     except ReadError as error:
         raise ReadError(in_words(error, path)) from None
     prefix = "wandb leet inspect: "  # other lines are general warnings of Python or wandb
@@ -310,6 +312,7 @@ class Records:
         self._path = path
         self._is_skipped = re.compile(rb'\{"num":\d+,"type":"(?:%s)"' % "|".join(sorted(skipped)).encode()).match
         self._deep = 0
+        self._others = 0  # records that are no part of the file's streams, or are empty rows
         self.too_long = 0
 
     def parse(self, lines: Iterable[bytes], on_record: OnRecord) -> None:
@@ -321,6 +324,8 @@ class Records:
             with _one_large_line if len(line) > _LARGE_LINE else nullcontext():
                 record = self._parsed(line)
                 if record is not None:
+                    self._others += not record.get("history") and record["type"] not in _STREAMS
+                    check_number(self._others)
                     on_record(record)
 
     def problems(self, limits: Limits) -> list[str]:

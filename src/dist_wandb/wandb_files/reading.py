@@ -111,7 +111,7 @@ def directory_of(path: Path) -> Directory:
     try:
         return Directory.at(path.parent)
     except OSError as error:
-        raise ReadError(f"{path}: cannot be read: {error.strerror or error}.") from None
+        raise ReadError(f"{path}: its directory cannot be opened: {error.strerror or error}.") from None
 
 
 def read_runs(

@@ -8,6 +8,7 @@ more, and each chunk has a checksum. A record is a protobuf message; the number 
 from __future__ import annotations
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,12 @@ MOST_BYTES = 256 * 2**20
 SECONDS, SECONDS_PER_MIB = 10.0, 2.0
 """Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth."""
 
+MOST_OTHERS = 1_000_000
+"""Largest number of records of a file that are no part of its streams. Each is ten times as expensive as its bytes."""
+
+# History, summary, output, statistics, raw output, telemetry, logger's output; the record's number may precede.
+_OF_STREAM = re.compile(rb"(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?(?:[\x12\x1a\x22\x3a\x5a\x6a]|\xda\x01)")
+_SHORTEST_OF_STREAM = 12  # bytes; those of W&B have a time, or a name and a value
 _BETWEEN_CHECKS = 64  # chunks
 
 Field = tuple[int, int, int]
@@ -139,9 +146,10 @@ def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) 
     """Yield the records with correct checksums. Others are skipped, or raise `MalformedError` if `strict`.
 
     Raises `ReadError` if the file does not start like a record file, a record has more than `most` bytes (`None`:
-    `MOST_BYTES`), or all of them take too long.
+    `MOST_BYTES`), there are too many, or all of them take too long.
     """
     most = most or MOST_BYTES
+    others = 0
     begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
     size = 0
     for kind, chunk in _chunks(opened):
@@ -160,9 +168,20 @@ def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) 
             begun.append(chunk)
         if kind in (FULL, LAST):
             record, begun = b"".join(begun), None
+            others += len(record) < _SHORTEST_OF_STREAM or not _OF_STREAM.match(record)
+            check_number(others)
             yield record
     if strict and begun is not None:
         raise MalformedError("the last record is truncated")
+
+
+def check_number(others: int) -> None:
+    """Raise `ReadError` if a file has more than `MOST_OTHERS` records that are no part of its streams."""
+    if others > MOST_OTHERS:
+        raise ReadError(
+            f"has more than {MOST_OTHERS} records that are neither rows nor system metrics nor output, or are empty, "
+            "so it is not read to its end."
+        )
 
 
 def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -23,6 +23,7 @@ from dist_wandb.accelerate.world import current_topology
 from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session import registry
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -302,6 +303,22 @@ def test_after_finish_init_trackers_opens_another_run(fake_wandb: FakeWandb, by_
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 0.5, "global_step": 0}]] * 2
 
 
+def test_accelerators_in_a_loop_without_end_training_have_one_run(
+    fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with Accelerate's own tracker, and wandb 0.31, in one process."""
+    for number in (1, 2, 3):
+        accelerator = accelerator_with(DistWandbTracker())
+        accelerator.init_trackers("digits", {"fold": number}, {"dist_wandb": {"name": f"fold-{number}"}})
+        accelerator.log({"number": number})
+    accelerator.end_training()
+    (run,) = fake_wandb.runs
+    assert ([row["number"] for row in run.rows], run.config, run.exit_codes) == ([1, 2, 3], {"fold": 3}, [None])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "while the run" in line]
+    assert "init_trackers was called at test_accelerate_drop_in.py:" in line
+    assert "arguments of this call but config have no effect. For another run, call end_training() first" in line
+
+
 def test_two_accelerators_in_turn_have_their_own_runs(fake_wandb: FakeWandb) -> None:
     for number in (1, 2):
         accelerator = accelerator_with("dist_wandb")
@@ -326,7 +343,9 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
     def open_on_main(number: int) -> Session:
         options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
         main = Topology(0, 0, 0, 2, 2, 1)
-        return open_session(options, {"id": f"id-{number}"}, integration=INTEGRATION, topology=main, number=number)
+        session = open_session(options, {"id": f"id-{number}"}, integration=INTEGRATION, topology=main, number=number)
+        registry.remove(session)  # of another process
+        return session
 
     monkeypatch.setattr(JobStore, "find", find)
     return open_on_main
@@ -414,6 +433,25 @@ def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     assert tracker is not early
     assert accelerator.log_with == [tracker]
     assert not list(early.late_join.rows)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
+    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """Unless the main process, which alone calls `init_trackers` and `end_training`, has ended it."""
+    look_like(monkeypatch, rank=1)
+    first, second = accelerator_with(quick()), accelerator_with(quick())
+    main = on_main(1)
+    first.log({"loss": 0.5})
+    session = first.get_tracker("dist_wandb").session
+    if ends:
+        main.finish()
+        on_main(2)
+    second.log({"loss": 0.5})
+    found = second.get_tracker("dist_wandb").session
+    assert (found is session, found.id) == ((False, "id-2") if ends else (True, "id-1"))
 
 
 # --- the main process -------------------------------------------------------------------------------------------------

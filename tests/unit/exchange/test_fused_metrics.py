@@ -18,6 +18,8 @@ from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.payloads.framing import framed
+from dist_wandb.payloads.torchmetrics.blob import encode
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
@@ -298,6 +300,22 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     assert "'cat': left out of their rows on rank 0" in caplog.text
     assert ("A rank did not send the states of 1 metrics" in caplog.text) is (sent == b"")
     assert lost == {"that could not be computed": 1}
+
+
+def test_states_of_another_number_affect_only_their_own_value(caplog: pytest.LogCaptureFixture) -> None:
+    """As from a rank with another class of the same name."""
+    metric = torchmetrics.CatMetric()
+    metric.update(1.0)
+    blob = encode([torch.tensor([1.0]), torch.tensor([2.0])])
+    one = FusedMetrics(0, merges=True, lost=Counter())
+    key = Key(one.series("cat", take_snapshot(metric), ()), 1, 0)
+    one.keep(key, take_snapshot(metric))
+    recording = RecordingGroup()
+    with pytest.raises(BrokenError):
+        one.exchange([key], recording)  # type: ignore[arg-type]  # implements only the methods that are needed
+    one.exchange([key], MalformedGroup(recording.received, framed(blob)))  # type: ignore[arg-type]
+    assert one.pop_values(key)[0] == {}
+    assert "The gathered states of CatMetric do not fit. Run the same code on all ranks" in caplog.text
 
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,6 +67,19 @@ def test_an_early_rank_compares_after_rank_0_arrives(open_rank: Open) -> None:
     assert dict(second.config) == dict(firsts[0].config) == {"lr": 0.1}
 
 
+def test_a_config_that_the_script_changes_later_is_compared_as_it_was_given(
+    open_rank: Open, recwarn: pytest.WarningsRecorder
+) -> None:
+    configs: list[dict[str, Any]] = [{"lr": 0.1, "model": {"sizes": [1, 2]}} for _ in range(2)]
+    second = open_rank(TWO[1], configs[1])
+    configs[1]["model"]["sizes"].append(3)
+    configs[1]["extra"] = 1
+    open_rank(TWO[0], configs[0])
+    second.flush()
+    assert reads(second, configs[0])
+    assert not [warning for warning in recwarn if "different configs" in str(warning.message)]
+
+
 EQUAL: dict[str, tuple[object, object]] = {
     "numbers": ({"lr": 0.1}, {"lr": 0.1}),
     "only rank 0 has one": ({"lr": 0.1}, None),

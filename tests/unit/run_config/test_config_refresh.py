@@ -90,6 +90,16 @@ def test_a_store_that_does_not_answer_is_polled_again_after_a_heartbeat(rank: Ra
     assert rank.polls[before:] == [30, 31]
 
 
+def test_an_error_of_the_config_does_not_end_the_thread(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+    rank.failure = ValueError("broken")
+    rank.idle(3, published=1.0)
+    rank.failure = None
+    rank.idle(2, published=2.0)
+    assert rank.refreshes == [0, 1, 2, 3, 4]
+    (message,) = caplog.messages
+    assert message == "dist_wandb: rank 1 could not bring its config up to date"
+
+
 def test_a_report_that_comes_during_another_threads_refresh_is_not_lost(rank: Rank) -> None:
     rank.idle(30, published=0.0)
     before = len(rank.polls)

@@ -99,10 +99,39 @@ def test_what_is_not_a_row_is_a_type_error_as_in_wandb(job: Job, row: Any) -> No
             session.log(row)
 
 
-def test_a_disabled_run_takes_every_call(bare_environment: None) -> None:  # noqa: ARG001  # used for its effect
-    with dist_wandb.init(mode="disabled") as session:
+@pytest.mark.parametrize("mode", [{"mode": "disabled"}, {}], ids=["argument", "environment"])
+def test_a_disabled_run_takes_every_call(
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    monkeypatch: pytest.MonkeyPatch,
+    mode: dict[str, Any],
+) -> None:
+    """As that of wandb 0.31: its summary shows what was logged, its step is 0, and only `dict` refuses a row."""
+    monkeypatch.setenv("WANDB_MODE", "online" if mode else "disabled")
+    with dist_wandb.init(**mode) as session:
         session.define_metric()
         session.alert()
+        session.log({1: 2, "loss": 0.5}, "x", -1)  # type: ignore[arg-type, dict-item]  # that is the test
+        session.run.log({"a\0": 1}, -1, "bogus", 7)  # type: ignore[arg-type, call-arg]  # that is the test
+        assert (session.summary[1], session.summary["loss"], session.summary["a\0"]) == (2, 0.5, 1)
+        assert session.run.step == 0
+        for row in (10, None):
+            with pytest.raises(TypeError, match="is not iterable"):
+                session.log(row)  # type: ignore[arg-type]  # that is the test
+    session.log({"late": 1})
+    assert session.summary["late"] == 1
+
+
+def test_disabled_runs_take_every_row_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(THREE, lambda _: {"mode": "disabled"})
+
+    def log(rank: int) -> None:
+        session = sessions[rank]
+        session.log({1: 2, "loss": torch.tensor(float(rank))}, -1)  # type: ignore[dict-item]  # that is the test
+        session.finish()
+        session.log({"late": rank})
+
+    on_ranks(3, log)
+    assert [dict(session.summary)["loss"] for session in sessions[1:]] == [1.0, 2.0]
 
 
 def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(

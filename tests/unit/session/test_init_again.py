@@ -137,6 +137,29 @@ def test_a_config_that_cannot_be_read_is_an_error(module: Any, caplog: pytest.Lo
     assert "could not open its run" not in caplog.text
 
 
+WRONG: list[dict[str, Any]] = [
+    *({name: 3} for name in ("project", "entity", "name", "notes", "group", "job_type", "dir", "id")),
+    *({"project": "a/b"}, {"tags": 3}, {"tags": [1]}, {"mode": "bogus"}, {"settings": {"bogus": 1}}, {"bogus": 1}),
+    *({name: "bogus"} for name in ("resume", "reinit", "resume_from", "fork_from", "force", "save_code")),
+    {"resume_from": "a?_step=1", "fork_from": "a?_step=1"},
+]
+RIGHT: list[dict[str, Any]] = [
+    *({"name": "it's"}, {"notes": "two\nlines"}, {"dir": Path("there")}, {"tags": "abc"}, {"tags": ["a b", "ü"]}),
+    *({"resume": True}, {"resume": "never"}, {"reinit": False}, {"force": 0}, {"settings": {"run_name": "x"}}),
+    *({"project": "it's ü"}, {"resume_from": "a?_step=1"}),
+]
+
+
+@pytest.mark.slow
+def test_wrong_arguments_are_errors_also_while_a_run_is_open(module: Any) -> None:
+    run = module.init(id="first")
+    for arguments in WRONG:
+        with pytest.raises((ValueError, TypeError, module.UsageError)):
+            module.init(**arguments)
+    for arguments in RIGHT:
+        assert module.init(**arguments) is run
+
+
 # --- here -------------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +173,14 @@ def test_it_says_once_for_each_line_that_it_returns_the_open_run(
     assert len(lines) == 2
     assert "init was called at test_init_again.py:" in lines[0]
     assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_arguments_are_errors_on_all_ranks(fake_wandb: FakeWandb, arguments: dict[str, Any]) -> None:
+    """Before any rank waits for another."""
+    with pytest.raises((ConfigurationError, TypeError, dist_wandb.errors.Error)):
+        dist_wandb.init(**arguments)
+    assert fake_wandb.runs == []
 
 
 def test_reinit_in_settings_and_the_environment_has_the_same_effect(

@@ -336,6 +336,20 @@ def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.S
     assert not get_run()
 
 
+def test_a_writer_of_a_continued_run_does_not_wait_for_its_primary_for_ever(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The primary is still opening the run, whose last row it would tell."""
+    options = Options("shared", limits=Limits(join_timeout=0.05, finish_timeout=0.5))
+    arguments = {"id": "exp", "resume": "allow", "mode": "offline"}
+    primary = open_session(options, arguments, integration="test", topology=TWO[0], number=1)
+    JobStore(store, "test/1", TWO[0], 1.0).delete(["run/"])  # as if it were not open yet
+    session = open_session(options, arguments, integration="test", topology=TWO[1], number=1)
+    assert "rows without a step start at 0 under this rank's label: " in caplog.text
+    for one in (session, primary):
+        one.finish(1)
+
+
 def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(
     job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
 ) -> None:

@@ -12,7 +12,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
+    from tests.conftest import FakeWandb, Job, OnRanks
 
 FOUR, TWO = ([Topology(rank, rank, 0, size, size, 1) for rank in range(size)] for size in (4, 2))
 MS = 1_000_000  # nanoseconds
@@ -59,6 +59,22 @@ def test_timings_in_a_row_have_the_mean_and_the_spread(job: Job, fake_wandb: Fak
     busy = {kind: row[f"time/busy{kind}"] for kind in ("", "/min", "/max", "/argmax_rank")}
     assert busy == pytest.approx({"": 0.45, "/min": 0.3, "/max": 0.6, "/argmax_rank": 3})
     assert "time/straggler_rank" not in row, "one row is not enough"
+
+
+def test_a_weight_beside_timings_is_that_of_all_other_values(
+    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Also of those that are nested; the row may have others than numbers."""
+    sessions = job(TWO)
+    for rank, session in enumerate(sessions):
+        clock, samples = Clock(session), 1 + 2 * rank
+        for weight in (samples, {"val.acc": samples, "note": 1}):
+            clock.spend("data", 20)
+            session.log({"val": {"acc": 1.0 + rank}, "note": "text"}, clock.now, weight=weight)
+    rows = rows_of(sessions, fake_wandb)
+    assert [(row["val.acc"], row["note"], row["time/data"]) for row in rows] == [(1.75, "text", 0.02)] * 2
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert not [warning for warning in recwarn if "patterns" in str(warning.message)]
 
 
 @pytest.mark.parametrize("slow", [2, None])

@@ -132,7 +132,7 @@ def test_without_a_home_directory_the_state_needs_a_place(tmp_path: Path, monkey
     run = planned(stored(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "~")  # as without an entry for the user
-    with pytest.raises(UploadError, match=r"home directory\. Set XDG_STATE_HOME to a directory of yours"):
+    with pytest.raises(UploadError, match=r"Uploads need a directory: .*\. Set XDG_STATE_HOME to one"):
         upload(run.files[0])
 
 

@@ -332,6 +332,19 @@ def test_a_file_with_very_large_parts_is_left_to_the_reader(
     assert len(both_ways(path)) == 1
 
 
+@pytest.mark.parametrize("what", ["sound", "damaged"])
+def test_records_that_are_no_rows_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """W&B's reader and the parsing of its output take longest for many small records."""
+    many = [field_of(10, field_of(1, b"alert")) for _ in range(20)]
+    path = file_of(tmp_path, [*many, *(row(step) for step in range(30)), *(field_of(2, b"") for _ in range(20))])
+    if what == "damaged":
+        path.write_bytes(path.read_bytes()[:-3])
+    assert len(rows_of(path, in_order=False, skipped=())[0]) == 50
+    monkeypatch.setattr(record_file, "MOST_OTHERS", 30)
+    with pytest.raises(ReadError, match=r"run-exp\.wandb: has more than 30 records that are neither rows nor .*, or"):
+        rows_of(path, in_order=False, skipped=())
+
+
 def test_a_full_disk_does_not_prevent_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -205,6 +205,14 @@ def test_a_crash_of_the_reader_on_one_file_does_not_affect_others(write_run: Wri
     assert str(errors[hurt]).endswith("cannot read it: fatal error: runtime: out of memory (its limit is 512 MiB)")
 
 
+def test_a_path_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+    name = "x" * 300
+    with pytest.raises(ReadError, match=r"x: cannot be read with W&B's reader: File name too long\.$"):
+        read_history(tmp_path / name)
+    with pytest.raises(ReadError, match=r"\.wandb: its directory cannot be opened: File name too long\.$"):
+        read_run(tmp_path / name / "run-exp.wandb")
+
+
 def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
     row = {
         "loss": 1,
@@ -373,7 +381,7 @@ def test_a_reader_that_cannot_be_started_is_an_error_of_that_file(
 ) -> None:
     path = write_run(RUN)
     monkeypatch.setattr(sys, "executable", str(path.parent))
-    with pytest.raises(ReadError, match=f"{re.escape(str(path))}: cannot be read: Permission denied"):
+    with pytest.raises(ReadError, match=f"{re.escape(str(path))}: cannot be read with W&B's reader: Permission denied"):
         read_run(path)
 
 
