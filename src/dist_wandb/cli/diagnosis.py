@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -61,19 +60,6 @@ class Diagnosis:
     errors: tuple[str, ...]  # errors that `init` would raise, and refused requests
     warnings: tuple[str, ...]
 
-    def masked(self) -> Diagnosis:
-        """The diagnosis without what may be a password: wrong values of variables, which may be meant for others."""
-
-        def masked(launcher: DetectedLauncher) -> DetectedLauncher:
-            values = {
-                name: without_values(f"{name}={value}").partition("=")[2] for name, value in launcher.variables.items()
-            }
-            return replace(launcher, variables=values, reason=without_values(launcher.reason))
-
-        errors = tuple(map(without_values, self.errors))
-        setup = replace(self.setup, problem=self.setup.problem and without_values(self.setup.problem))
-        return replace(self, launchers=tuple(map(masked, self.launchers)), setup=setup, errors=errors)
-
     def as_json(self) -> dict[str, Any]:
         """The diagnosis as JSON values, without the API key."""
         topology, setup, server = self.topology, self.setup, self.setup.server
@@ -114,7 +100,8 @@ def examine(
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
-    found, setup = tuple(detected_launchers()), current_server.setup(trusted_server)
+    found, setup = tuple(map(_masked, detected_launchers())), current_server.setup(trusted_server)
+    setup = replace(setup, problem=without_values(setup.problem))
     try:
         mode = check_run_mode(run_mode_or_default(run_mode))
         scope = check_rank_scope(rank_scope_or_default(rank_scope))
@@ -130,8 +117,18 @@ def examine(
             server = ask(setup.server.shown, setup.key, timeout)
         else:
             errors.append(f"The server was not asked. {setup.server.refusal}")
-    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ()).masked()
-    return replace(diagnosis, warnings=tuple(map(without_passwords, _warnings(diagnosis))))
+    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(map(without_values, errors)), ())
+    warnings = [*_about_launchers(diagnosis), *_about_wandb(diagnosis)]
+    if plan is not None and topology is not None:
+        doubts = (too_large(topology, plan, topology.local_world_size), beside_trial(topology, plan))
+        warnings += filter(None, doubts)
+    return replace(diagnosis, warnings=tuple(map(without_passwords, warnings)))
+
+
+def _masked(launcher: DetectedLauncher) -> DetectedLauncher:
+    """A launcher without what may be a password: wrong values of variables, which may be meant for others."""
+    values = {name: without_values(f"{name}={value}").partition("=")[2] for name, value in launcher.variables.items()}
+    return replace(launcher, variables=values, reason=without_values(launcher.reason))
 
 
 def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
@@ -149,15 +146,6 @@ def _versions() -> dict[str, str | None]:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-def _warnings(found: Diagnosis) -> Iterator[str]:
-    yield from _about_launchers(found)
-    yield from _about_wandb(found)
-    plan, topology = found.plan, found.topology
-    if plan is not None and topology is not None:
-        doubts = (too_large(topology, plan, topology.local_world_size), beside_trial(topology, plan))
-        yield from filter(None, doubts)
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:
@@ -189,17 +177,11 @@ def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher)
             f"run_mode='shared', {instead}"
         )
     if not has_store:
-        what = "their numbers cannot be reduced"
-        if _needs_an_id(found.plan, topology):
+        what, plan = "their numbers cannot be reduced", found.plan
+        is_without_id = plan is not None and plan.base_id == GENERATED and job_name(topology) is None
+        if is_without_id and plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global"):
             what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
         yield f"{used.name} has no store for the ranks: before init_process_group, {what}."
-
-
-def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
-    """Whether a rank without a store needs an id argument, because neither user nor launcher provides an id."""
-    if plan is None or plan.base_id != GENERATED or job_name(topology) is not None:
-        return False
-    return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
 
 
 def _about_wandb(found: Diagnosis) -> Iterator[str]:
@@ -216,17 +198,12 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
             "is ignored, because that service refuses two writers of one run."
         )
     directory = requested.wandb_directory({}).absolute()
-    if not _is_writable(directory):
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
         yield (
             f"The run directory {str(directory)!r} is not writable, so runs are written to a new temporary one. Set "
             "WANDB_DIR, or pass dir=."
         )
-
-
-def _is_writable(directory: Path) -> bool:
-    """Whether a directory, or its nearest existing parent, is writable."""
-    existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
-    return existing.is_dir() and os.access(existing, os.W_OK)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dist_wandb.cli.diagnosis import GENERATED, Diagnosis, examine
 from dist_wandb.errors import visible
 from dist_wandb.settings.config_secrets import without_passwords
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
-from dist_wandb.topology.launch import DetectedLauncher
 
 _COLUMN_GAP = 2
 
@@ -55,10 +54,14 @@ def _findings(found: Diagnosis) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
+    launchers = [
+        f"{one.name}: {one.status}{f', because {one.reason}' if one.reason else ''} ({one.assignments})"
+        for one in found.launchers
+    ]
     for name, lines in (
         ("this process", _who(found)),
         ("would open", [_what_it_opens(found)]),
-        ("launchers", [_launcher_in_words(launcher) for launcher in found.launchers] or ["none"]),
+        ("launchers", launchers or ["none"]),
         ("wandb", _wandb_in_words(found)),
         ("versions", [", ".join(f"{name} {known}" for name, known in found.versions.items() if known)]),
     ):
@@ -103,11 +106,6 @@ def _what_it_opens(found: Diagnosis) -> str:
         how += f"; {GENERATED} is made when runs are opened"
     role = (f", as {plan.label}" + (", the primary" if plan.primary else "")) if plan.shared else ""
     return f"{which}{role}{f', in the group {plan.group}' if plan.group else ''} ({how})"
-
-
-def _launcher_in_words(launcher: DetectedLauncher) -> str:
-    reason = f", because {launcher.reason}" if launcher.reason else ""
-    return f"{launcher.name}: {launcher.status}{reason} ({launcher.assignments})"
 
 
 def _wandb_in_words(found: Diagnosis) -> list[str]:

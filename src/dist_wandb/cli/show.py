@@ -74,7 +74,8 @@ def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     directories, names = _directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
-    files, errors = runs_below(directories, _metrics_to_read(arguments))
+    needs_all = arguments.where or arguments.sort  # their statistics
+    files, errors = runs_below(directories, ["*"] if needs_all else arguments.metric or arguments.rows or ["*"])
     where = [Condition.parse(text) for text in arguments.where]
     all_runs = brought_together(files)
     runs = chosen(all_runs, names, where, arguments.state) if all_runs else []
@@ -129,13 +130,6 @@ def _directories_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def _is_path(text: str) -> bool:
     return "/" in text or text.endswith(".wandb") or Path(text).exists()
-
-
-def _metrics_to_read(arguments: argparse.Namespace) -> Sequence[str]:
-    """Patterns of the metrics for which statistics are needed."""
-    if arguments.where or arguments.sort:
-        return ["*"]
-    return arguments.metric or (["*"] if not arguments.rows else arguments.rows)
 
 
 def _print(out: Console, runs: Sequence[LocalRun], patterns: Sequence[str] | None, *, is_table: bool) -> None:

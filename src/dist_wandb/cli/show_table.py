@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from dist_wandb.cli.command import console, number, print_json, table
@@ -29,42 +28,35 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> RenderableType:
     """Return a table of the runs: what differs, and the metrics that match `patterns` (`None`: those of most runs)."""
     settings, metrics = differing(runs)[:_MOST_SETTINGS], _metrics_of(runs, patterns)
+    optional = {
+        "name": any(run.name for run in runs),
+        "group": any(run.group for run in runs),
+        "writers": any(len(run.writers) > 1 for run in runs),
+    }
+    titles = ("", "run", "name", "group", "started", "rows", "writers")
+    titles = [title for title in titles if optional.get(title, True)]
     shown = table()
-    for title in ("", "run", "name", "group", "started", "rows", "writers"):
+    for title in titles:
         is_number = title in ("rows", "writers")
-        if _is_needed(title, runs):
-            shown.add_column(title, justify="right" if is_number else "left", no_wrap=title in ("", "started"))
+        shown.add_column(title, justify="right" if is_number else "left", no_wrap=title in ("", "started"))
     for name in (*settings, *metrics):
         shown.add_column(Text(_cell(name)), justify="right", overflow="fold")
     for run in runs:
-        _add(shown, run, runs, settings, metrics)
+        own = {
+            "": Text("●", STATES[run.state][0]),
+            "run": Text(visible(run.id), "bold"),
+            "name": Text(visible(run.name or "")),
+            "group": Text(visible(run.group or "")),
+            "started": Text(visible((run.started or "")[:16]).replace("T", " ")),  # day and time
+            "rows": Text(str(run.rows)),
+            "writers": Text(str(len(run.writers))),
+        }
+        shown.add_row(
+            *(own[title] for title in titles),
+            *(Text(_cell(value_of(run, f"config.{name}"))) for name in settings),
+            *(Text(number(run.metrics[name].last) if name in run.metrics else "") for name in metrics),
+        )
     return shown
-
-
-def _add(
-    shown: Table, run: LocalRun, runs: Sequence[LocalRun], settings: Sequence[str], metrics: Sequence[str]
-) -> None:
-    own = {
-        "": Text("●", STATES[run.state][0]),
-        "run": Text(visible(run.id), "bold"),
-        "name": Text(visible(run.name or "")),
-        "group": Text(visible(run.group or "")),
-        "started": Text(visible((run.started or "")[:16]).replace("T", " ")),  # day and time
-        "rows": Text(str(run.rows)),
-        "writers": Text(str(len(run.writers))),
-    }
-    cells = [cell for title, cell in own.items() if _is_needed(title, runs)]
-    cells += [Text(_cell(value_of(run, f"config.{name}"))) for name in settings]
-    cells += [Text(number(run.metrics[name].last) if name in run.metrics else "") for name in metrics]
-    shown.add_row(*cells)
-
-
-def _is_needed(title: str, runs: Sequence[LocalRun]) -> bool:
-    if title == "name":
-        return any(run.name for run in runs)
-    if title == "group":
-        return any(run.group for run in runs)
-    return title != "writers" or any(len(run.writers) > 1 for run in runs)
 
 
 def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> list[str]:
