@@ -60,16 +60,12 @@ class Budget:
 
     def __init__(self, stretches: int) -> None:
         self._stretches = stretches
-        self._curves = 0
-
-    def add_curve(self) -> None:
-        """Count one more curve."""
-        self._curves += 1
+        self.curves: int = 0
 
     @property
     def each(self) -> int:
         """The current largest number of stretches of one curve; even."""
-        share = self._stretches // max(1, self._curves)
+        share = self._stretches // max(1, self.curves)
         return max(_FEWEST_STRETCHES, min(MOST_STRETCHES, share // 2 * 2))
 
 
@@ -79,7 +75,7 @@ class Curve:
     __slots__ = ("_budget", "_stretches", "_x", "_y", "gaps", "last")
 
     def __init__(self, budget: Budget) -> None:
-        budget.add_curve()
+        budget.curves += 1
         self.last: float = math.nan
         """The last value; NaN if there is none."""
         self.gaps: int = 0

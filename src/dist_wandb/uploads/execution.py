@@ -81,7 +81,13 @@ def upload(
     with _failing_alone(file):
         state = FileState(file.path, file.run.directory)
         with state.locked() as lock:
-            _check_unchanged(file)
+            now = known_of(file.run, file.terms)
+            if now.problem is not None:
+                raise UploadError(now.problem)
+            if now.sent != file.sent or now.doubts != file.doubts:
+                raise UploadError(
+                    f"{file.path}: another process has uploaded from it meanwhile. Run the command again."
+                )
             return _upload(file, state, lock, on_progress, say)
 
 
@@ -94,14 +100,6 @@ def _failing_alone(file: UploadFile) -> Iterator[None]:
         raise
     except Exception as error:
         raise UploadError(in_words(error, file.path)) from error
-
-
-def _check_unchanged(file: UploadFile) -> None:
-    now = known_of(file.run, file.terms)
-    if now.problem is not None:
-        raise UploadError(now.problem)
-    if now.sent != file.sent or now.doubts != file.doubts:
-        raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
 
 
 def remember(file: UploadFile) -> None:
