@@ -66,7 +66,13 @@ class SessionHolder:
         self.base_id: str  # of all runs, as far as it is known here
         self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
         self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_told, self.number))
-        self._find_earlier_start()
+        is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
+        if self._requested_id is None and is_main:  # an earlier start of the job may be continued
+            name = resuming.session_name(INTEGRATION, self.number)
+            earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
+            if earlier is not None:
+                self.base_id = earlier.record.base_id
+                _script_ids.offer(self.number, self.base_id)
 
     def for_copy(self, run: Run | None) -> SessionHolder:
         """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
@@ -129,16 +135,6 @@ class SessionHolder:
         if self.session is not None and not self.launch.is_announced:
             self.launch.is_announced = True
             self.session.announce(self.launch.location)
-
-    def _find_earlier_start(self) -> None:
-        """Find the base id before the ranks are known, if an earlier start of the job is continued."""
-        if self._requested_id is not None or not self.launch.is_first_process or Launch.detect().is_lightning_child:
-            return
-        name = resuming.session_name(INTEGRATION, self.number)
-        earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
-        if earlier is not None:
-            self.base_id = earlier.record.base_id
-            _script_ids.offer(self.number, self.base_id)
 
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:

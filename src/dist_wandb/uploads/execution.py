@@ -281,7 +281,9 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
     if not this_time.ended:
-        message = _last_lines(output)
+        lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
+        last = " ".join([line for line in lines if line][-2:])
+        message = f"`wandb sync` ended without uploading it: {last or 'without output'}"
         return Outcome(sent, url, message, concerns_all=not this_time.lines and bool(_NO_KEY.search(message)))
     if sent.lines.history < file.run.rows:
         return Outcome(
@@ -310,9 +312,3 @@ def _concerns_all(problem: str) -> bool:
     """Whether a problem is one of the connection or of access, not of one file."""
     is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
     return bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))
-
-
-def _last_lines(output: str) -> str:
-    lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
-    message = " ".join([line for line in lines if line][-2:])
-    return f"`wandb sync` ended without uploading it: {message or 'without output'}"
