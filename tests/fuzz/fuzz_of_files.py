@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
-from dist_wandb.cli import command, show, show_cards, show_table
+from dist_wandb.cli import command, show, show_cards
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.store import RestartRecord
@@ -393,7 +393,7 @@ def _read_inspection(data: bytes) -> None:
     (joined,) = brought_together([run, run])
     json.dumps(command._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
     show_cards.card(joined, ["*"], 80)
-    show_table.runs_table([joined], None)
+    show.runs_table([joined], None)
 
 
 TARGETS = (
