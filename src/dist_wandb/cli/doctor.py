@@ -125,7 +125,11 @@ def examine(
             server = ask(setup.server.shown, setup.key, timeout)
         else:
             errors.append(f"The server was not asked. {setup.server.refusal}")
-    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(map(without_values, errors)), ())
+    versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    diagnosis = Diagnosis(topology, found, plan, setup, server, versions, tuple(map(without_values, errors)), ())
     warnings = [*_about_launchers(diagnosis), *_about_wandb(diagnosis)]
     if plan is not None and topology is not None:
         doubts = (too_large(topology, plan, topology.local_world_size), beside_trial(topology, plan))
@@ -145,15 +149,6 @@ def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPl
     base_id = requested.run_id({}) or (GENERATED if topology.world_size > 1 else None)
     group = requested.value({}, "group")
     return plan_run(topology, run_mode, rank_scope, base_id, group=group, in_sweep=sweeps.is_trial())
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        found[package] = None
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:

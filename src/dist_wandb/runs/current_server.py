@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
@@ -106,7 +106,11 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         server = destination(init_arguments)
         if server.origin == "workspace settings" and not server.takes_key:
             found.append(f"base_url ({server.shown})")
-        found += [name for name in _TRANSPORT_SETTINGS if _is_only_in(paths, name, init_arguments)]
+        for name in _TRANSPORT_SETTINGS:
+            if user_setting(init_arguments, name) is None and f"WANDB_{name.upper()}" not in os.environ:
+                own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
+                if any(setting_in(path, name, read_small) not in {None, *own} for path in paths):
+                    found.append(name)
     if found and _notices.is_first("workspace"):
         _log.warning(
             "dist_wandb: %s of %s decides where your runs and your API key go, and your own settings do not name it. "
@@ -115,13 +119,6 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
             " and ".join(found),
             " and ".join(map(str, paths)),
         )
-
-
-def _is_only_in(paths: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
-    if user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
-        return False
-    own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
-    return any(setting_in(path, name, read_small) not in {None, *own} for path in paths)
 
 
 def _who_named(url: str) -> tuple[Origin, str]:
