@@ -248,18 +248,13 @@ def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> Rend
 
 def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> list[str]:
     counts: Counter[str] = Counter()
+    of_spread = tuple(f"/{kind}" for kind in SPREAD)
     for run in runs:
-        counts.update(
-            name
-            for name in run.metrics
-            if (any(fnmatchcase(name, pattern) for pattern in patterns) if patterns else _is_informative(name, run))
-        )
+        for name in run.metrics:
+            is_informative = name != run.step_axis and of_rank(name) is None and not name.endswith(of_spread)
+            if any(fnmatchcase(name, pattern) for pattern in patterns) if patterns else is_informative:
+                counts[name] += 1
     return [name for name, _ in counts.most_common(_MOST_MATCHING_METRICS if patterns else _MOST_METRICS)]
-
-
-def _is_informative(name: str, run: LocalRun) -> bool:
-    is_spread = name.endswith(tuple(f"/{kind}" for kind in SPREAD))
-    return name != run.step_axis and of_rank(name) is None and not is_spread
 
 
 def _cell(value: object) -> str:

@@ -97,7 +97,9 @@ class Relay:
         self._await(self._threads[1:])
         listener.close()
         for connection in self._connections.copy():
-            self._shut_down(connection)  # its thread closes it
+            with self._lock:  # the number of a closed socket may be in use again
+                if connection in self._connections:
+                    shut_down(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -132,11 +134,6 @@ class Relay:
             self._start_thread(lambda connection: self._serve(connection, key), connection)
         except RuntimeError:  # no more threads: the child warns
             self._drop(connection)
-
-    def _shut_down(self, connection: Connection) -> None:
-        with self._lock:  # the number of a closed socket may be in use again
-            if connection in self._connections:
-                shut_down(connection)
 
     def _serve(self, connection: Connection, key: bytes) -> None:
         try:

@@ -89,7 +89,10 @@ class RemoteSession:
             copied_weight(weight, rank)
             weight = whole_tensors({"weight": weight}, rank)["weight"]
         step = None if step is None else checked_step(step, rank)
-        values = _without_media(whole_tensors(metrics, rank), rank)
+        media = [name for name, value in metrics.items() if is_media(value)]
+        if media:
+            _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
+        values = whole_tensors({name: value for name, value in metrics.items() if name not in media}, rank)
         if values or not metrics:
             self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
@@ -174,13 +177,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    media = [name for name, value in metrics.items() if is_media(value)]
-    if media:
-        _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
-    return {name: value for name, value in metrics.items() if name not in media}
 
 
 def _on_host(value: Any) -> Any:

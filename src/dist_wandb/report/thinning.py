@@ -247,7 +247,11 @@ class Blame:
         """Add a row in which `rank` (if any) has the largest value, `excess` above the mean over all ranks."""
         if not self._parts or self._parts[-1].rows >= self._rows_of_each:
             if len(self._parts) == _MOST_PARTS:
-                self._join_neighbours()
+                for one, other in zip(self._parts[::2], self._parts[1::2], strict=True):
+                    one.rows += other.rows
+                    one.excess.update(other.excess)
+                self._parts = self._parts[::2]
+                self._rows_of_each *= 2
             self._parts.append(_Part(x))
         part = self._parts[-1]
         part.rows += 1
@@ -294,10 +298,3 @@ class Blame:
             and (math.isnan(relative) or relative > _NOTICEABLE)
         )
         return Slowest(self.name, rank, count / rows, excess, relative, stands_out)
-
-    def _join_neighbours(self) -> None:
-        for one, other in zip(self._parts[::2], self._parts[1::2], strict=True):
-            one.rows += other.rows
-            one.excess.update(other.excess)
-        self._parts = self._parts[::2]
-        self._rows_of_each *= 2

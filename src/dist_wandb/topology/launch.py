@@ -183,7 +183,12 @@ def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]
         if own and (launcher is SLURM or launcher.is_present(environ)):
             seen.update(own)
             found.append(DetectedLauncher(launcher.name, own, *_status_of(launcher, environ, used)))
-    return found if used else [*found, *_ranks_alone(environ, seen)]
+    # Launchers that give only a rank above 0, which shows that they have started other processes as well.
+    for name, alone in RANKS_ALONE.items():
+        if not used and name not in seen and environ.get(name, "0").strip("0"):
+            reason = f"{name}={environ[name]} shows that there are other ranks"
+            found.append(DetectedLauncher(alone, {name: environ[name]}, "rank alone", reason))
+    return found
 
 
 def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
@@ -247,17 +252,6 @@ def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
         if theirs == ours and readings.values["global_rank"] != used.values["global_rank"]:
             return "other rank", reason
     return "contradicts", reason
-
-
-def _ranks_alone(environ: Environ, seen: set[str]) -> list[DetectedLauncher]:
-    """Return launchers that give only a rank above 0, which shows that they have started other processes as well."""
-    return [
-        DetectedLauncher(
-            launcher, {name: environ[name]}, "rank alone", f"{name}={environ[name]} shows that there are other ranks"
-        )
-        for name, launcher in RANKS_ALONE.items()
-        if name not in seen and environ.get(name, "0").strip("0")
-    ]
 
 
 def _ranks(readings: Readings) -> str:

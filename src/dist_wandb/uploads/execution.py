@@ -199,7 +199,8 @@ def _run_wandb_sync(
         primary=shared_as is None or shared_as.primary,
         shared=shared_as is not None,
         finishes=file.finishes and not (file.sent.completed and file.rows_left == 0),
-        resume=_resume(file),
+        # A plain run that is not resumed would overwrite system metrics and console.
+        resume="must" if file.sent.lines and not shared_as else "allow" if file.resumes else None,
         server=file.terms.server,
     )
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
@@ -229,15 +230,6 @@ def _run_wandb_sync(
             _end(process, attempt, say)
             raise
     return output.read_text(encoding="utf-8", errors="replace")
-
-
-def _resume(file: UploadFile) -> str | None:
-    """How a plain run is opened. Without resuming, system metrics and console would overwrite existing ones."""
-    if file.shared_as:
-        return None
-    if file.sent.lines:
-        return "must"
-    return "allow" if file.resumes else None
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Path, say: Callable[[str], None]) -> None:
@@ -279,7 +271,9 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
         return Outcome(sent, url, f"{this_time.retried}. {_advice(this_time.retried)}")
     if this_time.problems:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
-        return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
+        is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
+        concerns_all = bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))
+        return Outcome(sent, url, f"{problem}. {_advice(problem)}", concerns_all)
     if not this_time.ended:
         lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
         last = " ".join([line for line in lines if line][-2:])
@@ -306,9 +300,3 @@ def _advice(problem: str) -> str:
             "then run the command again."
         )
     return "Run the command again once W&B can be reached: it continues where it stopped."
-
-
-def _concerns_all(problem: str) -> bool:
-    """Whether a problem is one of the connection or of access, not of one file."""
-    is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
-    return bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))

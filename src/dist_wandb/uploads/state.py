@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.uploads.log import Sent, read_attempt
@@ -203,15 +202,7 @@ def _lock_or_holder(handle: int) -> str | None:
         return "by an unknown process"
     if host != socket.gethostname()[:64]:
         return f"pid {pids[0]} on {host}"
-    return f"pid {next(filter(_is_alive, pids), pids[0])}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True
+    return f"pid {next((pid for pid in pids if Path('/proc', str(pid)).exists()), pids[0])}"
 
 
 def _make_private(directory: Path) -> None:
@@ -266,14 +257,17 @@ def _number_of(attempt: Path) -> int:
 def _read_attempt_record(attempt: Path) -> _Attempt:
     try:
         record = parse_json(read_small(attempt / _RECORD, limit=_LARGEST_RECORD, owned=True))
-        return _Attempt(
-            attempt,
-            str(record["path"]),
-            int(record["size"]),
-            str(record["digest"]),
-            _sent_in(record["before"]),
-            bool(record["uploads"]),
+        before = record["before"]
+        sent = Sent(
+            lines=Lines(**{name: int(value) for name, value in before["lines"].items()}),
+            unsure=int(before["unsure"]),
+            completed=bool(before["completed"]),
+            attempts=int(before["attempts"]),
+            ended=bool(before["ended"]),
+            problems=tuple(map(str, before["problems"])),
         )
+        path, size, digest = str(record["path"]), int(record["size"]), str(record["digest"])
+        return _Attempt(attempt, path, size, digest, sent, bool(record["uploads"]))
     except FileNotFoundError:  # killed before the record was written: nothing was uploaded
         return _Attempt(attempt, "", 0, "", Sent(), uploads=False)
     except (ValueError, KeyError, TypeError):
@@ -281,14 +275,3 @@ def _read_attempt_record(attempt: Path) -> _Attempt:
             f"{attempt / _RECORD} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {attempt} "
             "to discard the record of this upload."
         ) from None
-
-
-def _sent_in(record: dict[str, Any]) -> Sent:
-    return Sent(
-        lines=Lines(**{name: int(value) for name, value in record["lines"].items()}),
-        unsure=int(record["unsure"]),
-        completed=bool(record["completed"]),
-        attempts=int(record["attempts"]),
-        ended=bool(record["ended"]),
-        problems=tuple(map(str, record["problems"])),
-    )

@@ -237,11 +237,12 @@ def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...], mess
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_the_relay_listens_only_after_the_first_fork() -> None:
-    with dist_wandb.init() as session:
-        assert session._children._relay.address is None
+def test_the_relay_listens_only_after_the_first_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with dist_wandb.init():
+        assert list(tmp_path.glob("dist-wandb-*/socket")) == []
         assert in_fork(lambda: None) == 0
-        assert session._children._relay.address is not None
+        assert len(list(tmp_path.glob("dist-wandb-*/socket"))) == 1
 
 
 def test_a_client_without_the_key_is_not_served() -> None:
