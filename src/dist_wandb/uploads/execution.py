@@ -193,23 +193,23 @@ def _run_wandb_sync(
 ) -> str:
     """Run ``wandb sync`` to its end; return its output."""
     shared_as = file.shared_as
-    environment = upload_environment(
-        attempt,
-        label=shared_as.label if shared_as else None,
-        primary=shared_as is None or shared_as.primary,
-        shared=shared_as is not None,
-        finishes=file.finishes and not (file.sent.completed and file.rows_left == 0),
+    is_end = file.finishes and not (file.sent.completed and file.rows_left == 0)
+    role = {
+        "WANDB_MODE": "shared" if shared_as else "online",
+        "WANDB_X_LABEL": shared_as.label if shared_as else None,
+        "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
+        "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
         # A plain run that is not resumed would overwrite system metrics and console.
-        resume="must" if file.sent.lines and not shared_as else "allow" if file.resumes else None,
-        server=file.terms.server,
-    )
+        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.resumes else None,
+        "WANDB_BASE_URL": file.terms.server,
+    }
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
     output = attempt / "output.txt"
     with output.open("xb") as written:
         process = subprocess.Popen(  # noqa: S603  # the interpreter that runs this, no shell
             command,
             cwd=attempt,  # `python -m` would import modules of that name from another one
-            env=environment,
+            env=upload_environment(attempt, role),
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,
