@@ -101,9 +101,9 @@ def encoded(value: Any, depth: int = 0) -> Any:
         return value
     if depth < DEEPEST:
         if isinstance(value, Mapping):
-            is_plain_name = lambda name: name is None or type(name) in (str, int, float, bool)  # noqa: E731
             pairs = [
-                [name if is_plain_name(name) else shown(name), encoded(item, depth + 1)] for name, item in value.items()
+                [name if name is None or type(name) in _SCALARS else shown(name), encoded(item, depth + 1)]
+                for name, item in value.items()
             ]
             return dict(pairs) if all(isinstance(name, str) and name != PAIRS for name, _ in pairs) else {PAIRS: pairs}
         if isinstance(value, (list, tuple)):

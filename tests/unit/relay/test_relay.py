@@ -575,25 +575,6 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(*, faile
         os.close(copy)
 
 
-class OnlyThere:
-    """An object that can be pickled, but not unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, ("no number",)
-
-
-def test_unreadable_rows_are_reported_and_others_arrive(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
-) -> None:
-    with dist_wandb.init() as session:
-        copy = through_a_pickle(session)
-        copy.log({"wrong": OnlyThere()})
-        copy.log({"loss": 1.0})
-        assert copy.flush()
-    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-    assert "lost a row that another process had sent" in caplog.text
-
-
 def test_a_late_answer_is_not_mistaken_for_the_next_one() -> None:
     may_take = threading.Event()
     taken = []
