@@ -77,7 +77,7 @@ class PreparedTimings:
                         optimizer.register_step_post_hook(lambda *_: self.timings.enter(None)),
                     ]
             elif not isinstance(one, DataLoaderDispatcher):
-                loader = getattr(one, "base_dataloader", one)
+                loader: Any = getattr(one, "base_dataloader", one)
                 self._loaders.add(loader)
                 # Accelerate's loaders look up `__iter__` on the object.
                 loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)

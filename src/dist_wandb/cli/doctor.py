@@ -108,7 +108,7 @@ def examine(
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
-    found, setup = tuple(map(_masked, detected_launchers())), current_server.setup(trusted_server)
+    found, setup = tuple(map(_masked_launcher, detected_launchers())), current_server.setup(trusted_server)
     setup = replace(setup, problem=without_values(setup.problem))
     try:
         mode = check_run_mode(run_mode_or_default(run_mode))
@@ -137,7 +137,7 @@ def examine(
     return replace(diagnosis, warnings=tuple(map(without_passwords, warnings)))
 
 
-def _masked(launcher: DetectedLauncher) -> DetectedLauncher:
+def _masked_launcher(launcher: DetectedLauncher) -> DetectedLauncher:
     """A launcher without what may be a password: wrong values of variables, which may be meant for others."""
     values = {name: without_values(f"{name}={value}").partition("=")[2] for name, value in launcher.variables.items()}
     return replace(launcher, variables=values, reason=without_values(launcher.reason))
@@ -181,8 +181,8 @@ def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher)
         )
     if not has_store:
         what, plan = "their numbers cannot be reduced", found.plan
-        is_without_id = plan is not None and plan.base_id == GENERATED and job_name(topology) is None
-        if is_without_id and plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global"):
+        is_in_plan = plan is not None and plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
+        if plan is not None and is_in_plan and plan.base_id == GENERATED and job_name(topology) is None:
             what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
         yield f"{used.name} has no store for the ranks: before init_process_group, {what}."
 

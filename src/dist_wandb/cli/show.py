@@ -220,8 +220,8 @@ def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> Rend
         "group": any(run.group for run in runs),
         "writers": any(len(run.writers) > 1 for run in runs),
     }
-    titles = ("", "run", "name", "group", "started", "rows", "writers")
-    titles = [title for title in titles if optional.get(title, True)]
+    possible = ("", "run", "name", "group", "started", "rows", "writers")
+    titles = [title for title in possible if optional.get(title, True)]
     shown = table()
     for title in titles:
         is_number = title in ("rows", "writers")
