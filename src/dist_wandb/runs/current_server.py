@@ -90,7 +90,10 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
         )
     origin: Origin
     origin, source = ("argument", "settings=") if given else _who_named(url)
-    refusal = refusal_of(url, origin, source, has_own_key=_has_own_key(settings, url), trusted=trusted)
+    # Whether the key that wandb would send is the key for this very host in the user's netrc.
+    names = () if settings.api_key or settings.identity_token_file else _names_in_netrc(without_password(url))
+    has_own_key = any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
+    refusal = refusal_of(url, origin, source, has_own_key=has_own_key, trusted=trusted)
     return Destination(url, without_password(url), origin, source, refusal)
 
 
@@ -163,14 +166,6 @@ def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None
             if name in hosts:
                 return hosts[name][2], path
     return None, None
-
-
-def _has_own_key(settings: wandb.Settings, url: str) -> bool:
-    """Return whether the key that wandb would send is the key for this very host in the user's netrc."""
-    if settings.api_key or settings.identity_token_file:
-        return False
-    names = _names_in_netrc(without_password(url))
-    return any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
 
 
 def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:
