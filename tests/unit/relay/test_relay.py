@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
+from processes import wait_until
 from torchmetrics import MeanMetric
 
 import dist_wandb
@@ -69,9 +70,7 @@ def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)
     before = relay_threads()  # a test that failed before may have left some
     yield
-    for thread in relay_threads() - before:
-        thread.join(_PATIENCE)
-    assert not relay_threads() - before
+    wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
 
 
 def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
