@@ -27,7 +27,6 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/placing.py:Cell": ({"attributes": 12}, "a record: the state of a cell"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
-    "payloads/torchmetrics/metrics.py:Snapshot": ({"methods": 16}, "who may read it when, and how it is sent"),
     "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "report/model.py:Writer": ({"attributes": 13}, "a record: what the page's script reads"),
     "runs/config_guard.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),

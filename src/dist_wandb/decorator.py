@@ -114,7 +114,14 @@ def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
             yield functools.partial(_inside, session, given)
     else:
         own = {name: value for name, value in given.items() if value is not None}
-        _warn_of_unused(own)
+        theirs = around()
+        other = [name for name, value in own.items() if repr(value) != repr(theirs.get(name))]
+        if other:
+            warnings.warn(
+                f"A decorated function was called inside another one and joins its run, so {', '.join(other)} of its "
+                "own wandb_init is ignored. To open a separate run, call dist_wandb.init(reinit='create_new') in it.",
+                stacklevel=4,
+            )
         yield functools.partial(_inside, outer, {**around(), **own})
 
 
@@ -122,17 +129,6 @@ def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
 def _inside(session: Session, arguments: Mapping[str, Any]) -> Iterator[None]:
     with entered.by(session), around.by(arguments):
         yield
-
-
-def _warn_of_unused(own: Mapping[str, Any]) -> None:
-    outer = around()
-    other = [name for name, value in own.items() if repr(value) != repr(outer.get(name))]
-    if other:
-        warnings.warn(
-            f"A decorated function was called inside another one and joins its run, so {', '.join(other)} of its own "
-            "wandb_init is ignored. To open a separate run, call dist_wandb.init(reinit='create_new') in it.",
-            stacklevel=5,
-        )
 
 
 def _function(function: Callable[..., _R], given: Mapping[str, Any]) -> Callable[..., _R]:

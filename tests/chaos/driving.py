@@ -18,10 +18,10 @@ from typing import Any
 import ledger
 from drawing import Spec
 from processes import Job, clean_environment, free_port, started, torchrun
+from stored import find_runs
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.inspection import inspect
 
 _HERE = Path(__file__).parent

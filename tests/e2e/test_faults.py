@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 from processes import Job, started, wait_until
 from ranks import rank_commands
-from stored import rows_in
+from stored import find_runs, rows_in
 from wandb_server import WandbServer
-
-from dist_wandb.wandb_files.finding import find_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -22,9 +22,8 @@ import pytest
 from history import History
 from hosts import hosts, ranks_on
 from processes import Job, clean_environment, free_port, started, wait_until
-from stored import ended_runs, rows_in
+from stored import ended_runs, find_runs, rows_in
 
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_tree.py"

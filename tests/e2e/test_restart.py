@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from history import rank_of
 from processes import Job, clean_environment, run_job, started, torchrun
-from stored import ended_runs, rows_in
+from stored import ended_runs, find_runs, rows_in
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from stored import find_runs
 
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import StoredRun, read_history, read_run, read_runs
 
 PRELUDE = """

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
-from dist_wandb.cli import command, show, show_cards, show_table
+from dist_wandb.cli import command, show, show_cards
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.store import RestartRecord
@@ -387,13 +387,13 @@ def _inspections() -> list[bytes]:
 def _read_inspection(data: bytes) -> None:
     contents, records = reading.Contents(), inspection.Records(_RUN_FILE)
     records.parse(data.split(b"\n")[:-1], contents.add)
-    run = contents.as_run(_RUN_FILE, None, contents.problems)
+    run = contents.as_run(_RUN_FILE, [])
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
     (joined,) = brought_together([run, run])
     json.dumps(command._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
     show_cards.card(joined, ["*"], 80)
-    show_table.runs_table([joined], None)
+    show.runs_table([joined], None)
 
 
 TARGETS = (

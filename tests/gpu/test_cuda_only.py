@@ -15,13 +15,13 @@ import torch
 import torchmetrics
 from devices import Cuda
 from processes import wait_until
+from stored import find_runs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.profiler import ProfilerActivity, profile
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.inspection import inspect
 
 Rows = Callable[[], list[dict[str, Any]]]

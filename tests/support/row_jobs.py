@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ WITH_FAULTS = ("guarded alone", "late join", "death", "deaths", "pauses", "stall
 SAME_CALLS = ("lockstep", "lag", "long lag")  # all ranks make the same calls in the same order
 
 
-class Post(NamedTuple):
+@dataclass(frozen=True)
+class Post:
     """A call of `log`, to be made."""
 
     at: float  # seconds
@@ -85,7 +86,7 @@ class Job:
             if index >= after and self.random.random() < chance:
                 behind = self.random.uniform(0, longest)
             latest = max(latest, post.at + behind)
-            program.append(post._replace(at=latest))
+            program.append(replace(post, at=latest))
         self.programs[rank] = program
 
     # The simulation
@@ -160,14 +161,14 @@ def _lag(job: Job) -> None:
 def _long_lag(job: Job) -> None:
     for rank in job.others:
         job.lag(rank, 6.0, after=job.number // 2)
-    job.programs = [[post._replace(at=post.at + (index > 3) * 2) for index, post in enumerate(p)] for p in job.programs]
+    job.programs = [[replace(post, at=post.at + (index > 3) * 2) for index, post in enumerate(p)] for p in job.programs]
 
 
 def _cadences(job: Job) -> None:
     for rank in range(job.size):
         every = job.random.choice([2, 3, 5])
         own = [
-            post._replace(names=(f"gpu{rank}", "gpu") if job.random.random() < 0.5 else (f"gpu{rank}",))
+            replace(post, names=(f"gpu{rank}", "gpu") if job.random.random() < 0.5 else (f"gpu{rank}",))
             for post in job.common[::every]
         ]
         _add(job, rank, own)
@@ -179,7 +180,7 @@ def _own_names(job: Job) -> None:
         every = job.random.choice([1, 1, 3])
         own = job.random.choice([(), (f"own{rank}",), (f"own{rank}", "own"), ("own",)])
         job.programs[rank] = [
-            post._replace(names=(*post.names, *own) if index % every == 0 else post.names)
+            replace(post, names=(*post.names, *own) if index % every == 0 else post.names)
             for index, post in enumerate(job.programs[rank])
         ]
         job.lag(rank, job.random.choice([0.0, 0.3]))
@@ -188,7 +189,7 @@ def _own_names(job: Job) -> None:
 def _extra_calls(job: Job) -> None:
     for rank in range(job.size):
         chance = job.random.choice([0.0, 0.1, 0.5])
-        _add(job, rank, [post._replace(names=(f"extra{rank}",)) for post in job.common if job.random.random() < chance])
+        _add(job, rank, [replace(post, names=(f"extra{rank}",)) for post in job.common if job.random.random() < chance])
     _lag(job)
 
 
@@ -205,7 +206,7 @@ def _guarded_alone(job: Job) -> None:
 def _uneven(job: Job) -> None:
     for rank in range(job.size):
         every = job.random.choice([3, 4])
-        extra = [post._replace(names=("val", "val/acc"), step=post.step) for post in job.common[every - 1 :: every]]
+        extra = [replace(post, names=("val", "val/acc"), step=post.step) for post in job.common[every - 1 :: every]]
         if job.random.random() < 0.5:
             _add(job, rank, extra)
 
@@ -215,7 +216,7 @@ def _split(job: Job) -> None:
         own = job.random.choice([(), ("mem",)])
         if job.random.random() < 0.5:
             job.programs[rank] = [
-                post._replace(names=names)
+                replace(post, names=names)
                 for post in job.programs[rank]
                 for names in (
                     ((*post.names[:1], *own), (*post.names[1:], *own)) if len(post.names) > 1 else (post.names,)
@@ -229,7 +230,7 @@ def _order(job: Job) -> None:
         for index in range(len(program) - 1):
             if job.random.random() < 0.2 and program[index].names != program[index + 1].names:
                 first, second = program[index : index + 2]
-                program[index : index + 2] = [second._replace(at=first.at), first._replace(at=second.at)]
+                program[index : index + 2] = [replace(second, at=first.at), replace(first, at=second.at)]
 
 
 def _leavers(job: Job) -> None:
@@ -241,7 +242,7 @@ def _leavers(job: Job) -> None:
 def _late_first_call(job: Job) -> None:
     for rank in job.random.sample(range(job.size), job.size // 2):
         behind = job.random.choice([0.7, 3.0, 15.0])
-        job.programs[rank] = [post._replace(at=post.at + behind) for post in job.programs[rank]]
+        job.programs[rank] = [replace(post, at=post.at + behind) for post in job.programs[rank]]
 
 
 def _late_join(job: Job) -> None:
@@ -251,7 +252,7 @@ def _late_join(job: Job) -> None:
         job.events.append(Event(at, "come", rank))
         program = job.programs[rank]
         if job.random.random() < 0.5:
-            program = [post._replace(at=max(post.at, at)) for post in program]
+            program = [replace(post, at=max(post.at, at)) for post in program]
         job.programs[rank] = [post for post in program if post.at >= at]
 
 
@@ -269,7 +270,7 @@ def _deaths(job: Job) -> None:
 def _pauses(job: Job) -> None:
     for rank in job.random.sample(range(job.size), job.size // 2):
         at, pause = job.random.uniform(0, job.end), job.random.choice([2.0, 12.0, 30.0])
-        job.programs[rank] = [post._replace(at=post.at + pause * (post.at >= at)) for post in job.programs[rank]]
+        job.programs[rank] = [replace(post, at=post.at + pause * (post.at >= at)) for post in job.programs[rank]]
         if job.random.random() < 0.5:
             _add(job, rank, [Post(at + 1.0 + index, ("beat",), None) for index in range(9)])
 

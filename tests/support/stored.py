@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
-from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.finding import find_files
 from dist_wandb.wandb_files.reading import StoredRun, read_history, read_runs
 
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
@@ -63,6 +63,11 @@ def vector_of(
         decided = there if rank_scope == "worker" else rank
         placed.append({**decided, "global_rank": rank["global_rank"], "local_rank": local, "label": there["label"]})
     return placed
+
+
+def find_runs(directory: Path, report: Callable[[ReadError], None] = lambda _: None) -> list[Path]:
+    """Return the files of the runs below a directory."""
+    return list(find_files(directory, report))
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:

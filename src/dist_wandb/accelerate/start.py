@@ -194,14 +194,11 @@ class InitArguments:
 
         Raises `ConfigurationError` for an argument that `wandb.init` does not know.
         """
-        if is_open:
-            self._warn_of_changes({"project": project, **init_kwargs})
-        else:
+        requested, before = {"project": project, **init_kwargs}, self.requested
+        if not is_open:
             check_init_arguments(init_kwargs, "init_trackers")
-            self._given = self.requested = {"project": project, **init_kwargs}
-
-    def _warn_of_changes(self, requested: Mapping[str, Any]) -> None:
-        before = self.requested
+            self._given = self.requested = requested
+            return
         # Compared by their text, because `==` of a user's objects may do anything.
         new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
         if new:

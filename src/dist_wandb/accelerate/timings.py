@@ -70,9 +70,17 @@ class PreparedTimings:
             if isinstance(one, torch.nn.Module):
                 self._measure_model(one)
             elif isinstance(one, torch.optim.Optimizer):
-                self._measure_optimizer(getattr(one, "optimizer", one))
+                optimizer = getattr(one, "optimizer", one)
+                if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is not; it updates in its backward pass
+                    self._hooks += [
+                        optimizer.register_step_pre_hook(lambda *_: self.timings.enter("optimizer")),
+                        optimizer.register_step_post_hook(lambda *_: self.timings.enter(None)),
+                    ]
             elif not isinstance(one, DataLoaderDispatcher):
-                self._measure_loader(getattr(one, "base_dataloader", one))
+                loader: Any = getattr(one, "base_dataloader", one)
+                self._loaders.add(loader)
+                # Accelerate's loaders look up `__iter__` on the object.
+                loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
 
     def end(self) -> None:
         """Remove all hooks."""
@@ -85,11 +93,6 @@ class PreparedTimings:
         self._known.clear()
         self._models.clear()
         self.timings.end()
-
-    def _measure_loader(self, loader: Any) -> None:
-        """Measure how long a loader takes for each batch. Accelerate's loaders look up `__iter__` on the object."""
-        self._loaders.add(loader)
-        loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
 
     def _begin_loading(self) -> None:
         """A batch is requested. If all models are in evaluation mode, it does not belong to a training step."""
@@ -105,13 +108,6 @@ class PreparedTimings:
             inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
             inner.register_forward_hook(ForwardHook(self._after_forward_pass), always_call=True),
         ]
-
-    def _measure_optimizer(self, optimizer: Any) -> None:
-        if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is not, and updates in its backward pass
-            self._hooks += [
-                optimizer.register_step_pre_hook(lambda *_: self.timings.enter("optimizer")),
-                optimizer.register_step_post_hook(lambda *_: self.timings.enter(None)),
-            ]
 
     def _in_forward(self, _model: Any) -> None:
         if torch.is_grad_enabled():
@@ -148,31 +144,23 @@ def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
     wrap_accelerator(tracker_class, _TIMED, _MARK, _REMEDY)
 
 
-def _prepare(original: Callable[..., Any], trackers: Trackers) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def prepare(self: Accelerator, *args: Any, device_placement: Any = None) -> Any:
-        prepared = original(self, *args, device_placement=device_placement)
-        tracker = trackers.find(self)
-        if tracker is not None and tracker.prepared is not None:
-            tracker.prepared.measure(prepared if isinstance(prepared, tuple) else (prepared,))
-        return prepared
-
-    return prepare
+def _prepare(trackers: Trackers, original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
+    prepared = original(self, *args, **kwargs)
+    tracker = trackers.find(self)
+    if tracker is not None and tracker.prepared is not None:
+        tracker.prepared.measure(prepared if isinstance(prepared, tuple) else (prepared,))
+    return prepared
 
 
-def _backward(original: Callable[..., None], trackers: Trackers) -> Callable[..., None]:
-    @functools.wraps(original)
-    def backward(self: Accelerator, loss: Any, **kwargs: Any) -> None:
-        tracker = trackers.find(self)
-        if tracker is None or tracker.prepared is None:
-            return original(self, loss, **kwargs)
-        tracker.prepared.timings.enter("backward")
-        try:
-            return original(self, loss, **kwargs)
-        finally:
-            tracker.prepared.timings.enter(None)
-
-    return backward
+def _backward(trackers: Trackers, original: Callable[..., None], self: Accelerator, *args: Any, **kwargs: Any) -> None:
+    tracker = trackers.find(self)
+    if tracker is None or tracker.prepared is None:
+        return original(self, *args, **kwargs)
+    tracker.prepared.timings.enter("backward")
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        tracker.prepared.timings.enter(None)
 
 
 _TIMED = (

@@ -29,8 +29,16 @@ _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEG
 def current_topology() -> Topology:
     """The topology of this rank, always from `PartialState`, because `debug_launcher` sets RANK=0 in every process."""
     state = PartialState()
-    if state.num_processes == 1:
-        _warn_of_separate_worlds()
+    if state.num_processes == 1:  # as Accelerate makes each process without a GPU and without ``cpu=True``
+        with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not read either
+            launched = Topology.from_environ()
+            if launched is not None and launched.world_size > 1:
+                warnings.warn(
+                    f"The launcher started {launched.world_size} processes ({launched.origin('world_size')}), but "
+                    "Accelerate runs each of them on its own: they train separately, and each opens a run. Without a "
+                    "GPU, pass Accelerator(cpu=True).",
+                    stacklevel=2,
+                )
     # Megatron-LM has losses on the last rank only, which is therefore Accelerate's main process.
     leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
     return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
@@ -48,16 +56,3 @@ def is_sharded() -> bool:
     mesh = current_mesh()
     names = () if mesh is None else mesh.mesh_dim_names or ()
     return AcceleratorState().distributed_type in _SHARDED or bool(set(names) - {"dp_replicate"})
-
-
-def _warn_of_separate_worlds() -> None:
-    """Warn if Accelerate makes each process a world of its own, as it does without a GPU and without ``cpu=True``."""
-    with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not read either
-        launched = Topology.from_environ()
-        if launched is not None and launched.world_size > 1:
-            warnings.warn(
-                f"The launcher started {launched.world_size} processes ({launched.origin('world_size')}), but "
-                "Accelerate runs each of them on its own: they train separately, and each opens a run. Without a GPU, "
-                "pass Accelerator(cpu=True).",
-                stacklevel=3,
-            )

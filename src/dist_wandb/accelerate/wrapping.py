@@ -156,76 +156,77 @@ def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -
     return {**stock, **(kwargs or {}).get(NAME, {})}
 
 
-def _init_trackers(original: Callable[..., None], trackers: Trackers) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init_trackers(
-        self: Accelerator, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Any = None
-    ) -> None:
-        if not trackers.has(self):
-            original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
-            return
-        ours = _own_arguments(self, init_kwargs)
-        if config is not None:
-            ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
-        tracker = trackers.to_start(self, project_name, ours)
-        name_as_scripts_do(tracker, self)
-        if self.is_main_process:
-            tracker.start()  # Accelerate before 1.8 expects the constructor to do so
-        elif tracker.wraps:
-            tracker.start()
-            store_given_configuration(tracker, config or {})
-        original(self, project_name, config, init_kwargs or {})
-        others = [held for held in self.trackers if held is not tracker]
-        if len(others) + 1 < len(self.trackers):  # a tracker that is started again is in the list twice
-            self.trackers[:] = [*others, tracker]
-
-    return init_trackers
-
-
-def _log(original: Callable[..., None], trackers: Trackers) -> Callable[..., None]:
-    @functools.wraps(original)
-    def log(self: Accelerator, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        if not trackers.has(self):
-            return original(self, values, step, log_kwargs or {})
-        ours = _own_arguments(self, log_kwargs)
-        tracker = trackers.off_main(self)
-        if tracker is not None:
-            tracker.log(values, step, **ours)
-        return original(self, values, step, {**(log_kwargs or {}), NAME: ours})
-
-    return log
+def _init_trackers(
+    trackers: Trackers,
+    original: Callable[..., None],
+    self: Accelerator,
+    project_name: str,
+    config: dict[str, Any] | None = None,
+    init_kwargs: Any = None,
+) -> None:
+    if not trackers.has(self):
+        original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
+        return
+    ours = _own_arguments(self, init_kwargs)
+    if config is not None:
+        ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
+    tracker = trackers.to_start(self, project_name, ours)
+    name_as_scripts_do(tracker, self)
+    if self.is_main_process:
+        tracker.start()  # Accelerate before 1.8 expects the constructor to do so
+    elif tracker.wraps:
+        tracker.start()
+        store_given_configuration(tracker, config or {})
+    original(self, project_name, config, init_kwargs or {})
+    others = [held for held in self.trackers if held is not tracker]
+    if len(others) + 1 < len(self.trackers):  # a tracker that is started again is in the list twice
+        self.trackers[:] = [*others, tracker]
 
 
-def _get_tracker(original: Callable[..., Any], trackers: Trackers) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_tracker(self: Accelerator, name: str, unwrap: bool = False) -> Any:
-        if name == STOCK_NAME and stands_in(self.log_with):
-            name = NAME
-        tracker = trackers.off_main(self) if name == NAME else None
-        if tracker is None:
-            return original(self, name, unwrap)
-        return tracker.tracker if unwrap else tracker
+def _log(
+    trackers: Trackers,
+    original: Callable[..., None],
+    self: Accelerator,
+    values: dict[str, Any],
+    step: int | None = None,
+    log_kwargs: Any = None,
+) -> None:
+    if not trackers.has(self):
+        return original(self, values, step, log_kwargs or {})
+    ours = _own_arguments(self, log_kwargs)
+    tracker = trackers.off_main(self)
+    if tracker is not None:
+        tracker.log(values, step, **ours)
+    return original(self, values, step, {**(log_kwargs or {}), NAME: ours})
 
-    return get_tracker
+
+def _get_tracker(
+    trackers: Trackers, original: Callable[..., Any], self: Accelerator, name: str, unwrap: bool = False
+) -> Any:
+    if name == STOCK_NAME and stands_in(self.log_with):
+        name = NAME
+    tracker = trackers.off_main(self) if name == NAME else None
+    if tracker is None:
+        return original(self, name, unwrap)
+    return tracker.tracker if unwrap else tracker
 
 
-def _end_training(original: Callable[..., None], trackers: Trackers) -> Callable[..., None]:
-    @functools.wraps(original)
-    def end_training(self: Accelerator) -> None:
-        tracker = trackers.off_main(self)
-        if tracker is not None:
-            tracker.finish()
-        original(self)
-
-    return end_training
+def _end_training(trackers: Trackers, original: Callable[..., None], self: Accelerator) -> None:
+    tracker = trackers.off_main(self)
+    if tracker is not None:
+        tracker.finish()
+    original(self)
 
 
 class Wrapped(NamedTuple):
-    """A method of `Accelerator` to wrap: its name, its known parameters, and the function that wraps it."""
+    """A method of `Accelerator` to wrap: its name, its known parameters, and what is called instead.
+
+    That gets the trackers and the original, which it calls, before the arguments of the call.
+    """
 
     name: str
     parameters: tuple[str, ...]
-    wrapper: Callable[[Callable[..., Any], Trackers], Callable[..., Any]]
+    instead: Callable[..., Any]
 
 
 _WRAPPED = (
@@ -257,9 +258,17 @@ def wrap_accelerator(
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
     trackers = Trackers(tracker_class)
-    for name, _, wrapper in methods:
-        setattr(Accelerator, name, wrapper(getattr(Accelerator, name), trackers))
+    for name, _, instead in methods:
+        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), functools.partial(instead, trackers)))
     setattr(Accelerator, mark, True)
+
+
+def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
+        return instead(original, self, *args, **kwargs)
+
+    return method
 
 
 def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:

@@ -72,7 +72,12 @@ def _run(arguments: argparse.Namespace) -> int:
     check_id(base_id, f"--id {base_id!r}")
     options = Options(arguments.run_mode, arguments.rank_scope, primary_rank=arguments.primary_rank)
     mode, scope = options.run_mode, options.rank_scope
-    topologies = [topology.led_by(options.primary_rank) for topology in _topologies(layout)]
+    # Numbered node by node, as by torchrun.
+    positions = [(node, local_rank) for node, processes in enumerate(layout) for local_rank in range(processes)]
+    topologies = [
+        Topology(rank, local_rank, node, len(positions), layout[node], len(layout)).led_by(options.primary_rank)
+        for rank, (node, local_rank) in enumerate(positions)
+    ]
     units = _units(arguments, len(topologies))
     plans = [
         plan_run(topology, mode, scope, base_id, group=arguments.group, unit=unit, in_sweep=in_sweep)
@@ -112,23 +117,22 @@ def _run(arguments: argparse.Namespace) -> int:
 def _layout_of(arguments: argparse.Namespace) -> list[int]:
     """Number of processes on each node."""
     if arguments.layout is None:
-        if arguments.mesh and arguments.procs_per_node is None:
-            return _spread(math.prod(arguments.mesh.values()), arguments.nodes or 1)
-        return [arguments.procs_per_node or 1] * (arguments.nodes or 1)
+        nodes = arguments.nodes or 1
+        if not arguments.mesh or arguments.procs_per_node is not None:
+            return [arguments.procs_per_node or 1] * nodes
+        ranks = math.prod(arguments.mesh.values())
+        if ranks % nodes:
+            raise ConfigurationError(
+                f"--mesh has {ranks} ranks, which cannot be divided equally among --nodes {nodes}. Give --layout "
+                "instead."
+            )
+        return [ranks // nodes] * nodes
     if arguments.nodes is not None or arguments.procs_per_node is not None:
         raise ConfigurationError(
             "--layout cannot be combined with --nodes and --procs-per-node. Give either --layout or those two."
         )
     layout: list[int] = arguments.layout
     return layout
-
-
-def _spread(ranks: int, nodes: int) -> list[int]:
-    if ranks % nodes:
-        raise ConfigurationError(
-            f"--mesh has {ranks} ranks, which cannot be divided equally among --nodes {nodes}. Give --layout instead."
-        )
-    return [ranks // nodes] * nodes
 
 
 def _units(arguments: argparse.Namespace, world_size: int) -> list[tuple[int, ...] | None]:
@@ -146,15 +150,6 @@ def _units(arguments: argparse.Namespace, world_size: int) -> list[tuple[int, ..
         )
     names = arguments.unit.split(",") if arguments.unit is not None else [name for name in mesh if "dp" in name]
     return [ranks_along(mesh, names, rank) for rank in range(world_size)]
-
-
-def _topologies(layout: Sequence[int]) -> list[Topology]:
-    """The topologies of all ranks of a job, numbered node by node as torchrun does."""
-    positions = [(node, local_rank) for node, processes in enumerate(layout) for local_rank in range(processes)]
-    return [
-        Topology(rank, local_rank, node, len(positions), layout[node], len(layout))
-        for rank, (node, local_rank) in enumerate(positions)
-    ]
 
 
 def _rank(topology: Topology, plan: RunPlan, name: str | None, *, is_counted: bool) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def heading(run: LocalRun) -> Text:
     facts += _facts_of_job(run)
     found = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
     found.rstrip()
-    found.append("\n  ").append(_state_in_words(run), style).append("".join(f" · {fact}" for fact in facts))
+    ends = {"finished": "finished", "failed": f"failed (exit code {run.exit_code})"}
+    state = ends.get(run.state, "no end recorded (running, or killed)")
+    found.append("\n  ").append(state, style).append("".join(f" · {fact}" for fact in facts))
     if len(run.writers) == 1:
         for path in run.files:
             found.append("\n  ").append(visible(str(path.parent)), "dim")
@@ -123,12 +125,6 @@ def _facts_of_writer(writer: Writer, state: str) -> Iterator[str]:
         yield f"node {writer.node}"
     if writer.primary:
         yield "primary"
-
-
-def _state_in_words(run: LocalRun) -> str:
-    if run.state == "failed":
-        return f"failed (exit code {run.exit_code})"
-    return "finished" if run.state == "finished" else "no end recorded (running, or killed)"
 
 
 def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> dict[str, MetricHistory]:

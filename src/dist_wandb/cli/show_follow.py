@@ -17,12 +17,11 @@ from rich.text import Text
 
 from dist_wandb.cli.command import number, number_of
 from dist_wandb.cli.show_cards import STATES, card, matching
-from dist_wandb.errors import DistWandbError, ReadError, in_words, visible
+from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun, size_of
-from dist_wandb.wandb_files.sidecar import read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 
 _INTERVAL = 1.0  # seconds between two updates
@@ -66,12 +65,7 @@ class FollowedFile:
         """Return the current state of the run; `None` before its first record."""
         if not self.contents.run:
             return None
-        try:
-            sidecar, problems = read_sidecar(self.path.parent, self._directory), []
-        except ReadError as error:
-            sidecar, problems = None, [str(error)]
-        problems = [*self._problems, *problems, *self.contents.problems]
-        return self.contents.as_run(self.path, sidecar, problems, self._directory)
+        return self.contents.as_run(self.path, self._problems, self._directory)
 
     def _read(self) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,9 @@ def _run(arguments: argparse.Namespace) -> int:
         with _interrupted_by_signals():
             failed = _upload_all(wanted, out)
     if arguments.trust and not arguments.dry_run:
-        _remember_all(plan)
+        for file in (file for run in plan for file in run.files if file.is_uploaded):
+            with suppress(UploadError):  # then `--trust` is needed again
+                remember(file)
     out.print(_summary(plan, wanted, refused, failed, arguments.dry_run), soft_wrap=True)
     return 1 if refused or failed or errors else 0
 
@@ -109,13 +111,6 @@ def _interrupted_by_signals() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
-
-
-def _remember_all(runs: Iterable[UploadRun]) -> None:
-    """Record earlier uploads of trusted directories. If that fails, ``--trust`` is needed again."""
-    for file in (file for run in runs for file in run.files if file.is_uploaded):
-        with suppress(UploadError):
-            remember(file)
 
 
 def _is_refused(run: UploadRun, *, forced: bool) -> bool:

@@ -180,14 +180,8 @@ def _of_stream(file: BinaryIO) -> Any:
 
 
 def _unpickled(file: io.BytesIO) -> Any:
+    """Load one pickle, after a check of its opcodes with a stack that holds the depth of each object instead of it."""
     start = file.tell()
-    _check_opcodes(file)
-    file.seek(start)
-    return _Reader(file, encoding="utf-8", errors="replace").load()
-
-
-def _check_opcodes(file: io.BytesIO) -> None:
-    """Check the opcodes of one pickle, with a stack that holds the depth of each object instead of the object."""
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[int, int] = {}
@@ -213,6 +207,8 @@ def _check_opcodes(file: io.BytesIO) -> None:
             if depth > _MOST_DEPTH:
                 raise ReadError(f"its objects are nested deeper than {_MOST_DEPTH}")
             stack += [depth] * len(opcode.stack_after)
+    file.seek(start)
+    return _Reader(file, encoding="utf-8", errors="replace").load()
 
 
 def _pop_arguments(opcode: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:

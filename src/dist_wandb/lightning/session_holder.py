@@ -66,7 +66,13 @@ class SessionHolder:
         self.base_id: str  # of all runs, as far as it is known here
         self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
         self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_told, self.number))
-        self._find_earlier_start()
+        is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
+        if self._requested_id is None and is_main:  # an earlier start of the job may be continued
+            name = resuming.session_name(INTEGRATION, self.number)
+            earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
+            if earlier is not None:
+                self.base_id = earlier.record.base_id
+                _script_ids.offer(self.number, self.base_id)
 
     def for_copy(self, run: Run | None) -> SessionHolder:
         """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
@@ -130,22 +136,18 @@ class SessionHolder:
             self.launch.is_announced = True
             self.session.announce(self.launch.location)
 
-    def _find_earlier_start(self) -> None:
-        """Find the base id before the ranks are known, if an earlier start of the job is continued."""
-        if self._requested_id is not None or not self.launch.is_first_process or Launch.detect().is_lightning_child:
-            return
-        name = resuming.session_name(INTEGRATION, self.number)
-        earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
-        if earlier is not None:
-            self.base_id = earlier.record.base_id
-            _script_ids.offer(self.number, self.base_id)
-
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
-        is_another = provisional is None and self._is_another_loggers(running)
+        # Whether the run of this process is another logger's, and not the one requested from this logger.
+        is_requested = running is None or self._requested_id in (None, running.id)
+        is_another = provisional is None and not is_requested and holds(running)
         available = None if is_another else self._available_run(run)
+        proposed_id = self.base_id
+        if available is not None:
+            base_ids = (one.plan.base_id for one in open_sessions() if one.run is available)
+            proposed_id = next(base_ids, None) or str(available.id)
         if self._is_offline and run is None:
             requested.set_offline()
         uses_tensorboard = bool(self._arguments.get("sync_tensorboard"))
@@ -156,7 +158,7 @@ class SessionHolder:
             topology=topology,
             step_metric=None if uses_tensorboard else _STEP_METRIC,
             number=self.number,
-            proposed_id=_base_id_of(available) if available else self.base_id,
+            proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
             create_new=topology.world_size > 1 or is_another,
             announces=False,
@@ -186,10 +188,6 @@ class SessionHolder:
             name: value for name, value in stock.items() if arguments.get(name) is None
         }  # LightningCLI passes None
         return {**arguments, **unset}
-
-    def _is_another_loggers(self, running: Run | None) -> bool:
-        """Whether the run of this process belongs to another logger, and is not the one requested from this logger."""
-        return running is not None and self._requested_id not in (None, running.id) and holds(running)
 
     def _available_run(self, run: Run | None) -> Run | None:
         """The run of this process to use: the provisional one, the user's, or the running one, as the stock logger."""
@@ -230,11 +228,6 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
         f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
         "log_hyperparams(), which waits for the run."
     )
-
-
-def _base_id_of(run: Run) -> str:
-    """Return the id from which that of a run was made."""
-    return next((one.plan.base_id for one in open_sessions() if one.run is run), None) or str(run.id)
 
 
 def _told(number: int) -> Mapping[str, Any]:

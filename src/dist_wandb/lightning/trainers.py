@@ -127,6 +127,8 @@ class StepTimer(OfLightning):
         """Loading of the first batch begins."""
         self._timings.enter("data")
 
+    on_train_batch_end = on_train_epoch_start  # the next batch is loaded, or the epoch ends
+
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """The batch is loaded."""
         self._is_due = self._is_ddp
@@ -144,22 +146,16 @@ class StepTimer(OfLightning):
         """The update follows."""
         self._timings.enter("optimizer")
 
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """The next batch is loaded, or the epoch ends."""
-        self._timings.enter("data")
-
-    def on_validation_start(self, *_: Any, **__: Any) -> None:
-        """The validation is not measured."""
-        self._timings.enter(None)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Loading continues, if the validation ran between two batches."""
         if not trainer.sanity_checking:
             self._timings.enter("data")
 
     def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Work between two epochs is not measured."""
+        """Work between two epochs is not measured, nor is the validation."""
         self._timings.enter(None)
+
+    on_validation_start = on_train_epoch_end
 
     def on_train_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Remove the hook and this callback."""

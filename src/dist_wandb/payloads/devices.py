@@ -171,16 +171,14 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
 def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors; see `whole`."""
     others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
-    found = {name: _whole_value(name, value, rank) for name, value in others.items()}
+    found: dict[str, Any] = {}
+    for name, value in others.items():
+        if isinstance(value, Mapping) and not is_metric(value):
+            found[name] = whole_tensors(value, rank)
+        elif (tensor := as_tensor(value)) is not None:
+            found[name] = whole(repr(name), tensor, rank)
     is_same = all(value is others[name] for name, value in found.items())
     return metrics if is_same else {**metrics, **found}
-
-
-def _whole_value(name: str, value: Any, rank: int) -> Any:
-    if isinstance(value, Mapping) and not is_metric(value):
-        return whole_tensors(value, rank)
-    tensor = as_tensor(value)
-    return value if tensor is None else whole(repr(name), tensor, rank)
 
 
 def copied_tensor(value: Any) -> Any:

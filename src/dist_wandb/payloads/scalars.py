@@ -106,10 +106,8 @@ def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> d
     Values on a device become `Later` or `LaterValue`. Mappings are flattened as W&B shows them, with a dot between the
     names; without `flat`, only those that contain metrics. Raises ConfigurationError for a part of a tensor.
     """
-    return dict(metrics) if are_plain(metrics) else _copied_others(metrics, rank, flat=flat)
-
-
-def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[str, Any]:
+    if are_plain(metrics):
+        return dict(metrics)
     row: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
     for name, value in _flat(metrics, all_of_it=flat):

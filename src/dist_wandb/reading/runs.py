@@ -174,8 +174,12 @@ class LocalRun:
             UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
         """
         wanted = [names] if isinstance(names, str) else None if names is None else list(names)
-        files = [part for found in self._writers(writer) for part in found.parts]
-        return columns_of(files, self.step_axis, wanted)
+        found = [each for each in self.writers if writer is None or writer in (each.label, each.rank)]
+        if not found:
+            ranks = [str(each.rank) for each in self.writers if each.rank is not None]
+            known = suggest(writer, [*self.labels, *ranks])
+            raise ConfigurationError(f"Run {self.id!r} has no writer {writer!r}. {known}")
+        return columns_of((part for each in found for part in each.parts), self.step_axis, wanted)
 
     def to_pandas(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
         """Return the result of `history` as a `pandas.DataFrame`.
@@ -193,16 +197,6 @@ class LocalRun:
         """
         polars = _library("polars")
         return polars.DataFrame(self.history(names, writer=writer), strict=False, infer_schema_length=None)
-
-    def _writers(self, writer: str | int | None) -> Sequence[Writer]:
-        if writer is None:
-            return self.writers
-        found = [each for each in self.writers if writer in (each.label, each.rank)]
-        if not found:
-            ranks = [str(each.rank) for each in self.writers if each.rank is not None]
-            known = suggest(writer, [*self.labels, *ranks])
-            raise ConfigurationError(f"Run {self.id!r} has no writer {writer!r}. {known}")
-        return found
 
 
 def read_runs(

@@ -1,16 +1,12 @@
-"""Sockets between processes of one user on one host: in a private directory, authenticated by a key, with time limits.
+"""Sockets between processes of one user on one host, in a private directory, with time limits.
 
 Other users of the host cannot enter the directory. On systems that report the peer's user, they are also rejected
-before a byte is read. The equivalent in multiprocessing is not used: before Python 3.12 it proves keys by HMAC-MD5,
-which hosts in FIPS mode refuse, and it waits without a limit.
+before a byte is read. A child sends the session's key first, so that no other process of the user is taken for one.
 """
 
 from __future__ import annotations
 
-import hmac
-import multiprocessing
 import os
-import secrets
 import shutil
 import socket
 import struct
@@ -23,12 +19,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-HANDSHAKE = 5.0  # seconds that a child may take to authenticate, and waits to be accepted
+HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the session waits for a part of its key
 
 _LONGEST = 100  # bytes of a socket's path: Linux allows 107, macOS 103
-_NONCE = 32  # bytes; a proof has as many
 _RETRY = 0.01  # seconds between two attempts to connect
-_CHILD, _SESSION = b"dist_wandb child", b"dist_wandb session"  # so that a peer cannot return the other side's proof
 
 
 @dataclass(frozen=True)
@@ -96,10 +90,9 @@ class Listener:
 
 
 def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
-    """Connect, and authenticate both sides by the key. The listener has `seconds` to accept, and for each answer.
+    """Connect within `seconds`, and send the key; raise `OSError` if that fails, or another user listens.
 
-    Later writes raise `BlockingIOError` if nothing is read for `stuck` seconds. Raises `OSError` if the connection is
-    not accepted in time or another user listens, and `AuthenticationError` if the listener does not know the key.
+    Writes raise `BlockingIOError` if nothing is read for `stuck` seconds.
     """
     deadline = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX) as client:
@@ -117,49 +110,18 @@ def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
             raise PermissionError("another user listens in its place")
         connection = Connection(client.detach())
     try:
-        _limit(connection, receiving=seconds, sending=seconds)
-        theirs, own = connection.recv_bytes(_NONCE), secrets.token_bytes(_NONCE)
-        connection.send_bytes(own + _proof(address.key, _CHILD, theirs + own))
-        _check(connection.recv_bytes(_NONCE), _proof(address.key, _SESSION, theirs + own))
-        _limit(connection, receiving=0.0, sending=stuck)
-    except BlockingIOError:
-        connection.close()
-        raise TimeoutError(f"the session's process does not answer for {seconds:g} s") from None
+        limit(connection, receiving=0.0, sending=stuck)
+        connection.send_bytes(address.key)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def authenticate(connection: Connection, key: bytes, seconds: float) -> None:
-    """Authenticate an accepted connection, and prove the key to it. Answers and later writes may wait `seconds`.
-
-    Raises `AuthenticationError` if the other process does not know the key, `OSError` for a wrong or missing answer,
-    and `EOFError` if it is gone.
-    """
-    _limit(connection, receiving=seconds, sending=seconds)
-    own = secrets.token_bytes(_NONCE)
-    connection.send_bytes(own)
-    answer = connection.recv_bytes(2 * _NONCE)  # raises OSError for more
-    nonces = own + answer[:_NONCE]
-    _check(answer[_NONCE:], _proof(key, _CHILD, nonces))
-    connection.send_bytes(_proof(key, _SESSION, nonces))
-    _limit(connection, receiving=0.0, sending=seconds)
-
-
 def shut_down(connection: Connection) -> None:
     """Shut down both directions: the peer notices at once, even while a fork still holds this end."""
     with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.shutdown(socket.SHUT_RDWR)
-
-
-def _proof(key: bytes, who: bytes, nonces: bytes) -> bytes:
-    return hmac.new(key, who + nonces, "sha256").digest()
-
-
-def _check(given: bytes, proof: bytes) -> None:
-    if not hmac.compare_digest(given, proof):
-        raise multiprocessing.AuthenticationError("it does not know the key")
 
 
 def _is_own(connected: socket.socket) -> bool:
@@ -171,7 +133,7 @@ def _is_own(connected: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def _limit(connection: Connection, *, receiving: float, sending: float) -> None:
+def limit(connection: Connection, *, receiving: float, sending: float) -> None:
     """Limit how long reads and writes wait without progress; 0 for no limit."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.setblocking(True)  # a default timeout set by the user would make it non-blocking

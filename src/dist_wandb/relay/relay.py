@@ -1,10 +1,9 @@
 """A session's end of the relay: receives rows over a local socket from processes that its rank has started.
 
 Rows of a fork, or of a process that the session was pickled into, are sent to the session's own process, through a
-socket in a directory of mode 0700, opened at the first pickle or before the first fork. A child and the session prove
-to each other that they know a key. Each child does so in a separate thread, with limits of number and time, so a silent
-connection does not block others. Each child's rows keep their order. Children cannot log media, because wandb keeps
-these in files of the process that made them.
+socket in a directory of mode 0700, opened at the first pickle or before the first fork. A child first sends the key
+that it has from the session. Each child has a separate thread, so a silent connection does not block others, and its
+rows keep their order. Children cannot log media, because wandb keeps these in files of the process that made them.
 
 Before the exchange closes, `finish` reads what is in the sockets. At its end the session shuts all of them down: a fork
 may hold a copy of a socket, and other children would otherwise write into it forever.
@@ -12,9 +11,9 @@ may hold a copy of a socket, and other children would otherwise write into it fo
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
-import multiprocessing
 import os
 import pickle
 import secrets
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.relay import local_sockets
-from dist_wandb.relay.local_sockets import Address, Listener, authenticate, shut_down
+from dist_wandb.relay.local_sockets import Address, Listener, limit, shut_down
 from dist_wandb.relay.remote_session import FLUSH, LOG, RemoteSession
 from dist_wandb.wandb_files.environment import runtime_directory
 
@@ -41,8 +40,6 @@ _log = logging.getLogger("dist_wandb")
 _PAUSE = 0.2  # seconds between two checks whether the session ends
 _LAST_ROWS = 2.0  # seconds in which a session that ends receives rows that its children have already sent
 _BACKLOG = 128  # connections that may wait to be accepted
-_MOST_UNAUTHENTICATED = 128  # accepted connections that are being authenticated, each in a separate thread
-_LEAST_TIME = 1.0  # seconds that a child has at least to authenticate, even if there are that many
 
 
 class Relay:
@@ -57,7 +54,6 @@ class Relay:
         self._until = math.inf  # when receiving ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
         self._connections: set[Connection] = set()
-        self._unauthenticated: dict[Connection, float] = {}  # since when
         self._has_failed = False
 
     def open(self) -> Address | None:
@@ -101,7 +97,9 @@ class Relay:
         self._await(self._threads[1:])
         listener.close()
         for connection in self._connections.copy():
-            self._shut_down(connection)  # its thread closes it
+            with self._lock:  # the number of a closed socket may be in use again
+                if connection in self._connections:
+                    shut_down(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -117,23 +115,10 @@ class Relay:
             is_over = self._closing.is_set()  # connections made before are still accepted
             if is_over and time.monotonic() > self._until:
                 return
-            if not self._has_room():
-                time.sleep(_PAUSE / 4)
-            elif listener.has_pending(0.0 if is_over else _PAUSE):
+            if listener.has_pending(0.0 if is_over else _PAUSE):
                 self._accept_one(listener, key)
             elif is_over:
                 return
-
-    def _has_room(self) -> bool:
-        """Whether one more may be accepted. Shuts down connections that take too long to authenticate."""
-        now = time.monotonic()
-        with self._lock:
-            waiting = sorted(self._unauthenticated.items(), key=lambda item: item[1])
-        crowd = len(waiting) >= _MOST_UNAUTHENTICATED
-        for number, (connection, since) in enumerate(waiting):
-            if now - since > (_LEAST_TIME if crowd and not number else local_sockets.HANDSHAKE):
-                self._shut_down(connection)
-        return not crowd
 
     def _accept_one(self, listener: Listener, key: bytes) -> None:
         try:
@@ -145,35 +130,29 @@ class Relay:
             return
         with self._lock:
             self._connections.add(connection)
-            self._unauthenticated[connection] = time.monotonic()
         try:
             self._start_thread(lambda connection: self._serve(connection, key), connection)
         except RuntimeError:  # no more threads: the child warns
             self._drop(connection)
 
-    def _shut_down(self, connection: Connection) -> None:
-        with self._lock:  # the number of a closed socket may be in use again
-            if connection in self._connections:
-                shut_down(connection)
-
     def _serve(self, connection: Connection, key: bytes) -> None:
         try:
-            authenticate(connection, key, local_sockets.HANDSHAKE)
-            with self._lock:
-                self._unauthenticated.pop(connection, None)
+            limit(connection, receiving=local_sockets.HANDSHAKE, sending=local_sockets.HANDSHAKE)
+            if not hmac.compare_digest(connection.recv_bytes(len(key)), key):  # `recv_bytes` raises OSError for more
+                return
+            limit(connection, receiving=0.0, sending=local_sockets.HANDSHAKE)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._receive(connection)
                 elif self._closing.is_set():
                     break
-        except (EOFError, OSError, multiprocessing.AuthenticationError) as error:
+        except (EOFError, OSError) as error:
             _log.debug("dist_wandb: a process that connected is gone: %r", error)
         finally:
             self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
         with self._lock:
-            self._unauthenticated.pop(connection, None)
             shut_down(connection)
             self._connections.discard(connection)
             connection.close()
@@ -181,7 +160,7 @@ class Relay:
     def _receive(self, connection: Connection) -> None:
         message = connection.recv_bytes()
         try:
-            # Its sender has proved that it knows the key, so it is a child of this process.
+            # Its sender knows the key, so it is a child of this process.
             kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
             if kind == LOG:
                 self.deliver(*arguments)
@@ -189,7 +168,7 @@ class Relay:
             _log.exception("dist_wandb: lost a row that another process had sent")
         else:
             if kind == FLUSH:
-                connection.send_bytes(pickle.dumps(arguments))
+                connection.send_bytes(arguments)
 
 
 def _listener() -> Listener:

@@ -40,7 +40,7 @@ LOG, FLUSH = "log", "flush"  # kinds of messages
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
 _RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
-_ENDED = (EOFError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
+_ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
 
 
 class RemoteSession:
@@ -89,7 +89,10 @@ class RemoteSession:
             copied_weight(weight, rank)
             weight = whole_tensors({"weight": weight}, rank)["weight"]
         step = None if step is None else checked_step(step, rank)
-        values = _without_media(whole_tensors(metrics, rank), rank)
+        media = [name for name, value in metrics.items() if is_media(value)]
+        if media:
+            _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
+        values = whole_tensors({name: value for name, value in metrics.items() if name not in media}, rank)
         if values or not metrics:
             self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
@@ -100,32 +103,29 @@ class RemoteSession:
             return False
         try:
             self._flushes += 1
-            return self._send(FLUSH, (self._flushes,)) and self._is_answered((self._flushes,), deadline)
+            flush = b"%d" % self._flushes
+            connection = self._connection if self._send(FLUSH, flush) else None
+            with suppress(EOFError, OSError):
+                while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
+                    if connection.recv_bytes() == flush:  # late answers to earlier ones do not count
+                        return True
+            return False
         finally:
             self._flushing.release()
-
-    def _is_answered(self, flush: tuple[int], deadline: float) -> bool:
-        """Whether this flush is answered in time. Late answers to earlier ones do not count."""
-        connection = self._connection
-        with suppress(EOFError, OSError):
-            while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
-                if pickle.loads(connection.recv_bytes()) == flush:  # noqa: S301  # it has proved that it knows the key
-                    return True
-        return False
 
     def finish(self, exit_code: int | None = None) -> None:
         """Flush the rows logged here. The run belongs to the other process: it does not end, and gets no exit code."""
         del exit_code
         self.flush()
 
-    def _send(self, kind: str, arguments: tuple[Any, ...]) -> bool:
+    def _send(self, kind: str, arguments: tuple[Any, ...] | bytes) -> bool:
         try:
             message = pickle.dumps((kind, arguments))
             with self._lock:
                 if time.monotonic() < self._mute_until:
                     return False
                 self._hand_over(message)
-        except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+        except OSError as error:
             why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
             _warn_once(self.topology.global_rank, why)
             return False
@@ -136,22 +136,19 @@ class RemoteSession:
 
     def _hand_over(self, message: bytes) -> None:
         try:
-            self._connect().send_bytes(message)
-        except (BlockingIOError, TimeoutError, multiprocessing.AuthenticationError) as error:
+            address = self._arguments[0]
+            if address is None:
+                raise ConnectionError("it was not prepared for other processes, or has ended")
+            if self._connection is None:
+                self._connection = connect(address, local_sockets.HANDSHAKE, stuck=_STUCK)
+            self._connection.send_bytes(message)
+        except (BlockingIOError, TimeoutError) as error:
             self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
             if self._connection is not None:  # part of the message may be sent
                 self._connection.close()
                 self._connection = None
                 raise TimeoutError(f"the session's process reads nothing for {_STUCK:g} s") from error
             raise
-
-    def _connect(self) -> Connection:
-        address = self._arguments[0]
-        if address is None:
-            raise ConnectionError("it was not prepared for other processes, or has ended")
-        if self._connection is None:
-            self._connection = connect(address, local_sockets.HANDSHAKE, stuck=_STUCK)
-        return self._connection
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSession, self._arguments
@@ -180,13 +177,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    media = [name for name, value in metrics.items() if is_media(value)]
-    if media:
-        _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
-    return {name: value for name, value in metrics.items() if name not in media}
 
 
 def _on_host(value: Any) -> Any:

@@ -96,6 +96,11 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(list(zip(names, files, strict=True)), is_job, world)
     images, tables, missed = _media(files, names, room)
+    progresses = [file.rows.progress for file in files]
+    if left_out := max(len(file.rows.left_out) for file in files):
+        missed.insert(
+            0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
+        )
     config, differing = _config(files, names)
     run_id = plain(_key(first)[2] or _key(first)[3] if is_job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in files}
@@ -112,10 +117,14 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         state=state,
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
-        rows=sum(file.rows.progress.rows for file in files),
+        rows=sum(progress.rows for progress in progresses),
         uploaded=sum(writer.uploaded for writer in writers),
         writers=writers,
-        degraded=_degraded(files),
+        degraded=Degraded(
+            sum(progress.degraded for progress in progresses),
+            max(progress.most for progress in progresses),
+            sorted(span for progress in progresses for span in progress.spans)[:100],
+        ),
         config=config,
         differing=differing,
         charts=charts_of(drawing),
@@ -125,7 +134,7 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         images=images,
         tables=tables,
         console=_console(files, names),
-        notes=[*_left_out(files), *missed],
+        notes=missed,
     )
 
 
@@ -155,19 +164,6 @@ def _writer(name: str, file: FileForReport) -> Writer:
         directory=plain(str(stored.path.parent)),
         problems=[plain(problem) for problem in stored.problems],
     )
-
-
-def _degraded(files: Iterable[FileForReport]) -> Degraded:
-    found = [file.rows.progress for file in files]
-    spans = sorted(span for progress in found for span in progress.spans)
-    return Degraded(sum(progress.degraded for progress in found), max(progress.most for progress in found), spans[:100])
-
-
-def _left_out(files: Iterable[FileForReport]) -> list[str]:
-    left_out = max((len(file.rows.left_out) for file in files), default=0)
-    if not left_out:
-        return []
-    return [f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"]
 
 
 def _media(

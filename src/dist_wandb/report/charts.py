@@ -13,7 +13,7 @@ from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.reading.runs import of_rank
 from dist_wandb.report.files import MAIN_AXES, FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
-from dist_wandb.report.thinning import STRAGGLER, Blame, Cell, Curve, Stretch, cells, edges_of
+from dist_wandb.report.thinning import STRAGGLER, Blame, Curve, Stretch, cells, edges_of
 from dist_wandb.wandb_files.finding import natural_order
 
 _SPREAD = ("/min", "/max", "/std", "/argmax_rank")
@@ -189,7 +189,9 @@ def _heat_map(name: str, axis: str, curves: Mapping[str, Curve]) -> HeatMap | No
     edges = edges_of(stretches, _PARTS_OF_HEAT)
     if not edges:
         return None
-    rows = [[_mean(cell) for cell in cells(of_rank, edges)] for of_rank in stretches]
+    rows = [
+        [None if cell is None else shortened(cell.mean, 4) for cell in cells(of_rank, edges)] for of_rank in stretches
+    ]
     return HeatMap(plain(name), "value", plain(axis), list(ranks), [shortened(edge, 8) for edge in edges], rows)
 
 
@@ -206,10 +208,6 @@ def _blame(name: str, drawn: _MetricCurves) -> Blame:
             largest = max(range(len(values)), key=values.__getitem__)
             blame.add(begin, int(heat.ranks[largest].split()[1]), values[largest] - mean, mean)
     return blame
-
-
-def _mean(cell: Cell | None) -> float | None:
-    return None if cell is None else shortened(cell.mean, 4)
 
 
 def _importance(name: str) -> tuple[int, str]:

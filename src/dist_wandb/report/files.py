@@ -269,7 +269,7 @@ class Reader:
         if not self.contents.run and not self.contents.rows:
             reason = f": {'; '.join(problems)}" if problems else " yet"
             raise ReadError(f"{path}: no data of a run can be read from it{reason}.")
-        stored = self.contents.with_sidecar(path, problems, directory)
+        stored = self.contents.as_run(path, problems, directory)
         return FileForReport(stored, self.rows, self.system, self.console)
 
     def _add_sample(self, stats: dict[str, Any]) -> None:

@@ -60,16 +60,12 @@ class Budget:
 
     def __init__(self, stretches: int) -> None:
         self._stretches = stretches
-        self._curves = 0
-
-    def add_curve(self) -> None:
-        """Count one more curve."""
-        self._curves += 1
+        self.curves: int = 0
 
     @property
     def each(self) -> int:
         """The current largest number of stretches of one curve; even."""
-        share = self._stretches // max(1, self._curves)
+        share = self._stretches // max(1, self.curves)
         return max(_FEWEST_STRETCHES, min(MOST_STRETCHES, share // 2 * 2))
 
 
@@ -79,7 +75,7 @@ class Curve:
     __slots__ = ("_budget", "_stretches", "_x", "_y", "gaps", "last")
 
     def __init__(self, budget: Budget) -> None:
-        budget.add_curve()
+        budget.curves += 1
         self.last: float = math.nan
         """The last value; NaN if there is none."""
         self.gaps: int = 0
@@ -251,7 +247,11 @@ class Blame:
         """Add a row in which `rank` (if any) has the largest value, `excess` above the mean over all ranks."""
         if not self._parts or self._parts[-1].rows >= self._rows_of_each:
             if len(self._parts) == _MOST_PARTS:
-                self._join_neighbours()
+                for one, other in zip(self._parts[::2], self._parts[1::2], strict=True):
+                    one.rows += other.rows
+                    one.excess.update(other.excess)
+                self._parts = self._parts[::2]
+                self._rows_of_each *= 2
             self._parts.append(_Part(x))
         part = self._parts[-1]
         part.rows += 1
@@ -298,10 +298,3 @@ class Blame:
             and (math.isnan(relative) or relative > _NOTICEABLE)
         )
         return Slowest(self.name, rank, count / rows, excess, relative, stands_out)
-
-    def _join_neighbours(self) -> None:
-        for one, other in zip(self._parts[::2], self._parts[1::2], strict=True):
-            one.rows += other.rows
-            one.excess.update(other.excess)
-        self._parts = self._parts[::2]
-        self._rows_of_each *= 2

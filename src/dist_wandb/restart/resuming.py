@@ -57,10 +57,7 @@ def continued(
         return {**init_arguments, **given, "id": earlier.record.base_id}
     is_named_by_job = topology.world_size > 1 and not has_store and requested.run_id(init_arguments) is None
     if is_named_by_job and Launch.detect().requeues and resume is None:
-        return {
-            **init_arguments,
-            "resume": "allow",
-        }  # SLURM keeps the job's name, from which the id is made
+        return {**init_arguments, "resume": "allow"}  # SLURM keeps the job's name, from which the id is made
     return init_arguments
 
 

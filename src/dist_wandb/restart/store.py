@@ -40,7 +40,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.notices import Notices
@@ -132,12 +132,6 @@ class RestartRecord:
         return {"format": _FORMAT, **asdict(self)}
 
 
-class RestartMessage(TypedDict):
-    """The message in the store of torchrun's agent: a record as JSON; `None` once its runs have ended successfully."""
-
-    record: dict[str, Any] | None
-
-
 @dataclass(frozen=True)
 class Earlier:
     """The earlier start of the job that this one continues."""
@@ -210,7 +204,7 @@ class RestartStore:
 
     def _published(self, reason: str) -> Iterator[tuple[RestartRecord | None, str]]:
         with suppress(RendezvousError, ValueError, TypeError, KeyError):
-            message: RestartMessage | None = None if self._store is None else self._store.try_get(_KEY)
+            message = None if self._store is None else self._store.try_get(_KEY)
             if message is not None:
                 yield (RestartRecord.of(message["record"]) if message["record"] else None), reason
 
@@ -271,7 +265,8 @@ class RestartStore:
     def _publish(self, record: RestartRecord | None) -> None:
         if self._store is not None:
             with suppress(RendezvousError):
-                self._store.publish(_KEY, RestartMessage(record=None if record is None else record.as_json))
+                # Without a record once the runs have ended successfully.
+                self._store.publish(_KEY, {"record": None if record is None else record.as_json})
 
     @property
     def _paths(self) -> list[Path]:

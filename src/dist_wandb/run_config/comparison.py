@@ -127,8 +127,16 @@ class Comparison:
         message = self._message(first["salt"])
         mine = differences(message["values"], rank, first["values"], main)
         asked = differences(message["run"], rank, first["run"], main)
-        if asked and (self._options.run_mode, self._options.rank_scope) != ("auto", "worker"):
-            self._warn_of_runs(asked)
+        mode = self._options.run_mode
+        is_other = asked and mode != "new" and (mode, self._options.rank_scope) != ("auto", "worker")
+        if is_other and self._connection.is_first(OTHER_RUNS):
+            warn(
+                f"The ranks were asked to open different runs: {listed(asked)}. With run_mode={mode!r} they log to one "
+                f"run, which has the values of rank {main}. For a run of each rank, pass run_mode='new'; for one run, "
+                "pass the same values on all ranks.",
+                self.opened_at,
+                may_raise=False,
+            )
         if mine and self._connection.is_first(DIFFERS):
             more = " Further ranks may differ, too." if self._connection.topology.world_size > 2 else ""  # noqa: PLR2004
             warn(
@@ -136,17 +144,6 @@ class Comparison:
                 "of its primary. config_sync='check' makes this an error, 'off' silences it.",
                 self.opened_at,
                 may_raise=False,  # which thread finds it depends on timing
-            )
-
-    def _warn_of_runs(self, asked: list[str]) -> None:
-        main, mode = self._connection.topology.coordinator, self._options.run_mode
-        if mode != "new" and self._connection.is_first(OTHER_RUNS):
-            warn(
-                f"The ranks were asked to open different runs: {listed(asked)}. With run_mode={mode!r} they log to one "
-                f"run, which has the values of rank {main}. For a run of each rank, pass run_mode='new'; for one run, "
-                "pass the same values on all ranks.",
-                self.opened_at,
-                may_raise=False,
             )
 
     def digests(self, salt: str | None = None) -> Digests:

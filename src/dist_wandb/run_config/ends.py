@@ -74,7 +74,7 @@ class Publisher:
         self._connection = connection
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
-        self._noticed: deque[str] = deque()  # names that were written since the text was updated
+        self.noticed: deque[str] = deque()  # names that were written, to publish their values at the next refresh
         self._version = Version(number=0, is_over=False)
         self._config: Any = None
 
@@ -86,10 +86,6 @@ class Publisher:
         self._imposed = self._comparison.changed_names(given_values(self._config)) if is_of_sweep else []
         self._text = ConfigText(given=self._comparison.given)
         self._published: PublishedRun | None = None
-
-    def notice(self, names: Iterable[str]) -> None:
-        """Publish the values of these names at the next refresh, because they were written."""
-        self._noticed.extend(names)
 
     def publish(self, *, whole: bool) -> None:
         """Publish what has changed: of values that may change inside, a few are checked, or all if `whole`."""
@@ -116,8 +112,8 @@ class Publisher:
     def _renew_text(self, *, whole: bool) -> bool:
         """Update the text of the config. Return whether it has changed."""
         config, names = self._config, set[str]()
-        while self._noticed:
-            names.add(self._noticed.popleft())
+        while self.noticed:
+            names.add(self.noticed.popleft())
         if whole or not config_guard.is_guarded(config) or any(name not in config for name in names):
             return self._text.renew(given_values(config))
         is_new = self._text.renew({name: config[name] for name in names if not name.startswith("_")})

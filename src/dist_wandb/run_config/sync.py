@@ -72,7 +72,7 @@ class ConfigSync:
         self.refresh: Refresh = Refresh(self._connection, heartbeat, self._update)
         self._follower = Follower(self._connection, self._comparison)
         self._publisher = Publisher(self._connection, self._comparison)
-        self._run_config = RunConfig(self.refresh, self._follower, self._publisher.notice)
+        self._run_config = RunConfig(self.refresh, self._follower, self._publisher.noticed.extend)
         self._target: RunConfig | LocalConfig | None = None
 
     def reach_by(

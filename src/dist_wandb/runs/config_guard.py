@@ -141,23 +141,15 @@ class ConfigGuard:
         try:
             write(values)
         except Exception as error:
-            if self._rescue(config, values, error):
-                return True
-            if isinstance(error, wandb.Error) or not isinstance(values, dict):
+            is_lost = wandb_process.has_lost_service(self._run, error)
+            if not is_lost and not isinstance(error, wandb.Error) and isinstance(values, dict):
+                return False
+            if not is_lost or self.replace_run is None:
                 raise
-            return False
-        return True
-
-    def _rescue(self, config: object, values: Any, error: Exception) -> bool:
-        """Write values that `config` refused because wandb's own process is lost; return whether it is."""
-        if not wandb_process.has_lost_service(self._run, error):
-            return False
-        if self.replace_run is None:
-            raise error
-        if self._config is config:  # otherwise the run has already been replaced
-            self.replace_run(self._run, error)
-        if self._config is not None:
-            update_unnoticed(self._config, given_values(values))
+            if self._config is config:  # otherwise the run has already been replaced
+                self.replace_run(self._run, error)
+            if self._config is not None:
+                update_unnoticed(self._config, given_values(values))
         return True
 
 

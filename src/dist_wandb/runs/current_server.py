@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
@@ -90,7 +90,10 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
         )
     origin: Origin
     origin, source = ("argument", "settings=") if given else _who_named(url)
-    refusal = refusal_of(url, origin, source, has_own_key=_has_own_key(settings, url), trusted=trusted)
+    # Whether the key that wandb would send is the key for this very host in the user's netrc.
+    names = () if settings.api_key or settings.identity_token_file else _names_in_netrc(without_password(url))
+    has_own_key = any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
+    refusal = refusal_of(url, origin, source, has_own_key=has_own_key, trusted=trusted)
     return Destination(url, without_password(url), origin, source, refusal)
 
 
@@ -106,7 +109,11 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         server = destination(init_arguments)
         if server.origin == "workspace settings" and not server.takes_key:
             found.append(f"base_url ({server.shown})")
-        found += [name for name in _TRANSPORT_SETTINGS if _is_only_in(paths, name, init_arguments)]
+        for name in _TRANSPORT_SETTINGS:
+            if user_setting(init_arguments, name) is None and f"WANDB_{name.upper()}" not in os.environ:
+                own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
+                if any(setting_in(path, name, read_small) not in {None, *own} for path in paths):
+                    found.append(name)
     if found and _notices.is_first("workspace"):
         _log.warning(
             "dist_wandb: %s of %s decides where your runs and your API key go, and your own settings do not name it. "
@@ -115,13 +122,6 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
             " and ".join(found),
             " and ".join(map(str, paths)),
         )
-
-
-def _is_only_in(paths: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
-    if user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
-        return False
-    own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
-    return any(setting_in(path, name, read_small) not in {None, *own} for path in paths)
 
 
 def _who_named(url: str) -> tuple[Origin, str]:
@@ -166,14 +166,6 @@ def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None
             if name in hosts:
                 return hosts[name][2], path
     return None, None
-
-
-def _has_own_key(settings: wandb.Settings, url: str) -> bool:
-    """Return whether the key that wandb would send is the key for this very host in the user's netrc."""
-    if settings.api_key or settings.identity_token_file:
-        return False
-    names = _names_in_netrc(without_password(url))
-    return any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
 
 
 def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:

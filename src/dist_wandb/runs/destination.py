@@ -53,7 +53,7 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
     shown = without_password(url)
     if trusted is not None and is_same_server(trusted, url):
         return ""
-    is_open = not _is_private(url)
+    is_open = urlsplit(url).scheme != "https" and not is_loopback(url)  # data can be read on the way
     if origin in _UNTRUSTED and (is_open or not (has_own_key and urlsplit(url).scheme == "https")):
         why = (
             f"The server {shown} is named by {source} alone, not by you, so the API key is not sent there"
@@ -105,11 +105,6 @@ def is_loopback(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _is_private(url: str) -> bool:
-    """Return whether data sent to an address cannot be read on the way."""
-    return urlsplit(url).scheme == "https" or is_loopback(url)
 
 
 def _location(url: str) -> tuple[str, str, int, str]:

@@ -149,7 +149,11 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
     ]
     names = vars(module)
     with _turn:
-        mine = _put(names, run)
+        found: dict[str, Any] = {name: names[name] for name in ("config", "summary") if name in names}
+        before = _values[0] if _values else found
+        mine = {name: getattr(run, name) for name in before}
+        _values.extend([mine] if _values else [before, mine])
+        names.update(mine)
 
     def restore() -> None:
         for remove in removals:
@@ -163,16 +167,6 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
     return restore
 
 
-def _put(names: dict[str, Any], run: NullRun) -> dict[str, Any]:
-    """Put values of the stand-in into wandb's module; return them."""
-    found: dict[str, Any] = {name: names[name] for name in ("config", "summary") if name in names}
-    before = _values[0] if _values else found
-    mine = {name: getattr(run, name) for name in before}
-    _values.extend([mine] if _values else [before, mine])
-    names.update(mine)
-    return mine
-
-
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
 _turn = threading.Lock()
 
@@ -182,7 +176,8 @@ def _pass_on(run: NullRun, name: str, _original: Callable[..., Any], *args: Any,
 
 
 def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Iterator[Callable[[], None]]:
-    if not _has_method(run, name):  # a mock of a run
+    is_own = isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
+    if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
         return
     interception, remove = intercept(run, name, handler)
     yield remove
@@ -195,13 +190,6 @@ def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Ite
     elif running is run and running is not None:
         vars(module)[name] = interception.method
         yield lambda: _restore(module, name, interception)
-
-
-def _has_method(run: AnyRun, name: str) -> bool:
-    """Whether a run has a method that may be replaced; not that of a mock, which a test inspects."""
-    if not hasattr(run, "__dict__") or not hasattr(run, name):
-        return False
-    return isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
 
 
 def _restore(module: ModuleType, name: str, interception: Interception) -> None:

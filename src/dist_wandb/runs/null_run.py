@@ -187,29 +187,6 @@ class NullPart(StandIn):
     values = keys
     items = keys
 
-    def _computed(self, *_others: object) -> NullPart:
-        return NullPart()
-
-    # One assignment each: pyright knows no type for the names of a chained one.
-    __add__ = _computed
-    __radd__ = _computed
-    __sub__ = _computed
-    __rsub__ = _computed
-    __mul__ = _computed
-    __rmul__ = _computed
-    __truediv__ = _computed
-    __rtruediv__ = _computed
-    __floordiv__ = _computed
-    __rfloordiv__ = _computed
-    __mod__ = _computed
-    __rmod__ = _computed
-    __pow__ = _computed
-    __rpow__ = _computed
-    __neg__ = _computed
-    __pos__ = _computed
-    __abs__ = _computed
-    __round__ = _computed
-
     def _compared(self, _other: object) -> bool:
         _warn_of_unknown()
         return False
@@ -240,6 +217,15 @@ class NullPart(StandIn):
             return format(math.nan, spec) if spec else repr(self)
         except ValueError:  # a spec for text, or for integers
             return repr(self)
+
+
+def _computed(_part: NullPart, *_others: object) -> NullPart:
+    return NullPart()
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+for _name in ("neg", "pos", "abs", "round", *_OPERATORS, *(f"r{name}" for name in _OPERATORS)):
+    setattr(NullPart, f"__{_name}__", _computed)
 
 
 class NullSummary(MutableMapping[Any, Any], StandIn):

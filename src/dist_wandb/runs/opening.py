@@ -147,7 +147,7 @@ class Opening:
             attached_writers(self.job_store, self.plan).append_once(writer)
 
     def _open(self) -> AnyRun:
-        offline = self._follows_primary() and self._is_primary_offline()
+        offline = self._is_primary_offline()
         self._publish_start()
         attempts = _ATTEMPTS if self.plan.has_writers and not self.plan.primary else 1
         pause = _PAUSE
@@ -194,14 +194,13 @@ class Opening:
         else:
             wandb_private.detach_service()
 
-    def _follows_primary(self) -> bool:
+    def _is_primary_offline(self) -> bool:
+        """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
         wandb_process.drop_inherited_service()  # reading the mode uses wandb
-        return requested.mode(self.arguments) == "online"
-
-    def _is_primary_offline(self) -> bool:
-        assert self.job_store is not None, "only ranks that follow a primary get here"  # noqa: S101
+        if requested.mode(self.arguments) != "online":
+            return False
         within = self.job_store.wait_get(opening_key(self.plan), "its primary")
         published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
         if published.get("refused"):

@@ -141,8 +141,15 @@ def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
         described["dir"] = os.fspath(described["dir"])
     config = described.pop("config", None)
     described = {name: value for name, value in described.items() if is_json(value)}
-    if config is not None:
-        described["config"] = config if isinstance(config, str) else _plain_part(chosen_config(init_arguments))
+    if isinstance(config, str):
+        described["config"] = config
+    elif config is not None:  # what JSON can hold, without secrets, with tuples as lists; the run's config has the rest
+        values = {name: withheld(name, value, value) for name, value in chosen_config(init_arguments).items()}
+        described["config"] = {
+            name: value if is_json({name: value}) else encoded(value)
+            for name, value in values.items()
+            if is_json({name: value}) or is_plain(value)
+        }
     return described
 
 
@@ -154,16 +161,6 @@ def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, 
     own = chosen_config(init_arguments)
     values = {name: filled(value, own.get(name, MISSING)) for name, value in config.items()}
     return {**described, "config": {name: value for name, value in values.items() if value is not MISSING}}
-
-
-def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that JSON can hold, without secrets, with tuples as lists; the run's config has the others."""
-    values = {name: withheld(name, value, value) for name, value in values.items()}
-    return {
-        name: value if is_json({name: value}) else encoded(value)
-        for name, value in values.items()
-        if is_json({name: value}) or is_plain(value)
-    }
 
 
 def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:

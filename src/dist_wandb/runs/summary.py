@@ -204,12 +204,9 @@ class SummaryWrites:
                 done = self._replaced[name] = max(follows, self._replaced.get(name, 0))
                 while later := [write for write in self._writes[name] if write.number > done]:
                     for write in later:
-                        self._publish(write.record)
+                        if self._write is not None:
+                            self._do(partial(self._write, write.record))
                     done = later[-1].number  # the user may have written again meanwhile, before this
-
-    def _publish(self, record: Any) -> None:
-        if self._write is not None:
-            self._do(partial(self._write, record))
 
     def _do(self, action: Callable[[], Any]) -> None:
         try:

@@ -190,7 +190,12 @@ class _Rescue:
         if not doubtful:
             raise error
         rest = {name: value for name, value in row.items() if name not in doubtful}
-        causes = {name: cause for name in doubtful if (cause := _cause(log, name, row[name])) is not None}
+        causes: dict[str, Exception] = {}
+        for name in doubtful:
+            try:
+                log({name: row[name]}, commit=False)
+            except Exception as cause:  # noqa: BLE001, PERF203  # of any kind, because values execute their own code
+                causes[name] = cause
         for name in causes:
             rest.update(self._as_text(name, row[name]))
         if len(causes) < len(doubtful) or rest.keys() - {axis}:
@@ -229,12 +234,3 @@ class _Rescue:
             cause,
             "Its repr is written" if is_text else "It is left out",
         )
-
-
-def _cause(log: Callable[..., None], name: str, value: Any) -> Exception | None:
-    """Return the error that `log` raises for a value as a part of a row; `None` if it accepts it."""
-    try:
-        log({name: value}, commit=False)
-    except Exception as error:  # noqa: BLE001  # of any kind, because values execute their own code
-        return error
-    return None

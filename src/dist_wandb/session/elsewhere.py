@@ -32,16 +32,6 @@ _SAVING = ("save", "log_artifact", "log_model", "log_code")
 _FETCHING = ("use_artifact", "use_model")
 
 
-def _watched_first(watch: Callable[[Any], None]) -> Callable[..., Any]:
-    def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
-        if step is None and wandb_private.is_watched(data, commit):
-            watch(data)
-        else:
-            log_now(data, step, commit, **others)
-
-    return take
-
-
 class Elsewhere:
     """Handles calls on a rank without a run, and on the primary the alerts of such ranks."""
 
@@ -67,13 +57,17 @@ class Elsewhere:
         """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
         if self._link.topology.world_size == 1 or self.takes_all:  # rows are written at once, or nowhere
             return {}
-        if run:
-            of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
-            return {**of_primary, wandb_private.LOG: _watched_first(watch)}
-        handlers: dict[str, Callable[..., Any]] = {"alert": self._alert}
-        for name in (*_SAVING, *_FETCHING):
-            handlers[name] = self._reported(name)
-        return handlers
+        if not run:
+            return {"alert": self._alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
+
+        def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
+            if step is None and wandb_private.is_watched(data, commit):
+                watch(data)
+            else:
+                log_now(data, step, commit, **others)
+
+        of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
+        return {**of_primary, wandb_private.LOG: take}
 
     def deliver(self, published: float = math.inf) -> None:
         """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""

@@ -99,7 +99,12 @@ def complete(
     if not needs_base_id_of(topology, options):
         return init_arguments
     described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"), topology)
-    _check_equal(options, topology, described["options"])
+    mine, theirs = ({name: given.get(name) for name in _EQUAL} for given in (vars(options), described["options"]))
+    if mine != theirs:
+        raise ConfigurationError(
+            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.coordinator} with {theirs}. "
+            "Give all ranks the same mode and scope, and open the same runs in the same order on all of them."
+        )
     own = {name: value for name, value in init_arguments.items() if value is not None}
     given: dict[str, Any] = run_metadata.with_own_secrets(described["arguments"], init_arguments)
     if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
@@ -108,16 +113,6 @@ def complete(
         own.pop("config", None)
         return {**own, **given, **local}
     return {**given, **own}
-
-
-def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str, Any]) -> None:
-    mine = {name: getattr(options, name) for name in _EQUAL}
-    theirs = {name: coordinators.get(name) for name in _EQUAL}
-    if mine != theirs:
-        raise ConfigurationError(
-            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.coordinator} with {theirs}. "
-            "Give all ranks the same mode and scope, and open the same runs in the same order on all of them."
-        )
 
 
 def _checked(message: object, topology: Topology) -> JobDescription:

@@ -164,7 +164,10 @@ class OwnRun:
         """Check a definition now, and carry it out after the rows of the calls before it, if there are any."""
         if name is None:  # wandb refuses it, unless the run is disabled
             return define_metric(*args, **kwargs)
-        self._note_axis(kwargs.get("step_metric", args[0] if args else None))
+        axis = kwargs.get("step_metric", args[0] if args else None)
+        axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
+        if isinstance(axis, str) and axis != self.step_metric and axis not in self.user_axes:
+            self.user_axes = (*self.user_axes, axis)  # another thread reads it
         self.summary.logged.note_definition(name, kwargs.get("summary"))
         its_own = partial(define_metric, name, *args, **kwargs)
         action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
@@ -173,11 +176,6 @@ class OwnRun:
             return action()
         self.summary.put_off(action)
         return metric
-
-    def _note_axis(self, step_metric: Any) -> None:
-        name = getattr(step_metric, "name", step_metric)  # wandb also accepts what define_metric returned
-        if isinstance(name, str) and name != self.step_metric and name not in self.user_axes:
-            self.user_axes = (*self.user_axes, name)  # another thread reads it
 
     def restore(self) -> None:
         """Undo `intercept`."""

@@ -180,26 +180,22 @@ class Sections:
         """Return the timings to include in a row that logs `names`, in seconds; none if it should not include them."""
         if self._since is None or not self._selection.is_next(names, step):
             return {}
-        self._poll_device()
+        while self._waiting:  # add the sections that the device has passed
+            ended, began, end = self._waiting[0]
+            if end is not None and not (has_passed(began) and has_passed(end)):  # of other streams, perhaps
+                break
+            on_device = 0 if end is None else int(elapsed(began, end) * 1e6)
+            self._add(ended, max(ended.duration, on_device))
+            self._waiting.popleft()
         now = self.clock()
         with self._lock:
             sums, self._sums = self._sums, {}
             busy, self._busy = self._busy, 0
-        elapsed, self._since = max(1, now - self._since), now
+        whole, self._since = max(1, now - self._since), now
         if not sums:
             return {}
         found = {f"{TIMES}{name}": duration / 1e9 for name, duration in sums.items()}
-        return {**found, STEP: elapsed / 1e9, BUSY: min(1.0, max(0.0, busy / elapsed))}
-
-    def _poll_device(self) -> None:
-        """Add the sections that the device has passed."""
-        while self._waiting:
-            ended, began, end = self._waiting[0]
-            if end is not None and not (has_passed(began) and has_passed(end)):  # of other streams, perhaps
-                return
-            on_device = 0 if end is None else int(elapsed(began, end) * 1e6)
-            self._add(ended, max(ended.duration, on_device))
-            self._waiting.popleft()
+        return {**found, STEP: whole / 1e9, BUSY: min(1.0, max(0.0, busy / whole))}
 
 
 class _RowSelection:

@@ -101,23 +101,16 @@ def encoded(value: Any, depth: int = 0) -> Any:
         return value
     if depth < DEEPEST:
         if isinstance(value, Mapping):
-            return _encoded_mapping(value, depth)
+            pairs = [
+                [name if name is None or type(name) in _SCALARS else shown(name), encoded(item, depth + 1)]
+                for name, item in value.items()
+            ]
+            return dict(pairs) if all(isinstance(name, str) and name != PAIRS for name, _ in pairs) else {PAIRS: pairs}
         if isinstance(value, (list, tuple)):
             return [encoded(item, depth + 1) for item in value]
         if isinstance(value, (set, frozenset)):  # their order differs between ranks
             return sorted((encoded(item, depth + 1) for item in value), key=repr)
     return _encoded_object(value)
-
-
-def _encoded_mapping(value: Mapping[Any, Any], depth: int) -> Any:
-    pairs = [[_encoded_name(name), encoded(item, depth + 1)] for name, item in value.items()]
-    if all(isinstance(name, str) and name != PAIRS for name, _ in pairs):
-        return dict(pairs)
-    return {PAIRS: pairs}
-
-
-def _encoded_name(name: object) -> object:
-    return name if name is None or type(name) in (str, int, float, bool) else shown(name)
 
 
 def _encoded_object(value: Any) -> Any:

@@ -189,7 +189,9 @@ def plan_run(
         return replace(plan, run_id=run_id, group=group, name_suffix=suffix, own_directory=True)
     plan = replace(plan, run_id=base_id if is_trial else _join(base_id, name), name_suffix=name, primary=leads)
     if mode == "shared":
-        return replace(plan, shared=True, label=_label(topology), own_directory=True)
+        node = "" if topology.num_nodes == 1 else f"worker-{topology.node_rank}-"
+        label = f"{node}rank-{topology.local_rank if node else topology.global_rank}"
+        return replace(plan, shared=True, label=label, own_directory=True)
     return plan if leads else replace(plan, opens_run=False, run_id=None, group=None)
 
 
@@ -242,12 +244,6 @@ def unit_run_id(plan: RunPlan) -> str | None:
     if plan.opens_run or plan.base_id is None:
         return plan.run_id
     return plan.base_id if plan.is_trial else _join(plan.base_id, plan.name_suffix)
-
-
-def _label(topology: Topology) -> str:
-    if topology.num_nodes == 1:
-        return f"rank-{topology.global_rank}"
-    return f"worker-{topology.node_rank}-rank-{topology.local_rank}"
 
 
 @dataclass(frozen=True)

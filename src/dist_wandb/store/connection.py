@@ -11,7 +11,8 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import RendezvousError
@@ -65,43 +66,36 @@ def connections_to(port: int) -> set[int]:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208  # names are numbers, not paths
     except OSError:
         return set()
-    return {descriptor for descriptor in descriptors if _peer_port(descriptor) == port}
+    found = set[int]()
+    for descriptor in descriptors:
+        with _borrowed(descriptor) as connection, suppress(OSError):
+            if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+                found |= {descriptor} if connection.getpeername()[1] == port else set()
+    return found
 
 
 def is_hung_up(descriptor: int) -> bool:
     """Return whether the other side is known to have closed a connection. Does not consume received data."""
-    connection = _borrowed(descriptor)
-    if connection is None:
-        return False
+    with _borrowed(descriptor) as connection:
+        try:
+            return connection is not None and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
+    """Yield a socket object for a descriptor; `None` if it is not a socket."""
+    connection = None
+    with suppress(OSError):
+        connection = socket.socket(fileno=descriptor) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+        yield connection
     finally:
-        connection.detach()
-
-
-def _peer_port(descriptor: int) -> int | None:
-    connection = _borrowed(descriptor)
-    if connection is None:
-        return None
-    try:
-        name = connection.getpeername()
-        return name[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
-    except OSError:
-        return None
-    finally:
-        connection.detach()
-
-
-def _borrowed(descriptor: int) -> socket.socket | None:
-    """Return a socket object for a descriptor, to be detached after use; `None` if it is not a socket."""
-    try:
-        return socket.socket(fileno=descriptor) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
-    except OSError:
-        return None
+        if connection is not None:
+            connection.detach()
 
 
 def _is_loopback(address: str) -> bool:

@@ -17,7 +17,7 @@ import secrets
 import string
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn, TypedDict
+from typing import TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
@@ -98,8 +98,15 @@ def agree_on_base_id(
     Only the coordinator's request is used, because scripts often generate an id in each process. Without a store, the
     id depends on the session's name. Raises RendezvousError if there is no way to agree, and as `wait_base_id` does.
     """
+    if job_store is None and (known := requested or id_of_job(session_name, topology)):
+        return known
     if job_store is None:
-        return requested or id_of_job(session_name, topology) or _no_way_to_agree(topology)
+        raise RendezvousError(
+            f"Rank {topology.global_rank} of {topology.world_size} ({topology.origin('global_rank')}) has no way to "
+            "agree on a run id with the other ranks: torch.distributed is not initialised, and the launcher gives the "
+            "job neither a store nor a name. Call init_process_group first, or pass id= (the same on all ranks), or "
+            "set WANDB_RUN_ID."
+        )
     if topology.is_coordinator:
         base_id = requested or proposed or make_id()
         publish_base_id(job_store, base_id)
@@ -145,12 +152,3 @@ def id_of_job(session_name: str, topology: Topology) -> str | None:
         return None
     digest = hashlib.sha256(f"{name}/{session_name}".encode()).digest()
     return "".join(_ID_ALPHABET[byte % len(_ID_ALPHABET)] for byte in digest[:_ID_LENGTH])
-
-
-def _no_way_to_agree(topology: Topology) -> NoReturn:
-    raise RendezvousError(
-        f"Rank {topology.global_rank} of {topology.world_size} ({topology.origin('global_rank')}) has no way to agree "
-        "on a run id with the other ranks: torch.distributed is not initialised, and the launcher gives the job "
-        "neither a store nor a name. Call init_process_group first, or pass id= (the same on all ranks), or set "
-        "WANDB_RUN_ID."
-    )

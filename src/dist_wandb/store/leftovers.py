@@ -60,20 +60,15 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
                 _leftovers.remove(leftover)
         counted = [known for known in _leftovers if known.is_counted]
         for last in [*counted[:_MOST_LOOKED_AT], *counted[_MOST_LOOKED_AT:][-_MOST_LOOKED_AT:]]:
-            if (_keys_at(job_store, last.namespace).try_get(_LEFT) or 0) >= world_size:
-                _clear_until(last, job_store, world_size)
-
-
-def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
-    integration = _integration_of(last.namespace)
-    until = _leftovers.index(last) if last in _leftovers else -1
-    for leftover in [known for known in _leftovers[: until + 1] if known.is_counted]:
-        if _integration_of(leftover.namespace) == integration:
-            _leftovers.remove(leftover)
-            keys = _keys_at(job_store, leftover.namespace)
-            keys.delete(leftover.keys)
-            if leftover is not last or keys.count(_CLEARED) >= world_size:
-                keys.delete([_LEFT, _CLEARED])
+            if (_keys_at(job_store, last.namespace).try_get(_LEFT) or 0) < world_size or last not in _leftovers:
+                continue
+            for former in [known for known in _leftovers[: _leftovers.index(last) + 1] if known.is_counted]:
+                if _integration_of(former.namespace) == _integration_of(last.namespace):
+                    _leftovers.remove(former)
+                    keys = _keys_at(job_store, former.namespace)
+                    keys.delete(former.keys)
+                    if former is not last or keys.count(_CLEARED) >= world_size:
+                        keys.delete([_LEFT, _CLEARED])
 
 
 def publish_over(job_store: JobStore) -> None:

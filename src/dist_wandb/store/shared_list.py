@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
@@ -73,13 +73,6 @@ class SharedList:
         return list(new.values())
 
 
-class RankValue(NamedTuple):
-    """An entry of the list: a global rank, and its value."""
-
-    rank: int
-    value: Any
-
-
 class RankValues:
     """One rank's access to the values of all ranks. Only one rank should read them, and publish a summary."""
 
@@ -91,7 +84,7 @@ class RankValues:
     def publish(self, value: Any) -> bool:
         """Publish the value of this rank; return whether it is the last one."""
         topology = self._job_store.topology
-        return self._published.append_one_of(RankValue(topology.global_rank, value), topology.world_size)
+        return self._published.append_one_of([topology.global_rank, value], topology.world_size)
 
     def read(self) -> dict[int, Any]:
         """Return all published values by global rank."""
@@ -110,7 +103,7 @@ class RankValues:
         return sorted(set(range(self._job_store.topology.world_size)) - self._known().keys())
 
     def _known(self) -> dict[int, Any]:
-        return {one.rank: one.value for one in (RankValue(*entry) for entry in self._published.values)}
+        return dict(self._published.values)
 
 
 def missed(job_store: JobStore, key: str, missing: list[int]) -> RendezvousError:

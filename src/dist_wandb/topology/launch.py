@@ -65,11 +65,15 @@ class Launch:
         """Read the environment variables."""
         environ = os.environ if environ is None else environ
         node_rank = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in environ), None)
+        has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "MASTER_ADDR" in environ
+        # torchrun's agent uses a new random directory for the error files of its workers
+        errors = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
+        port = integer("MASTER_PORT", environ.get("MASTER_PORT", "")) if has_agent else 0
         return cls(
-            agent_store=_agent_store(environ),
+            agent_store=(environ["MASTER_ADDR"], port) if has_agent else None,
             attempt=integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             requeues=integer("SLURM_RESTART_COUNT", environ.get("SLURM_RESTART_COUNT", "0")),
-            torchrun_start=_torchrun_start(environ),
+            torchrun_start=f"torchrun-{socket.gethostname()}-{errors[1]}" if errors else None,
             slurm_step=_slurm_step(environ),
             parent_pid=os.getppid(),
             node_rank=None if node_rank is None else integer(node_rank, environ[node_rank]),
@@ -106,7 +110,10 @@ def node_identity(environ: Environ | None = None) -> str:
     """
     environ = os.environ if environ is None else environ
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment
-    return f"{socket.gethostname()}/{_boot_id()}/{node_rank}"
+    boot_id = ""
+    with suppress(OSError):  # not Linux
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()}/{boot_id}/{node_rank}"
 
 
 def inherited_variables(environ: Environ | None = None) -> dict[str, str]:
@@ -121,29 +128,10 @@ def job_setting(variable: str, environ: Environ | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(variable)
 
 
-def _agent_store(environ: Environ) -> tuple[str, int] | None:
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "MASTER_ADDR" not in environ:
-        return None
-    return environ["MASTER_ADDR"], integer("MASTER_PORT", environ.get("MASTER_PORT", ""))
-
-
 def _slurm_step(environ: Environ) -> str | None:
     if "SLURM_JOB_ID" not in environ:
         return None
     return f"slurm-{environ['SLURM_JOB_ID']}-{environ.get('SLURM_STEP_ID', 'batch')}"
-
-
-def _torchrun_start(environ: Environ) -> str | None:
-    # torchrun's agent uses a new random directory for the error files of its workers
-    directory = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    return None if directory is None else f"torchrun-{socket.gethostname()}-{directory[1]}"
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # not Linux
-        return ""
 
 
 def ancestors() -> Iterator[int]:
@@ -195,7 +183,12 @@ def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]
         if own and (launcher is SLURM or launcher.is_present(environ)):
             seen.update(own)
             found.append(DetectedLauncher(launcher.name, own, *_status_of(launcher, environ, used)))
-    return found if used else [*found, *_ranks_alone(environ, seen)]
+    # Launchers that give only a rank above 0, which shows that they have started other processes as well.
+    for name, alone in RANKS_ALONE.items():
+        if not used and name not in seen and environ.get(name, "0").strip("0"):
+            reason = f"{name}={environ[name]} shows that there are other ranks"
+            found.append(DetectedLauncher(alone, {name: environ[name]}, "rank alone", reason))
+    return found
 
 
 def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
@@ -259,17 +252,6 @@ def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
         if theirs == ours and readings.values["global_rank"] != used.values["global_rank"]:
             return "other rank", reason
     return "contradicts", reason
-
-
-def _ranks_alone(environ: Environ, seen: set[str]) -> list[DetectedLauncher]:
-    """Return launchers that give only a rank above 0, which shows that they have started other processes as well."""
-    return [
-        DetectedLauncher(
-            launcher, {name: environ[name]}, "rank alone", f"{name}={environ[name]} shows that there are other ranks"
-        )
-        for name, launcher in RANKS_ALONE.items()
-        if name not in seen and environ.get(name, "0").strip("0")
-    ]
 
 
 def _ranks(readings: Readings) -> str:

@@ -202,9 +202,14 @@ def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
             readings = launcher.read(environ)
             if not readings.missing and readings.agrees_with(incomplete):
                 return launcher, readings
-    if incomplete is not None:
-        raise _error_of(incomplete)
-    return None
+    if incomplete is None:
+        return None
+    known = ", ".join(f"{source}={incomplete.values[name]}" for name, source in incomplete.sources.items())
+    raise TopologyError(
+        f"The environment gives {known}, but not the {' and '.join(incomplete.missing)} of this process. These "
+        "variables are incomplete, or stale. Initialise torch.distributed first, start the script with torchrun, or "
+        "unset them."
+    )
 
 
 def complete(readings: Readings, environ: Environ) -> Readings:
@@ -258,11 +263,3 @@ def _tasks_per_node(variable: str, text: str) -> list[int]:
             raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
-
-
-def _error_of(readings: Readings) -> TopologyError:
-    known = ", ".join(f"{source}={readings.values[name]}" for name, source in readings.sources.items())
-    return TopologyError(
-        f"The environment gives {known}, but not the {' and '.join(readings.missing)} of this process. These variables "
-        "are incomplete, or stale. Initialise torch.distributed first, start the script with torchrun, or unset them."
-    )

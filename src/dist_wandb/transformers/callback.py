@@ -161,7 +161,9 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 f"the Trainer uses the run {self._session.id}, which is open, so these arguments have no effect: "
                 f"{ignored}. For another run, call wandb.finish() before.",
             )
-        super().setup(args, _seen_by_stock(state, self._session.plan.primary), model, **kwargs)
+        seen = copy.copy(state)  # the stock callback acts on process zero: here, on the primary of a unit
+        seen.is_world_process_zero = self._session.plan.primary
+        super().setup(args, seen, model, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin a training, or another trial of a hyperparameter search in a run of its own."""
@@ -252,13 +254,6 @@ def _named(args: Any, state: Any, arguments: Mapping[str, Any]) -> dict[str, Any
     elif args.run_name is not None:
         given["name"] = args.run_name
     return {**given, **arguments}
-
-
-def _seen_by_stock(state: Any, is_primary: bool) -> Any:
-    """Return the state for the stock callback's methods, which act on process zero: here, on the primary of a unit."""
-    seen = copy.copy(state)
-    seen.is_world_process_zero = is_primary
-    return seen
 
 
 def _is_beside_stock(callback: DistWandbCallback) -> bool:

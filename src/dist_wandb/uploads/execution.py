@@ -81,7 +81,13 @@ def upload(
     with _failing_alone(file):
         state = FileState(file.path, file.run.directory)
         with state.locked() as lock:
-            _check_unchanged(file)
+            now = known_of(file.run, file.terms)
+            if now.problem is not None:
+                raise UploadError(now.problem)
+            if now.sent != file.sent or now.doubts != file.doubts:
+                raise UploadError(
+                    f"{file.path}: another process has uploaded from it meanwhile. Run the command again."
+                )
             return _upload(file, state, lock, on_progress, say)
 
 
@@ -94,14 +100,6 @@ def _failing_alone(file: UploadFile) -> Iterator[None]:
         raise
     except Exception as error:
         raise UploadError(in_words(error, file.path)) from error
-
-
-def _check_unchanged(file: UploadFile) -> None:
-    now = known_of(file.run, file.terms)
-    if now.problem is not None:
-        raise UploadError(now.problem)
-    if now.sent != file.sent or now.doubts != file.doubts:
-        raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
 
 
 def remember(file: UploadFile) -> None:
@@ -195,22 +193,23 @@ def _run_wandb_sync(
 ) -> str:
     """Run ``wandb sync`` to its end; return its output."""
     shared_as = file.shared_as
-    environment = upload_environment(
-        attempt,
-        label=shared_as.label if shared_as else None,
-        primary=shared_as is None or shared_as.primary,
-        shared=shared_as is not None,
-        finishes=file.finishes and not (file.sent.completed and file.rows_left == 0),
-        resume=_resume(file),
-        server=file.terms.server,
-    )
+    is_end = file.finishes and not (file.sent.completed and file.rows_left == 0)
+    role = {
+        "WANDB_MODE": "shared" if shared_as else "online",
+        "WANDB_X_LABEL": shared_as.label if shared_as else None,
+        "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
+        "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
+        # A plain run that is not resumed would overwrite system metrics and console.
+        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.resumes else None,
+        "WANDB_BASE_URL": file.terms.server,
+    }
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
     output = attempt / "output.txt"
     with output.open("xb") as written:
         process = subprocess.Popen(  # noqa: S603  # the interpreter that runs this, no shell
             command,
             cwd=attempt,  # `python -m` would import modules of that name from another one
-            env=environment,
+            env=upload_environment(attempt, role),
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,
@@ -231,15 +230,6 @@ def _run_wandb_sync(
             _end(process, attempt, say)
             raise
     return output.read_text(encoding="utf-8", errors="replace")
-
-
-def _resume(file: UploadFile) -> str | None:
-    """How a plain run is opened. Without resuming, system metrics and console would overwrite existing ones."""
-    if file.shared_as:
-        return None
-    if file.sent.lines:
-        return "must"
-    return "allow" if file.resumes else None
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Path, say: Callable[[str], None]) -> None:
@@ -281,9 +271,13 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
         return Outcome(sent, url, f"{this_time.retried}. {_advice(this_time.retried)}")
     if this_time.problems:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
-        return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
+        is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
+        concerns_all = bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))
+        return Outcome(sent, url, f"{problem}. {_advice(problem)}", concerns_all)
     if not this_time.ended:
-        message = _last_lines(output)
+        lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
+        last = " ".join([line for line in lines if line][-2:])
+        message = f"`wandb sync` ended without uploading it: {last or 'without output'}"
         return Outcome(sent, url, message, concerns_all=not this_time.lines and bool(_NO_KEY.search(message)))
     if sent.lines.history < file.run.rows:
         return Outcome(
@@ -306,15 +300,3 @@ def _advice(problem: str) -> str:
             "then run the command again."
         )
     return "Run the command again once W&B can be reached: it continues where it stopped."
-
-
-def _concerns_all(problem: str) -> bool:
-    """Whether a problem is one of the connection or of access, not of one file."""
-    is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
-    return bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))
-
-
-def _last_lines(output: str) -> str:
-    lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
-    message = " ".join([line for line in lines if line][-2:])
-    return f"`wandb sync` ended without uploading it: {message or 'without output'}"

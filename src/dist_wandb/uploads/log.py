@@ -115,11 +115,15 @@ class _Reader:
     def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
         if message == "filestream: sending request":
             self._pending, self._tries, self._refusals = entry, 0, 0
-        elif message == "filestream: request sent":
-            self._confirm()
+        elif message == "filestream: request sent" and self._pending is not None:
+            history, events = (count_in(self._pending, f"{stream}_lines") for stream in ("history", "events"))
+            self._lines += Lines(history, events, self._new_console_lines(self._pending))
+            self._completed |= self._pending.get("complete") is True
+            self._pending = None
         if message.startswith("api: retrying"):
             self._retried = {"method": "requests to", **entry, "times": self._retried.get("times", 0) + 1}
-        if message.startswith(("api: retrying", "api: HTTP error")) and _is_of_stream(entry):
+        address = text_in(entry, "url") or text_in(entry, "error")
+        if message.startswith(("api: retrying", "api: HTTP error")) and "/file_stream" in address:
             self._tries += 1
             self._refusals += _was_refused(entry)
         elif message.startswith("filestream: fatal error"):
@@ -139,13 +143,6 @@ class _Reader:
         again = (retried, count_in(self._retried, "times"), refused)
         return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), *again)
 
-    def _confirm(self) -> None:
-        if self._pending is not None:
-            history, events = (count_in(self._pending, f"{stream}_lines") for stream in ("history", "events"))
-            self._lines += Lines(history, events, self._new_console_lines(self._pending))
-            self._completed |= self._pending.get("complete") is True
-        self._pending = None
-
     def _new_console_lines(self, request: dict[str, Any]) -> int:
         """Number of lines beyond those confirmed before: a line that changes is sent again."""
         if "console_offset" not in request:
@@ -162,10 +159,6 @@ class _Reader:
         if self._pending is not None and not surely_refused:
             self._unsure = count_in(self._pending, "history_lines")
         self._pending = None
-
-
-def _is_of_stream(entry: dict[str, Any]) -> bool:
-    return "/file_stream" in (text_in(entry, "url") or text_in(entry, "error"))
 
 
 def _was_refused(entry: dict[str, Any]) -> bool:

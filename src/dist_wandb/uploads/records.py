@@ -136,14 +136,12 @@ def _files(record: bytes, start: int, stop: int, rules: Rules) -> bytes:
             continue
         for field, first, last in fields(record, begin, end):
             if field == _PATH:
-                _check_name(_text(record, first, last), rules)
+                name = _text(record, first, last)
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or "\0" in name:
+                    below = rules.directory / "files"
+                    raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
     return record[start:stop]
-
-
-def _check_name(name: str, rules: Rules) -> None:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise UploadError(f"it names {name!r} as a file of the run, which is not below {rules.directory / 'files'}.")
 
 
 def _run(record: bytes, start: int, stop: int, rules: Rules) -> bytes:

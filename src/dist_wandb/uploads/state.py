@@ -25,13 +25,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.wandb_files.environment import state_directory
 from dist_wandb.wandb_files.record_file import Lines, run_record_of
-from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, read_small, write_small
+from dist_wandb.wandb_files.small_files import (
+    Directory,
+    open_ordinary,
+    own_directory,
+    parse_json,
+    read_small,
+    write_small,
+)
 
 COPY = "copy"
 """The private copy from which a file is uploaded; it is in the attempt's directory during the upload."""
@@ -186,31 +192,17 @@ def _lock_file(directory: Path, flags: int = 0) -> Iterator[int]:
 
 def _lock_or_holder(handle: int) -> str | None:
     """Lock an open lock file; return its holder if another process has locked it."""
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _owner_of(handle)
-    return None
-
-
-def _owner_of(handle: int) -> str:
-    """Return the holder of a lock: the first of its recorded processes that is alive, which started the others."""
-    try:
+        return None
+    try:  # the first of the recorded processes that is alive has started the others
         owner = parse_json(os.pread(handle, _LONGEST_OWNER, 0))
         host, pids = str(owner["host"]), [int(pid) for pid in owner["pids"]]
     except (ValueError, KeyError, TypeError):
         return "by an unknown process"
     if host != socket.gethostname()[:64]:
         return f"pid {pids[0]} on {host}"
-    return f"pid {next(filter(_is_alive, pids), pids[0])}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True
+    return f"pid {next((pid for pid in pids if Path('/proc', str(pid)).exists()), pids[0])}"
 
 
 def _make_private(directory: Path) -> None:
@@ -221,25 +213,16 @@ def _make_private(directory: Path) -> None:
         for path in (top, *reversed([p for p in directory.parents if top in p.parents]), directory):
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
-            _check_private(path)
+            own_directory(path)
+    except ReadError as error:
+        raise UploadError(
+            f"{error} The state of uploads is kept there. Set XDG_STATE_HOME to a directory of yours."
+        ) from None
     except OSError as error:
         raise UploadError(
             f"{directory} cannot be written to ({error.strerror or error}), and the state of uploads is kept there. "
             "Make it writable, or set XDG_STATE_HOME to a directory of yours that is."
         ) from None
-
-
-def _check_private(path: Path) -> None:
-    found = path.lstat()
-    if not path.is_dir() or path.is_symlink():
-        raise UploadError(f"{path} is not a directory, and the state of uploads is kept there. Remove it.")
-    if found.st_uid != os.getuid():
-        raise UploadError(
-            f"{path} belongs to user {found.st_uid}, while this process runs as {os.getuid()}. Set XDG_STATE_HOME to "
-            "a directory of yours."
-        )
-    if found.st_mode & 0o077:
-        path.chmod(0o700)
 
 
 def _key(path: Path, within: Directory | None) -> str:
@@ -274,14 +257,17 @@ def _number_of(attempt: Path) -> int:
 def _read_attempt_record(attempt: Path) -> _Attempt:
     try:
         record = parse_json(read_small(attempt / _RECORD, limit=_LARGEST_RECORD, owned=True))
-        return _Attempt(
-            attempt,
-            str(record["path"]),
-            int(record["size"]),
-            str(record["digest"]),
-            _sent_in(record["before"]),
-            bool(record["uploads"]),
+        before = record["before"]
+        sent = Sent(
+            lines=Lines(**{name: int(value) for name, value in before["lines"].items()}),
+            unsure=int(before["unsure"]),
+            completed=bool(before["completed"]),
+            attempts=int(before["attempts"]),
+            ended=bool(before["ended"]),
+            problems=tuple(map(str, before["problems"])),
         )
+        path, size, digest = str(record["path"]), int(record["size"]), str(record["digest"])
+        return _Attempt(attempt, path, size, digest, sent, bool(record["uploads"]))
     except FileNotFoundError:  # killed before the record was written: nothing was uploaded
         return _Attempt(attempt, "", 0, "", Sent(), uploads=False)
     except (ValueError, KeyError, TypeError):
@@ -289,14 +275,3 @@ def _read_attempt_record(attempt: Path) -> _Attempt:
             f"{attempt / _RECORD} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {attempt} "
             "to discard the record of this upload."
         ) from None
-
-
-def _sent_in(record: dict[str, Any]) -> Sent:
-    return Sent(
-        lines=Lines(**{name: int(value) for name, value in record["lines"].items()}),
-        unsure=int(record["unsure"]),
-        completed=bool(record["completed"]),
-        attempts=int(record["attempts"]),
-        ended=bool(record["ended"]),
-        problems=tuple(map(str, record["problems"])),
-    )

@@ -115,11 +115,7 @@ def _reasons(errors: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> d
         for start, what in kinds.items():
             if message.startswith(start):
                 reason = text_in(entry, "error") or message.removeprefix(start).lstrip(": ")
-                found.setdefault(what, _root_cause(reason))
+                *_, cause = reason.split("while retrying: ")  # the error that was retried, not the retries' time-out
+                cause = cause.removeprefix("filestream: ").removesuffix(". got response: <nil>")
+                found.setdefault(what, " ".join(cause.split())[:_LONGEST_REASON])
     return found
-
-
-def _root_cause(reason: str) -> str:
-    """Return the last cause in one line: the error that was retried, not the timeout of the retries."""
-    *_, cause = reason.split("while retrying: ")
-    return " ".join(cause.removeprefix("filestream: ").removesuffix(". got response: <nil>").split())[:_LONGEST_REASON]

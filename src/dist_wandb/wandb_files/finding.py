@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -14,23 +13,17 @@ from dist_wandb.wandb_files.small_files import FOLDER, Directory
 _RUN_FILE = re.compile(r"run-.+\.wandb")
 _MOST_ENTRIES, _DEEPEST = 10_000_000, 64
 _NATURAL = 512  # characters; numbers after them are sorted as text
-_log = logging.getLogger("dist_wandb")
 
 
-def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError], None] | None = None) -> list[Path]:
+def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
     """Find the files of W&B runs below a directory, or in a run's own one; a single file stands for itself.
 
     These are the ``run-ID.wandb`` files within ``run-*`` and ``offline-run-*`` directories, in natural order of their
     paths (``rank-2`` before ``rank-10``). Directories, pipes and the like with such a name are included; symbolic links
     (W&B's ``latest-run``) are not followed. `report` is called for each directory that was not searched, because it is
-    unreadable, too deep, or follows ten million entries; `None` logs warnings. Raises `ReadError` if `directory` cannot
-    be entered.
+    unreadable, too deep, or follows ten million entries. Returns the files with their directories, from which all of a
+    run is to be read. Raises `ReadError` if `top` cannot be entered.
     """
-    return list(find_files(Path(directory), report or _warn))
-
-
-def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
-    """Find files as `find_runs` does; return them with their directories, from which all of a run is to be read."""
     if top.suffix == ".wandb" and top.is_file():
         path = top.resolve() if top.is_symlink() else top  # a link given by the user stands for its target
         return {path: Directory.at(path.parent)}
@@ -96,10 +89,6 @@ class _Search:
 
 def _unsearched(folder: Path, error: OSError) -> ReadError:
     return ReadError(f"{folder}: cannot be searched: {error.strerror or error}.")
-
-
-def _warn(error: ReadError) -> None:
-    _log.warning("dist_wandb: %s", error)
 
 
 def natural_order(text: str) -> list[str]:

@@ -159,14 +159,15 @@ class _Names:
         # What is between the items with numbers, and their four groups: nothing may be between them.
         parts = _NUMBER.split(content)
         between, lengths, names, value_lengths, values = (parts[place::5] for place in range(5))
-        sizes = bytes(map(len, values))
+        sizes, rest = bytes(map(len, values)), between[-1]
         together = bytes(map(add, map(len, names), sizes))  # at most 121 and 93
         if (
             not names
             or any(between[:-1])
             or b"".join(lengths).translate(_LESS) != together
             or b"".join(value_lengths) != sizes
-            or not _is_end(between[-1])
+            # Nothing, or only the row's step, follows its items.
+            or (rest and not (_STEP.fullmatch(rest) is not None and rest[1] == len(rest) - 2))
         ):
             return self._any_row(content)
         try:
@@ -269,11 +270,6 @@ def _whole(number: float) -> float:
             return math.inf if number > 0 else -math.inf
     number = float(number)
     return int(Decimal(repr(number))) if abs(number) < _FIRST_WITH_EXPONENT else number  # zeros after its digits
-
-
-def _is_end(rest: bytes) -> bool:
-    """Return whether nothing, or only the row's step, follows its items."""
-    return not rest or (_STEP.fullmatch(rest) is not None and rest[1] == len(rest) - 2)
 
 
 def _only_field(record: bytes) -> tuple[int, int]:

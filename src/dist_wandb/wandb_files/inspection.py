@@ -200,7 +200,11 @@ def inspect(
     stopped = stopped or threading.Event()
     try:
         # Python and wandb search the working directory for modules and settings, so it is an empty private one.
-        with _opened(path, within) as handle, private_directory() as private:
+        with (
+            _opened(path, within) as handle,
+            private_directory() as private,
+            (private / "stderr").open("w+b") as errors,
+        ):
             size = os.fstat(handle).st_size
             limits = Limits(math.inf, silence=math.inf) if follow else Limits.for_file(size)
             records = Records(path, skipped)
@@ -210,9 +214,20 @@ def inspect(
             if count is None:  # the opened file: W&B's reader would follow a link that has taken its place
                 by_handle = Path(f"/proc/self/fd/{handle}")
                 read = by_handle if by_handle.exists() else path.absolute()
-            returncode, stderr = _records_of(
-                read, private, records, on_record, limits, stopped, follow=follow, inherited=handle
-            )
+            with lines_of(
+                reader_command(read, follow=follow),
+                directory=private,
+                environment=reader_environment(private),
+                errors=errors,
+                limits=limits,
+                stopped=stopped,
+                inherited=[handle],
+            ) as lines:
+                records.parse(lines, on_record)
+                returncode = lines.wait()
+                records.too_long += lines.too_long
+            errors.seek(0)
+            stderr = errors.read(_LONGEST_STDERR).decode("utf-8", errors="replace").strip()
             if returncode:
                 raise _reader_failed(path, returncode, stderr.replace(str(read), str(path)))
             rows = Rows(path, count or 0, stopped, within)
@@ -247,35 +262,6 @@ def _opened(path: Path, within: Directory | None) -> Iterator[int]:
         os.close(handle)
 
 
-def _records_of(
-    path: Path,
-    private: Path,
-    records: Records,
-    on_record: OnRecord,
-    limits: Limits,
-    stopped: threading.Event,
-    *,
-    follow: bool,
-    inherited: int,
-) -> tuple[int, str]:
-    """Run the reader until it ends; return its exit code and standard error."""
-    with (private / "stderr").open("w+b") as errors:
-        with lines_of(
-            reader_command(path, follow=follow),
-            directory=private,
-            environment=reader_environment(private),
-            errors=errors,
-            limits=limits,
-            stopped=stopped,
-            inherited=[inherited],
-        ) as lines:
-            records.parse(lines, on_record)
-            returncode = lines.wait()
-            records.too_long += lines.too_long
-        errors.seek(0)
-        return returncode, errors.read(_LONGEST_STDERR).decode("utf-8", errors="replace").strip()
-
-
 def reader_command(path: Path, *, follow: bool = False) -> list[str]:
     """Return the command that prints the records of a file, whose path is absolute.
 
@@ -283,20 +269,13 @@ def reader_command(path: Path, *, follow: bool = False) -> list[str]:
     of processor time for each file, instead of 0.8 s with the import of wandb. Its arguments are not a public
     interface, so this is done only for the versions in `BINARY_KNOWN`, for which a test compares both ways.
     """
-    binary = _binary_of_wandb()
     following = ["--follow", f"--idle-timeout={_IDLE_TIMEOUT}"] if follow else []
-    if binary is None:
+    installed = sysconfig.get_path("platlib")  # not `sys.path`, which may contain an untrusted directory
+    binary = Path(installed, "wandb", "bin", "wandb-core")
+    if _version_in(installed).rpartition(".")[0] not in BINARY_KNOWN or not binary.is_file():
         return [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *following, str(path)]
     options = ["--no-observability", "--json", *following, "--run-file", str(path)]
     return [str(binary), "leet", "inspect", *options, str(path.parent.parent)]
-
-
-def _binary_of_wandb() -> Path | None:
-    """Return the binary of the installed wandb; `None` if its version is not in `BINARY_KNOWN`."""
-    installed = sysconfig.get_path("platlib")  # not `sys.path`, which may contain an untrusted directory
-    binary = Path(installed, "wandb", "bin", "wandb-core")
-    is_known = _version_in(installed).rpartition(".")[0] in BINARY_KNOWN
-    return binary if is_known and binary.is_file() else None
 
 
 @cache
@@ -360,19 +339,16 @@ def _integer(text: str) -> float:
 def _reader_failed(path: Path, returncode: int, stderr: str) -> ReadError | UnsupportedVersionError:
     # Exit code 2 is click's for bad usage, but also that of a crashed Go program, which affects only this file.
     if re.search(r"No such (?:command|option)|No module named '?wandb", stderr.replace(str(path), "")):
+        try:
+            installed = f"wandb {importlib.metadata.version('wandb')}"
+        except importlib.metadata.PackageNotFoundError:
+            installed = f"the Python at {sys.executable}"
         return UnsupportedVersionError(
-            f"The .wandb files cannot be read: {_installed_wandb()} does not have `wandb leet inspect --json`, "
+            f"The .wandb files cannot be read: {installed} does not have `wandb leet inspect --json`, "
             f"which wandb {_READER_SINCE} introduced. Install it: pip install 'wandb>={_READER_SINCE}'"
         )
     reason = _essence(stderr)[:_LONGEST_PROBLEM] or f"exit code {returncode}"
     return ReadError(f"{path}: `wandb leet inspect` cannot read it: {reason}")
-
-
-def _installed_wandb() -> str:
-    try:
-        return f"wandb {importlib.metadata.version('wandb')}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"the Python at {sys.executable}"
 
 
 def _essence(stderr: str) -> str:

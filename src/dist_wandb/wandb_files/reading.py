@@ -99,19 +99,18 @@ def read_run(
     """
     path = Path(path)
     contents = Contents(metrics)
-    directory = directory or directory_of(path)
-    problems = inspect(path, contents.add, stopped, in_order=False, within=directory)
-    if not contents.run and not contents.rows:
-        raise ReadError(_nothing_in(path, problems + contents.problems))
-    return contents.with_sidecar(path, problems, directory)
-
-
-def directory_of(path: Path) -> Directory:
-    """Return the directory of a file. Raises `ReadError` if there is none."""
     try:
-        return Directory.at(path.parent)
+        directory = directory or Directory.at(path.parent)
     except OSError as error:
         raise ReadError(f"{path}: its directory cannot be opened: {error.strerror or error}.") from None
+    problems = inspect(path, contents.add, stopped, in_order=False, within=directory)
+    if contents.run or contents.rows:
+        return contents.as_run(path, problems, directory)
+    size = path.stat().st_size
+    if lost := [*problems, *contents.problems]:
+        raise ReadError(f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(lost)}")
+    reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
+    raise ReadError(f"{path}: {reason}: the run was killed at its start, or has just started")
 
 
 def read_runs(
@@ -220,10 +219,16 @@ class Contents:
         elif kind == "metric" and record["metric"].get("glob_name") == "*":
             self.step_axis = _text(record["metric"], "step_metric")
 
-    def as_run(
-        self, path: Path, sidecar: Sidecar | None, problems: list[str], directory: Directory | None = None
-    ) -> StoredRun:
-        """Return the run that the records describe."""
+    def as_run(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
+        """Return the run that the records describe, with the sidecar in the file's directory, and all problems."""
+        found, tags = [*problems, *self.problems], self.run.get("tags")
+        if not self.run:
+            found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
+        try:
+            sidecar = read_sidecar(path.parent, directory)
+        except ReadError as error:
+            sidecar = None
+            found.append(str(error))
         return StoredRun(
             path=path,
             directory=directory,
@@ -232,31 +237,19 @@ class Contents:
             project=_text(self.run, "project"),
             group=_text(self.run, "run_group"),
             job_type=_text(self.run, "job_type"),
-            tags=_texts(self.run, "tags"),
+            tags=tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else (),
             config={name: value for name, value in self.config.values.items() if name != "_wandb"},
             started=_text(self.run, "start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
             metrics={name: self.metrics[name].history() for name in sorted(self.metrics, key=natural_order)},
             sidecar=sidecar,
-            problems=tuple(problems),
+            problems=tuple(found),
             has_more_metrics=self.has_more_metrics,
             entity=self.run.get("entity"),
             step_axis=self.step_axis,
             branches=self.branches,
         )
-
-    def with_sidecar(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
-        """Return the run with the sidecar in the file's directory, and all problems."""
-        found = [*problems, *self.problems]
-        if not self.run:
-            found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
-        try:
-            sidecar = read_sidecar(path.parent, directory)
-        except ReadError as error:
-            sidecar = None
-            found.append(str(error))
-        return self.as_run(path, sidecar, found, directory)
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1
@@ -266,18 +259,13 @@ class Contents:
             number = value if type(value) is float else with_floats(value)
             if name[:1] == "_" or not (is_plain or (type(number) in _NUMBERS and name not in media)):
                 continue
-            metric = self.metrics.get(name) or self._new_metric(name)
-            if metric is not None:
-                metric.add(number)
-
-    def _new_metric(self, name: str) -> RunningMetric | None:
-        if len(name) > _LONGEST_NAME or len(self.metrics) == MOST_METRICS:
-            self.has_more_metrics |= len(name) > _LONGEST_NAME or self._is_wanted(name) is not None
-            return None
-        if not self._is_wanted(name):
-            return None
-        self.metrics[name] = metric = RunningMetric(counted=name.endswith(NAMES_OF_RANKS))
-        return metric
+            if name in self.metrics:
+                self.metrics[name].add(number)
+            elif len(name) > _LONGEST_NAME or (self._is_wanted(name) and len(self.metrics) == MOST_METRICS):
+                self.has_more_metrics = True
+            elif self._is_wanted(name):
+                self.metrics[name] = RunningMetric(counted=name.endswith(NAMES_OF_RANKS))
+                self.metrics[name].add(number)
 
 
 def _of_media(row: Mapping[str, Any]) -> set[str]:
@@ -307,11 +295,6 @@ def _text(record: Mapping[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = record.get(name)
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
-
-
 def size_of(value: Any) -> int:
     """Return the approximate size of a JSON value: the number of values and of stretches of 64 characters."""
     size, pending = 0, [value]
@@ -333,11 +316,3 @@ def with_floats(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return math.inf if value > 0 else -math.inf
     return value
-
-
-def _nothing_in(path: Path, problems: list[str]) -> str:
-    size = path.stat().st_size
-    if problems:
-        return f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(problems)}"
-    reason = "is empty" if size == 0 else f"does not contain a run yet ({size} bytes)"
-    return f"{path}: {reason}: the run was killed at its start, or has just started"

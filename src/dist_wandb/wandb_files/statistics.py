@@ -141,7 +141,13 @@ class Trend:
         while begin < len(values):
             if not self._means or self._length_of_last == self._length:
                 if len(self._means) == self._room:
-                    self._merge_neighbours()
+                    stretches = list(zip(self._means, self._finite, strict=True))
+                    merged = [
+                        _merged(*one, *next_one) for one, next_one in zip(stretches[::2], stretches[1::2], strict=True)
+                    ]
+                    self._means = array("d", (mean for mean, _ in merged))
+                    self._finite = array("q", (number for _, number in merged))
+                    self._length *= 2
                 self._means.append(math.nan)
                 self._finite.append(0)
                 self._length_of_last = 0
@@ -156,14 +162,6 @@ class Trend:
     def means(self) -> tuple[float, ...]:
         """Return the mean of the finite values of each stretch, oldest first; NaN for a stretch without any."""
         return tuple(self._means)
-
-    def _merge_neighbours(self) -> None:
-        stretches = list(zip(self._means, self._finite, strict=True))
-        pairs = zip(stretches[::2], stretches[1::2], strict=True)
-        merged = [_merged(*left, *right) for left, right in pairs]
-        self._means = array("d", (mean for mean, _ in merged))
-        self._finite = array("q", (finite for _, finite in merged))
-        self._length *= 2
 
 
 def _merged(mean: float, finite: int, other_mean: float, other_finite: int) -> tuple[float, int]:

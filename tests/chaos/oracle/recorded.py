@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stored import find_runs
+
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.inspection import inspect
 
 _LONGEST_WRITE = 20.0  # seconds that wandb's process may need after `finish` to complete a file

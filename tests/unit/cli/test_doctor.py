@@ -18,7 +18,7 @@ import wandb
 from wandb_server import WandbServer
 
 from dist_wandb.cli.commands import main
-from dist_wandb.cli.diagnosis import PACKAGES, ask, examine
+from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import client_settings, current_server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import multiprocessing
 import os
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
+from processes import wait_until
 from torchmetrics import MeanMetric
 
 import dist_wandb
@@ -70,9 +70,7 @@ def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)
     before = relay_threads()  # a test that failed before may have left some
     yield
-    for thread in relay_threads() - before:
-        thread.join(_PATIENCE)
-    assert not relay_threads() - before
+    wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
 
 
 def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
@@ -238,11 +236,12 @@ def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...], mess
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_the_relay_listens_only_after_the_first_fork() -> None:
-    with dist_wandb.init() as session:
-        assert session._children._relay.address is None
+def test_the_relay_listens_only_after_the_first_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with dist_wandb.init():
+        assert list(tmp_path.glob("dist-wandb-*/socket")) == []
         assert in_fork(lambda: None) == 0
-        assert session._children._relay.address is not None
+        assert len(list(tmp_path.glob("dist-wandb-*/socket"))) == 1
 
 
 def test_a_client_without_the_key_is_not_served() -> None:
@@ -297,24 +296,6 @@ def test_unauthenticated_clients_do_not_block_children(kind: str) -> None:
     assert longest < 15
 
 
-def test_the_oldest_unauthenticated_client_is_dropped_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_MOST_UNAUTHENTICATED", 4)
-    monkeypatch.setattr(relay, "_LEAST_TIME", 0.1)
-    held = Relay(lambda *_: None)
-    address = held.open()
-    assert address is not None
-    before = relay_threads()
-    clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
-    for client in clients:
-        client.connect(address.path)
-    assert RemoteSession(address, ONE, {}).flush()
-    threads = relay_threads() - before
-    for client in clients:
-        client.close()
-    held.close()
-    assert len(threads) < 10  # of 21; some that were dropped end just now
-
-
 def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
     held = Relay(lambda *_: None)
@@ -323,14 +304,7 @@ def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pyt
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
         client.connect(address.path)
-        assert len(client.recv(4 + 32)) > 0  # the challenge
-        with suppress(BrokenPipeError):
-            for _ in range(2 * _PATIENCE):  # one byte at a time
-                client.sendall(b"\0")
-                time.sleep(0.1)
-                if not held._connections:
-                    break
-        assert not held._connections
+        assert client.recv(1) == b""
     held.close()
 
 
@@ -438,35 +412,6 @@ def test_a_closed_listener_has_no_pending_connection(tmp_path: Path) -> None:
         listener.close()
         assert not listener.has_pending(0.0)
         assert not list(Path(directory).iterdir())
-
-
-def test_echoing_the_challenge_does_not_authenticate() -> None:
-    here, there = multiprocessing.Pipe()
-    with here, there:
-
-        def echo() -> None:
-            there.send_bytes(2 * there.recv_bytes())
-
-        thread = threading.Thread(target=echo)
-        thread.start()
-        with pytest.raises(multiprocessing.AuthenticationError):
-            local_sockets.authenticate(here, b"key", _PATIENCE)
-        thread.join()
-
-
-def test_authentication_works_without_md5(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts in FIPS mode forbid it."""
-    new = hmac.new
-
-    def without_md5(key: bytes, message: bytes | None = None, digestmod: Any = "") -> Any:
-        if "md5" in str(digestmod):
-            raise ValueError("[digital envelope routines] unsupported")
-        return new(key, message, digestmod)
-
-    monkeypatch.setattr(hmac, "new", without_md5)
-    held = Relay(lambda *_: None)
-    assert RemoteSession(held.open(), ONE, {}).flush()
-    held.close()
 
 
 def test_rows_of_a_fork_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
@@ -627,25 +572,6 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(*, faile
         assert time.monotonic() - begin < _PATIENCE / 2
     finally:
         os.close(copy)
-
-
-class OnlyThere:
-    """An object that can be pickled, but not unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, ("no number",)
-
-
-def test_unreadable_rows_are_reported_and_others_arrive(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
-) -> None:
-    with dist_wandb.init() as session:
-        copy = through_a_pickle(session)
-        copy.log({"wrong": OnlyThere()})
-        copy.log({"loss": 1.0})
-        assert copy.flush()
-    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-    assert "lost a row that another process had sent" in caplog.text
 
 
 def test_a_late_answer_is_not_mistaken_for_the_next_one() -> None:

@@ -176,14 +176,15 @@ def test_a_row_of_other_ranks_replaces_all_writes(script: Script) -> None:
 def test_a_write_during_the_repetition_comes_last(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     call = script.log(loss=0.5)
     script.summary["loss"] = 9
-    publish = script.writes._publish
+    publish = script.writes._write
+    assert publish is not None
 
     def write_meanwhile(record: Any) -> None:
         monkeypatch.undo()
         script.summary["loss"] = 10
         publish(record)
 
-    monkeypatch.setattr(script.writes, "_publish", write_meanwhile)
+    monkeypatch.setattr(script.writes, "_write", write_meanwhile)
     script.write(call)
     assert script.values == {"loss": 10}
 

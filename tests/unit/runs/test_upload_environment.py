@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dist_wandb.wandb_files.environment import upload_environment
 
-ROLES: dict[str, Any] = {"shared": True, "label": "rank-1", "primary": False, "finishes": False, "resume": None}
+ROLE = {"WANDB_MODE": "shared", "WANDB_X_LABEL": "rank-1", "WANDB_RESUME": None}
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
@@ -26,13 +25,11 @@ def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
     monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "2")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", "/opt/lib"]))
     before = dict(os.environ)
-    environment = upload_environment(tmp_path, **ROLES)
+    environment = upload_environment(tmp_path, ROLE)
     assert {name: value for name, value in environment.items() if name.startswith("WANDB_")} == {
         "WANDB_MODE": "shared",
         "WANDB_DIR": str(tmp_path),
         "WANDB_X_LABEL": "rank-1",
-        "WANDB_X_PRIMARY": "false",
-        "WANDB_X_UPDATE_FINISH_STATE": "false",
         "WANDB_ENTITY": "team",
         "WANDB_X_GRAPHQL_RETRY_MAX": "2",
         "WANDB_X_FILE_STREAM_RETRY_MAX": "6",
@@ -41,15 +38,6 @@ def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
     assert environment["PATH"] == before["PATH"]
     assert (environment["PYTHONSAFEPATH"], environment["PYTHONPATH"]) == ("1", "/opt/lib")
     assert dict(os.environ) == before
-
-
-@pytest.mark.usefixtures("bare_environment")
-def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
-    plain = {"shared": False, "label": None, "primary": True, "finishes": True, "resume": "must"}
-    environment = upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
-    expected = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
-    assert {name: environment[f"WANDB_{name}"] for name in expected} == expected
-    assert "WANDB_X_LABEL" not in environment
 
 
 @pytest.mark.usefixtures("bare_environment")
@@ -64,6 +52,5 @@ def test_settings_of_the_current_directory_do_not_affect_an_upload(
     (tmp_path / "attempt").mkdir()
     for where in (".", str(project)):
         monkeypatch.setenv("WANDB_DIR", where)
-        environment = upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
-        assert environment["WANDB_BASE_URL"] == "https://own.example"
+        assert upload_environment(tmp_path / "attempt", ROLE)["WANDB_DIR"] == str(tmp_path / "attempt")
         assert list((tmp_path / "attempt").rglob("*")) == [tmp_path / "attempt" / "wandb"]

@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import install_reader, sidecar_record
+from stored import find_runs
 from strangers import OBSTACLES
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.inspection import Limits
 from dist_wandb.wandb_files.reading import largest_step, read_history, read_run, read_runs
 from dist_wandb.wandb_files.sidecar import read_sidecar

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from record_files import write_run
+from stored import find_runs
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.finding import find_files, find_runs
+from dist_wandb.wandb_files.finding import find_files
 from dist_wandb.wandb_files.reading import read_runs
 from dist_wandb.wandb_files.small_files import Directory, read_small
 

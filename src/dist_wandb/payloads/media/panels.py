@@ -51,22 +51,18 @@ def copied_table(
     """Return column names, copies of the first rows, and the number of all, of a `wandb.Table`, data frame or rows."""
     names, rows, total = _columns_and_rows(columns, data, most)
     if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
-        _check_rows(rows, names)
+        for number, row in enumerate(rows):
+            if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
+                what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
+                raise ConfigurationError(
+                    f"Row {number} of the table {what}, but its columns are {names}. Pass rows of that length."
+                )
     if PLAIN.issuperset(map(type, chain.from_iterable(rows))):  # the fast path of most tables: one pass over all cells
         return names, [list(row) for row in rows], total
     kept = [
         list(row) if PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row] for row in rows
     ]
     return names, kept, total
-
-
-def _check_rows(rows: Sequence[Any], names: Columns) -> None:
-    for number, row in enumerate(rows):
-        if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
-            what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
-            raise ConfigurationError(
-                f"Row {number} of the table {what}, but its columns are {names}. Pass rows of that length."
-            )
 
 
 def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
@@ -205,11 +201,9 @@ def decoded_image(text: bytes, png: bytes) -> Picture:
 
 def merged_images(parts: Sequence[Part]) -> MergedImages | None:
     """Return all images, with captions that begin with the rank; `None` if there are none."""
-    pictures = [_captioned(part.rank, picture) for part in parts for picture in part.items]
+    pictures = []
+    for rank, picture in ((part.rank, picture) for part in parts for picture in part.items):
+        caption = picture.beside.get("caption")
+        caption = f"rank {rank}" if caption is None else f"rank {rank}: {caption}"
+        pictures.append(picture._replace(beside={**picture.beside, "caption": caption}))
     return MergedImages(pictures) if pictures else None
-
-
-def _captioned(rank: int, picture: Picture) -> Picture:
-    caption = picture.beside.get("caption")
-    caption = f"rank {rank}" if caption is None else f"rank {rank}: {caption}"
-    return picture._replace(beside={**picture.beside, "caption": caption})

@@ -199,7 +199,11 @@ class Merging:
                 merged[name] = _from_numbers(state, reduced, holders, parts, metric)
             else:
                 merged[name] = _from_parts(state, [*self._parts(state), *parts] if is_sent else parts, metric)
-        return _repaired(metric, {name: value for name, value in merged.items() if value is not None})
+        states = {name: value for name, value in merged.items() if value is not None}
+        # With three ranks or more, this class raises an error or uses only two of them.
+        is_broken = is_a(type(metric), "NormalizedRootMeanSquaredError")
+        is_of_several = is_broken and all(is_stacked(metric, one, states.get(one)) for one in _MOMENTS)
+        return _one_of_moments(states) if is_of_several else states
 
     def _reduced(self, position: int, state: State) -> tuple[Tensor | None, int]:
         """Return a state reduced over the ranks with data whose states fit the layout, and the number of these."""
@@ -323,12 +327,3 @@ def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
         "max_val": states["max_val"].amax(0),
         "target_squared": states["target_squared"].sum(0),
     }
-
-
-def _repaired(metric: Metric, states: dict[str, Any]) -> dict[str, Any]:
-    """Return the states, merged to those of one metric if its class cannot compute from several."""
-    # With three ranks or more, this class raises an error or uses only two of them.
-    if not is_a(type(metric), "NormalizedRootMeanSquaredError"):
-        return states
-    is_of_several = all(is_stacked(metric, name, states.get(name)) for name in _MOMENTS)
-    return _one_of_moments(states) if is_of_several else states

@@ -166,7 +166,9 @@ class Snapshot:
             states = self._found[position].states
             if not self.held[position]:
                 continue
-            if node.same_as >= 0 and not self._is_same(position, node.same_as):
+            if node.same_as >= 0 and not (
+                self.held[node.same_as] and _equal(self._found[position].values, self._found[node.same_as].values)
+            ):
                 return False
             if node.same_as < 0 and [state[:3] for state in states] != [state[:3] for state in node.states]:
                 if {state.name for state in states} != {state.name for state in node.states} and node.states:
@@ -174,9 +176,6 @@ class Snapshot:
                 fits[position] = False
         self._layout, self._fits = other, fits
         return True
-
-    def _is_same(self, position: int, other: int) -> bool:
-        return self.held[other] and _equal(self._found[position].values, self._found[other].values)
 
     def packed(self) -> Packed:
         """Return this rank's contribution, of metrics with data; raise ConfigurationError if it cannot be sent."""

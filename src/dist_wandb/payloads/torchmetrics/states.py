@@ -187,7 +187,7 @@ def _private_copy(value: Any) -> Any:
     for _, metric in walk(copied):
         metric._cache = metric._computed = metric._forward_cache = metric.process_group = metric.dist_sync_fn = None
         metric._is_synced = metric._to_sync = False
-        metric.distributed_available_fn = _never
+        metric.distributed_available_fn = lambda: False
         _restore(metric, {}, 0)
         for name, extreme in _extremes(metric):
             setattr(metric, name, extreme.new_tensor(_EXTREMES[name][1]))
@@ -195,10 +195,6 @@ def _private_copy(value: Any) -> Any:
         if isinstance(module, MetricCollection):
             module.compute_groups.clear()  # otherwise it would make the states of a group equal before it computes
     return copied
-
-
-def _never() -> bool:
-    return False
 
 
 def _restore(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
