@@ -36,6 +36,7 @@ from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import of_script
@@ -48,6 +49,8 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from dist_wandb.runs.null_run import AnyRun
 
 _SHORT_WAIT = 1.0  # seconds for the job's store to answer where the caller wants an answer at once
@@ -116,7 +119,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         primary_rank: int | None = None,
         timings: bool = False,
         wrap: bool = True,
-        **init_kwargs: Any,
+        **init_kwargs: Unpack[WandbArguments],
     ) -> None:
         super().__init__()
         self.late_join: LateJoin = LateJoin(Options.among(locals()))
