@@ -86,7 +86,7 @@ def measures() -> Iterator[Measure]:
     yield Measure("circles of imports", len(_circles(_imports(trees))), 2, 0)
     tests = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
     nodes = [node for text in tests.values() for node in ast.walk(ast.parse(text))]
-    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 63_100, 36_000)
+    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 63_300, 36_000)
     yield Measure("private attributes that tests touch", sum(map(_is_private, nodes)), 409, 80)
     yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 375, 120)
 
