@@ -1,9 +1,11 @@
-# On a fresh machine start with `make demo` or `make test`: each sets up everything it needs.
+# On a fresh machine start with `make demo` or `make test`: each sets up everything it needs. For the newest versions instead
+# of those that CI tests: `make VENV=.venv-newest CONSTRAINTS=/dev/null test`.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 DEMO_DIR := runs/demo
 WORKERS ?= 3
 SEEDS ?= 0-299
@@ -85,7 +87,7 @@ audit: $(VENV)/.development  ## Look up known vulnerabilities of the packages of
 		{ echo "audit: failed: a vulnerability is listed above, or the query failed (see the error)."; exit 1; }; done
 
 clean:  ## Remove the environments and all generated files
-	rm -rf $(VENV) $(OLDEST) $(RELEASE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
+	rm -rf $(VENV) $(OLDEST) $(RELEASE) .venv-newest runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
 # HASHED=1, as in CI: install what .ci/requirements.txt pins by version and hash, if it is valid for this Python and platform.
 # Otherwise print a note and install by the constraints. The list covers all dependency groups. $(VENV)/.hashed records that

@@ -1,6 +1,7 @@
-"""A job that fails and is restarted by torchrun continues from its checkpoint, in the same run.
+"""A job that fails and is restarted by torchrun or SLURM continues from its checkpoint, in the same run.
 
     torchrun --standalone --nproc_per_node 2 --max-restarts 1 elastic.py --fail-in 2
+    sbatch elastic.sbatch --fail-in 2
 
 With gloo, as here, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it, process groups of torch 2.13 may fail to start
 again.
@@ -42,8 +43,12 @@ def train(epochs: int, fail_in: int | None, checkpoint: Path) -> None:
             run.flush()  # the rows that the checkpoint covers reach W&B before it is saved
             if dist.get_rank() == 0:
                 torch.save({"model": model.state_dict(), "epoch": epoch}, checkpoint)
-            if epoch == fail_in and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if epoch == fail_in and is_first_start():
                 raise RuntimeError(f"rank {dist.get_rank()} fails after epoch {epoch}, because of --fail-in")
+
+
+def is_first_start() -> bool:
+    return {os.environ.get(f"{by}_RESTART_COUNT", "0") for by in ("TORCHELASTIC", "SLURM")} == {"0"}
 
 
 if __name__ == "__main__":

@@ -7,14 +7,17 @@ import inspect
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.session.api import check_init, init
+from dist_wandb.session.api import InitArguments, check_init, init
 from dist_wandb.session.registry import entered, is_nested_on_purpose
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import around
 from dist_wandb.settings.plan import RankScope, RunMode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -26,7 +29,7 @@ def wandb_init(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
 
 @overload
 def wandb_init(
-    function: None = None, /, *, run_mode: RunMode | None = None, rank_scope: RankScope | None = None, **arguments: Any
+    function: None = None, /, **arguments: Unpack[InitArguments]
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 
 

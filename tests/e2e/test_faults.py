@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Job, started, wait_until
+from processes import Job, run_job, started, wait_until
 from ranks import rank_commands
 from stored import find_runs, rows_in
-from wandb_server import WandbServer
+from wandb_server import Request, WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -176,6 +178,56 @@ def test_rows_are_on_disk_if_the_upload_is_refused(wandb_server: WandbServer, tm
     assert "did not accept all of the run exp" in outcome.output
     assert "404" in outcome.output
     assert outcome.on_disk == ALL
+
+
+# What W&B answers, as its client (core/internal/clients/retry_policy.go, core/internal/filestream) expects it. The
+# client repeats 429 after the time that the server asks for, and 409 of an upsert; it gives up after the other ones.
+REFUSED_ROWS = {"key-expired": 401, "run-deleted": 409, "too-large": 413}
+REFUSED_RUNS = {"no-project": 404, "id-deleted": 409}
+SHORT = Counter(range(3))
+
+
+def test_runs_whose_server_refuses_or_asks_for_patience(wandb_server: WandbServer, tmp_path: Path) -> None:
+    for name, status in REFUSED_ROWS.items():
+        wandb_server.fail("file_stream", status=status, only=partial(_is_stream_of, name))
+    for name, status in REFUSED_RUNS.items():
+        wandb_server.fail("UpsertBucket", status=status, only=partial(_is_upsert_of, name), message="no such thing")
+    busy: dict[str, Any] = {"status": 429, "headers": {"Retry-After": "1"}, "message": "rate limit exceeded"}
+    wandb_server.fail("file_stream", count=2, only=partial(_is_stream_of, "busy"), **busy)
+    wandb_server.fail("UpsertBucket", count=2, only=partial(_is_upsert_of, "busy"), **busy)
+    patient = {**busy, "headers": {"Retry-After": "600"}}
+    wandb_server.fail("file_stream", only=partial(_is_stream_of, "patience"), **patient)
+    names = [*REFUSED_ROWS, *REFUSED_RUNS, "busy", "large", "patience"]
+    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
+    finished = run_job(
+        [sys.executable, SCRIPTS / "refusals.py", tmp_path, *names], cwd=tmp_path, environment=environment
+    ).check()
+
+    assert finished.lines("SAW") == sorted(f"SAW {name} CommError" for name in REFUSED_RUNS)
+    rows = {path.stem.removeprefix("run-"): steps_of_loss(rows_in(path)) for path in find_runs(tmp_path)}
+    opened = {**dict.fromkeys([*REFUSED_ROWS, "busy", "patience"], SHORT), "large": SHORT + Counter([3])}
+    assert rows == {**opened, **{name: Counter() for name in REFUSED_RUNS}}
+    for name, status in {**REFUSED_ROWS, "patience": 429}.items():
+        (line,) = [line for line in finished.output.splitlines() if f"did not accept all of the run {name} " in line]
+        assert str(status) in line
+    for name in ("busy", "large"):
+        recorded = wandb_server.run(name)
+        assert steps_of_loss(recorded.rows) == rows[name]
+        assert recorded.exit_codes == [0]
+        assert f"did not accept all of the run {name} " not in finished.output
+    assert finished.output.count("Skipped uploading run.log() data that exceeded size limit") == 1  # of wandb
+
+
+def _is_stream_of(name: str, request: Request) -> bool:
+    return request.path.endswith(f"/{name}/file_stream")
+
+
+def _is_upsert_of(name: str, request: Request) -> bool:
+    return bool(request.message["variables"]["name"] == name)
+
+
+def steps_of_loss(rows: Iterable[dict[str, Any]]) -> Counter[int]:
+    return Counter(int(row["loss"]) for row in rows if "loss" in row)
 
 
 def test_rows_are_on_disk_if_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:

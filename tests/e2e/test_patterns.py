@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shlex
 import statistics
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 from history import histories, history, history_of
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 from stored import ended_runs
@@ -18,6 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PATTERNS = EXAMPLES / "patterns"
 STEPS = 29  # batches per epoch of each of two ranks in the examples
 MEANS = {step: 2.0 * step + 0.5 for step in range(3)}
+SLURM = json.loads((Path(__file__).parents[1] / "unit" / "slurm_22_05.json").read_text())["layouts"]
 OF_RANKS = [{step: 2.0 * step + rank for step in range(3)} for rank in (0, 1)]
 
 Outcome = tuple[Finished, WandbServer]
@@ -117,6 +123,19 @@ def test_example_who_writes_has_the_described_runs(outcome: Outcome) -> None:
         check_ended_well(named(server, name))
 
 
+@pytest.mark.parametrize(
+    ("way", "name"), [("torchtune", "loss"), ("torchtitan", "loss_metrics/local_loss"), ("ray", "loss")]
+)
+def test_loggers_for_other_frameworks_have_means_of_all_ranks(outcome: Outcome, way: str, name: str) -> None:
+    run = named(outcome[1], way)
+    assert column(run, name) == pytest.approx(column(named(outcome[1], "mean"), "loss"), rel=1e-5)
+    if way == "torchtitan":
+        assert set(column(run, "rank").values()) == {0.5}
+    else:
+        assert run.config["lr"] == 0.5
+    check_ended_well(run)
+
+
 def test_all_runs_have_the_group_of_the_environment(outcome: Outcome) -> None:
     assert {run.group for run in outcome[1].runs.values()} == {"night"}
 
@@ -172,7 +191,7 @@ def test_the_wait_for_a_rank_that_never_opens_times_out(outcome: Outcome) -> Non
     finished, server = outcome
     run = server.run("never-comes")
     assert finished.lines("SAW went on") == ["SAW went on True"]
-    assert finished.output.count("no other rank has opened a session") == 1
+    assert finished.output.count("no other rank has opened a session") == 2  # with the logger for torchtune
     assert column(run, "loss") == OF_RANKS[0]
     assert not column(run, "dist_wandb/degraded"), "no rank was expected to contribute"
 
@@ -216,12 +235,63 @@ def test_an_elastic_job_continues_its_run(tmp_path: Path) -> None:
     command.insert(command.index("--standalone"), "--max-restarts=1")
     environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
-    first, second = sorted(ended_runs(tmp_path, 2), key=lambda run: str(run.path))
+    run_id = check_continued(tmp_path, epochs=3)
+    assert finished.output.count(f"continues the run {run_id} of an earlier start") == 1
+
+
+def check_continued(directory: Path, epochs: int) -> str:
+    """Check that a job that failed after its first epoch has trained the others in the same run; return its id."""
+    first, second = sorted(ended_runs(directory, 2), key=lambda run: str(run.path))
     assert first.run_id == second.run_id
     assert (first.exit_code, second.exit_code) == (1, 0)
     assert list(history_of(first).last("loss")) == list(range(STEPS))
-    assert list(history_of(second).last("loss")) == list(range(STEPS, 3 * STEPS))
-    assert finished.output.count(f"continues the run {first.run_id} of an earlier start") == 1
+    assert list(history_of(second).last("loss")) == list(range(STEPS, epochs * STEPS))
+    return first.run_id
+
+
+def test_a_requeued_slurm_job_continues_its_run(tmp_path: Path) -> None:
+    """Stand-ins for SLURM's commands start a task on each of two nodes, with the variables that SLURM 22.05 sets."""
+    tasks = SLURM["sbatch -N2 -n2 --ntasks-per-node=1: srun"]
+    environment = clean_environment(
+        PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        SLURM_SUBMIT_DIR=str(PATTERNS),
+        SLURM_JOB_ID=str(free_port() - 20_000),  # the script's port depends on it
+        SLURM_JOB_NODELIST="na,nb",
+    )
+    of_job = {name: environment[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")}
+    starts = [
+        f"env {shlex.join(f'{name}={value}' for name, value in {**task, **of_job}.items())} SLURM_JOBID=$SLURM_JOB_ID "
+        '"$@" & tasks="$tasks $!"\n'
+        for task in tasks
+    ]
+    commands = {
+        "python": f'exec {warm.interpreter(clean_environment())} "$@"\n',
+        "scontrol": 'case $1 in show) echo 127.0.0.1 ;; requeue) echo "SAW requeue $2" ;; esac\n',
+        "srun": f"shift\n{''.join(starts)}for task in $tasks; do wait $task || code=1; done\nexit ${{code:-0}}\n",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in commands.items():
+        command = tmp_path / "bin" / name
+        command.write_text(f"#!/bin/sh\n{text}")
+        command.chmod(0o755)
+
+    job: list[str | Path] = ["bash", PATTERNS / "elastic.sbatch", "--epochs", "2", "--fail-in", "0"]
+    failed = run_job(job, cwd=tmp_path, environment=environment)
+    assert failed.exit_codes == (1,), failed.output
+    assert failed.lines("SAW") == [f"SAW requeue {environment['SLURM_JOB_ID']}"]
+    run_job(job, cwd=tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"}).check()
+    check_continued(tmp_path, epochs=2)
+
+
+def test_a_notebook_starts_processes_and_reads_their_run(tmp_path: Path) -> None:
+    notebook = json.loads((PATTERNS / "notebook.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "cells.py").write_text("\n\n\n".join(cells))
+    environment = clean_environment(NOTEBOOK_PORT=str(free_port()))
+    finished = run_job([sys.executable, tmp_path / "cells.py"], cwd=tmp_path, environment=environment).check()
+    assert re.search(rf"^{STEPS} rows; loss 2\.\d\d at first and [01]\.\d\d at last$", finished.output, re.MULTILINE)
+    (run,) = ended_runs(tmp_path, 1)
+    assert set(history_of(run).values("rank")) == {0.5}
 
 
 def test_lightning_on_two_nodes_known_only_from_lightnings_variables(tmp_path: Path) -> None:

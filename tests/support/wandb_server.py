@@ -67,11 +67,13 @@ class Answer:
         status: HTTP status; `None` if the connection was closed without a response.
         body: Sent as JSON.
         content: Content of a file, sent instead of `body`.
+        headers: Further headers.
     """
 
     status: int | None
     body: Mapping[str, Any] = field(default_factory=dict)
     content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -86,6 +88,8 @@ class Fault:
         delay: Seconds to wait first.
         processed: Whether the server records the requests anyway, so that only the response is lost.
         only: Selects the affected requests; `None` for all of the scope.
+        message: The error in the response.
+        headers: Further headers of the response.
         hits: Number of requests affected so far.
     """
 
@@ -96,6 +100,8 @@ class Fault:
     delay: float
     processed: bool
     only: Callable[[Request], bool] | None
+    message: str = "injected by the test"
+    headers: Mapping[str, str] = field(default_factory=dict)
     hits: int = 0
     stopped: bool = False
 
@@ -181,9 +187,11 @@ class WandbServer:
         delay: float = 0.0,
         processed: bool = False,
         only: Callable[[Request], bool] | None = None,
+        message: str = "injected by the test",
+        headers: Mapping[str, str] | None = None,
     ) -> Fault:
         """Make requests of a scope, or of one GraphQL operation, fail. For the arguments see `Fault`."""
-        fault = Fault(scope, count, status, drop, delay, processed, only)
+        fault = Fault(scope, count, status, drop, delay, processed, only, message, headers or {})
         with self._changed:
             self._faults.append(fault)
         return fault
@@ -273,7 +281,9 @@ class WandbServer:
             return self._right_answer(request)
         if fault.processed:
             self._right_answer(request)
-        return Answer(None if fault.drop else fault.status, {"error": "injected by the test"})
+        is_query = request.scope == "graphql"
+        body = {"errors": [{"message": fault.message}]} if is_query else {"error": fault.message}
+        return Answer(None if fault.drop else fault.status, body, headers=fault.headers)
 
     def _right_answer(self, request: Request) -> Answer:
         try:
@@ -364,6 +374,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

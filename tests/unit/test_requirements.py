@@ -73,8 +73,14 @@ def test_workflows_run_actions_of_known_commits_and_install_from_the_lists() -> 
     used = [action for text in texts.values() for action in re.findall(r"uses: (\S+)", text)]
     assert used
     assert [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)] == []
-    made = [line for text in texts.values() for line in re.findall(r"run: (make .*)", text)]
-    assert made == ["make HASHED=1 test", "make HASHED=1 release-check"]
+    made = {name: re.findall(r"run: (make .*)", text) for name, text in texts.items()}
+    assert made == {
+        "ci.yml": ["make HASHED=1 test", "make VENV=.venv-newest CONSTRAINTS=/dev/null test"],
+        "release.yml": ["make HASHED=1 release-check"],
+    }
+    _, weekly = texts["ci.yml"].split("  newest:\n")  # the only one without hashes. Its token can read, and no more
+    assert "CONSTRAINTS=/dev/null" in weekly
+    assert all("permissions:\n  contents: read\n" in text for text in texts.values())
 
 
 @pytest.mark.source

@@ -35,6 +35,7 @@ from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.registry import current, open_sessions
 from dist_wandb.session.sections import check_timings
@@ -46,6 +47,8 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from dist_wandb.runs.null_run import AnyRun
 
 _SHORT_WAIT = 1.0  # seconds for the job's store to answer where the caller wants an answer at once
@@ -114,7 +117,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         primary_rank: int | None = None,
         timings: bool = False,
         wrap: bool = True,
-        **init_kwargs: Any,
+        **init_kwargs: Unpack[WandbArguments],
     ) -> None:
         super().__init__()
         self.late_join: LateJoin = LateJoin(Options.among(locals()))

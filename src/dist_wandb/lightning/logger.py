@@ -28,6 +28,7 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from typing_extensions import Unpack
 
     from dist_wandb.runs.null_run import AnyRun, Run
 
@@ -126,7 +127,7 @@ class DistWandbLogger(StockLogger):
         unit: Any = None,  # `UnitArgument`, but LightningCLI resolves the types, also without a ProcessGroup
         primary_rank: int | None = None,
         timings: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[requested.LoggerArguments],
     ) -> None:
         self._options = Options.among(locals())
         super().__init__(

@@ -6,10 +6,10 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.runs.client_settings import client_settings, hidden_values
@@ -17,20 +17,14 @@ from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.limits import LIMIT_NAMES
 from dist_wandb.settings.options import OPTION_NAMES
 
+if TYPE_CHECKING:
+    from wandb import Settings
+
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _LONGEST_ID = 128  # characters. W&B documents this limit only for names
 _LONGEST_ID_IN_BYTES = 192  # W&B puts the id into file names, which may have 255 bytes
 _SHOWN_OF_AN_ORIGIN = 200
-# Arguments of wandb.init in every supported version. For any other argument, wandb is imported to read its signature.
-_COMMON_INIT_ARGUMENTS = frozenset(
-    {
-        *("entity", "project", "dir", "id", "name", "notes", "tags", "group", "job_type"),
-        *("config", "config_exclude_keys", "config_include_keys", "allow_val_change"),
-        *("mode", "force", "reinit", "resume", "resume_from", "fork_from", "anonymous", "settings"),
-        *("save_code", "tensorboard", "sync_tensorboard", "monitor_gym"),
-    }
-)
 _ALERT_LEVELS = ("INFO", "WARN", "ERROR")
 _TEXT, _BOOL, _NEVER = r"['\"].*", "True|False", "(?!)"
 # Setting by argument, and the usual values as Python prints them. About others, W&B's settings are asked.
@@ -44,6 +38,44 @@ _SETTINGS = {
     "resume": ("resume", f"{_BOOL}|'(?:allow|must|never|auto)'"),
     "reinit": ("reinit", f"{_BOOL}|'(?:default|(?:return|finish)_previous|create_new)'"),
 }
+
+
+class LoggerArguments(TypedDict, total=False):
+    """Arguments of `wandb.init`, without those that Lightning's logger also has, for editors and type checkers."""
+
+    entity: str | None
+    notes: str | None
+    tags: Sequence[str] | None
+    config: Any  # a mapping, an `argparse.Namespace`, a dataclass, ..., or the path of a file
+    config_exclude_keys: list[str] | None
+    config_include_keys: list[str] | None
+    allow_val_change: bool | None
+    group: str | None
+    job_type: str | None
+    mode: Literal["online", "offline", "disabled"] | None
+    force: bool | None
+    reinit: bool | Literal["default", "return_previous", "finish_previous", "create_new"] | None
+    resume: bool | Literal["allow", "never", "must", "auto"] | None
+    resume_from: str | None
+    fork_from: str | None
+    save_code: bool | None
+    tensorboard: bool | None
+    sync_tensorboard: bool | None
+    monitor_gym: bool | None
+    settings: Settings | Mapping[str, Any] | None
+
+
+class WandbArguments(LoggerArguments, total=False):
+    """Arguments of `wandb.init` in every supported version, without `project`, which is one of ours."""
+
+    dir: str | os.PathLike[str] | None
+    id: str | None
+    name: str | None
+    anonymous: Any  # without effect in newer versions
+
+
+# For any other argument, wandb is imported to read its signature.
+_COMMON_INIT_ARGUMENTS = WandbArguments.__optional_keys__ | {"project"}
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:

@@ -17,6 +17,7 @@ from dist_wandb.errors import DistWandbError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -31,6 +32,8 @@ from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from dist_wandb.session.session import Session
     from dist_wandb.settings.plan import RankScope, RunMode
     from dist_wandb.settings.reduction import PerRank, Reduce, Spread
@@ -42,6 +45,23 @@ _INTEGRATION = "dist_wandb.init"
 _BESIDE = "dist_wandb.init-beside"  # with reinit="create_new": counted separately, as perhaps only one rank opens them
 _OF_ONE_RUN = ("id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
 _notices = Notices()
+
+
+class InitArguments(WandbArguments, total=False):
+    """Arguments of `init`, for editors and type checkers."""
+
+    project: str | None
+    run_mode: RunMode | None
+    rank_scope: RankScope | None
+    reduce: Reduce
+    spread: Spread
+    per_rank: PerRank
+    limits: Limits | Mapping[str, float]
+    config_sync: ConfigSyncMode
+    system_metrics: SystemMetrics
+    strict: bool
+    unit: UnitArgument
+    primary_rank: int | None
 
 
 def init(
@@ -58,7 +78,7 @@ def init(
     strict: bool = False,
     unit: UnitArgument = None,
     primary_rank: int | None = None,
-    **wandb_init: Any,
+    **wandb_init: Unpack[WandbArguments],
 ) -> Session:
     """Open the W&B runs of a distributed job. Call it on every rank. Also works as a context manager.
 
@@ -136,7 +156,7 @@ def init(
                 run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
     options = Options.among(locals())
-    arguments = {**_wandb_arguments(around()), **wandb_init}
+    arguments: dict[str, Any] = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
     requested.check_init_arguments(arguments, _INTEGRATION)

@@ -28,7 +28,7 @@ from dist_wandb.accelerate.timings import PreparedTimings
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
-from dist_wandb.runs.requested import check_init_arguments
+from dist_wandb.runs.requested import WandbArguments, check_init_arguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions
 from dist_wandb.session.sections import check_timings
@@ -40,6 +40,8 @@ from dist_wandb.topology.model import Topology
 from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.session import Session
 
@@ -111,7 +113,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         unit: UnitArgument = None,
         primary_rank: int | None = None,
         timings: bool = False,
-        **init_kwargs: Any,
+        **init_kwargs: Unpack[WandbArguments],
     ) -> None:
         super().__init__()
         options = {**locals(), "reduce": without_second_sum(reduce)}

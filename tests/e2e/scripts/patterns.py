@@ -162,12 +162,18 @@ def main(directory: str, examples: str) -> None:
     tensors_of_several_ranks()
     for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
         pattern()
+    loggers = runpy.run_path(f"{examples}/loggers.py")["WAYS"]
+    loggers["torchtitan"]()
+    runpy.run_path(f"{examples}/ray_train.py")["train"]({"lr": 0.5, "dir": directory})  # without Ray
     os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are visible in addition to their mean
     for way in runpy.run_path(f"{examples}/parallel.py")["WAYS"].values():
         way(RANK, 2)
     never_ends(Path(directory))
     dist.barrier()
     never_comes()
+    dist.barrier()
+    del os.environ["DIST_WANDB_RUN_MODE"]
+    loggers["torchtune"]()  # which opens a run on rank 0 alone: the last one of a job
     dist.barrier()
     dist.destroy_process_group()
 
