@@ -65,9 +65,9 @@ def vector_of(
     return placed
 
 
-def find_runs(directory: Path, report: Callable[[ReadError], None] = lambda _: None) -> list[Path]:
+def find_runs(directory: Path | str, report: Callable[[ReadError], None] = lambda _: None) -> list[Path]:
     """Return the files of the runs below a directory."""
-    return list(find_files(directory, report))
+    return list(find_files(Path(directory), report))
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:
