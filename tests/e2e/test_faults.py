@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -164,8 +165,14 @@ def test_rows_are_on_disk_if_the_server_is_down_at_the_end(wandb_server: WandbSe
         wandb_server.stop()
         training.let_go_on()
 
-    outcome = train(wandb_server, tmp_path, meanwhile, waits=True, finish=6.0)
+    # With a table, wandb asks the server, for 12 s and more, before it takes the row.
+    outcome = train(
+        wandb_server, tmp_path, meanwhile, waits=True, finish=6.0, TABLE="1", WANDB_X_GRAPHQL_RETRY_MAX="12"
+    )
     assert outcome.exit_codes == (0, 0)
+    second_half = re.findall(r"TRAINED \d in ([\d.]+) s", outcome.output)
+    assert len(second_half) == 2
+    assert max(map(float, second_half)) < 10
     assert "did not accept all of the run exp" in outcome.output
     assert "upload it with: dist-wandb sync" in outcome.output
     assert outcome.on_disk == ALL

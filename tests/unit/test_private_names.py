@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 import wandb
 from wandb.integration.torch import wandb_torch
+from wandb.sdk import data_types
 
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import cells
@@ -57,6 +58,13 @@ def test_all_ways_of_finishing_a_run_call_one_method(tmp_path: Path) -> None:
 def test_the_hooks_of_watch_log_through_one_method() -> None:
     source = inspect.getsource(wandb_torch.TorchHistory.log_tensor_stats)
     assert f"wandb.run.{LOG}(" in source, "adapt wandb_private.is_watched"
+
+
+@pytest.mark.newest
+def test_wandb_logs_artifacts_of_tables_through_two_methods() -> None:
+    source = inspect.getsource(getattr(wandb.Run, "_log_artifact"))  # noqa: B009  # private
+    assert "self._public_api()._set_artifact_save_handle(" in source, "adapt wandb_private.log_tables_unasked"
+    assert 'InternalArtifact(f"run-{run.id}-{key}", "run_table")' in inspect.getsource(data_types.utils)
 
 
 def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:

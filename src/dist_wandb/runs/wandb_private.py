@@ -24,6 +24,7 @@ SUMMARY_READ = "_get_current_summary_callback"  # what it calls for each read; r
 _WATCHED = ("gradients/", "parameters/")  # how the names of histograms begin
 _STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `run.step` calls
 _DEFINED = "_metric_callback"  # the method of a run that sends a definition
+_LOG_ARTIFACT, _API = "_log_artifact", "_public_api"  # methods of a run; the first one calls the second one
 _SETUP = "wandb.sdk.wandb_setup"
 
 
@@ -86,6 +87,44 @@ def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
     if not hasattr(interface, _STEP_ASKED):  # older versions count it themselves; there, it remains W&B's
         return lambda: None
     return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))[1]
+
+
+class _NoServer:
+    """Takes the place of W&B's API while a run logs the artifact of a table: answers without asking the server."""
+
+    settings: Mapping[str, None] = dict.fromkeys(("entity", "project"))  # as for a run without them
+
+    def _expected_artifact_type(self, **_: object) -> None:
+        """No other type has its name: only W&B itself gives such names."""
+
+    def _set_artifact_save_handle(self, artifact: object, handle: object) -> None:
+        """Nobody waits for the upload of such an artifact."""
+
+
+def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
+    """Let rows with tables not wait for the server, which may be gone; return functions that undo it.
+
+    wandb makes an artifact of each table, and asks the server about it first, in `log`. Without a server, the training
+    and all later rows would wait until the request is given up.
+    """
+    if not (is_wandbs(run) and all(hasattr(run, name) for name in (_LOG_ARTIFACT, _API))):
+        return []
+    tables: set[int] = set()  # threads that are logging one
+
+    def log(original: Callable[..., Any], artifact: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(artifact).__name__ != "InternalArtifact" or "table" not in artifact.type:
+            return original(artifact, *args, **kwargs)
+        thread = threading.get_ident()
+        tables.add(thread)
+        try:
+            return original(artifact, *args, **kwargs)
+        finally:
+            tables.discard(thread)
+
+    def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return _NoServer() if threading.get_ident() in tables else original(*args, **kwargs)
+
+    return [intercept(run, name, handler)[1] for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
 
 
 def is_wandbs(run: Any) -> bool:

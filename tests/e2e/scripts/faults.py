@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import wandb
 
 import dist_wandb
 
@@ -30,7 +31,10 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
             gradient = torch.ones(2)
             dist.all_reduce(gradient)  # the training
             assert gradient.tolist() == [2.0, 2.0]
-            run.log({"loss": 2.0 * step + rank}, step=step)
+            table = (
+                {"table": wandb.Table(["step"], [[step]])} if step == ROWS // 2 + 5 and "TABLE" in os.environ else {}
+            )
+            run.log({"loss": 2.0 * step + rank, **table}, step=step)
             if inner is not None:
                 inner.log({"inner": 2.0 * step + rank}, step=step)
             time.sleep(float(pace))
@@ -41,11 +45,12 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
                 mark.rename(f"half-{rank}")  # so that no partial file is read
                 while waits_for and not Path(waits_for).exists():
                     time.sleep(0.05)
+                second_half = time.monotonic()
         if inner is not None:
             inner.finish()
         run.flush(timeout=30)
         dist.barrier()  # no rank is late to the end: the limits are those of the upload
-        sys.stdout.write(f"TRAINED {rank}\n")
+        sys.stdout.write(f"TRAINED {rank} in {time.monotonic() - second_half:.1f} s\n")
         ended = time.monotonic()
     sys.stdout.write(f"\nFINISHED {rank} after {time.monotonic() - ended:.1f} s\n")
 
