@@ -236,7 +236,11 @@ def write_rest(
                 interrupt, why = error, "writing them was interrupted"
                 break
             interrupt = error
-    if why is not None and (rows := left()):
+    rows = 0 if why is None else left()
+    for _ in range(2 if rows else 0):  # a round that is unpacked has some rows in two lists for a moment
+        time.sleep(_SLICE)
+        rows = min(rows, left())
+    if rows:
         lifecycle.unwritten += rows
         _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
     if interrupt is not None:
