@@ -261,9 +261,12 @@ class Contents:
                 continue
             if name in self.metrics:
                 self.metrics[name].add(number)
-            elif len(name) > _LONGEST_NAME or (self._is_wanted(name) and len(self.metrics) == MOST_METRICS):
+            elif len(name) > _LONGEST_NAME:
                 self.has_more_metrics = True
             elif self._is_wanted(name):
+                if len(self.metrics) == MOST_METRICS:
+                    self.has_more_metrics = True
+                    continue
                 self.metrics[name] = RunningMetric(counted=name.endswith(NAMES_OF_RANKS))
                 self.metrics[name].add(number)
 
