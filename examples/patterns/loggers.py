@@ -9,14 +9,11 @@ The functions call them where torchtune's recipes (0.6) and torchtitan's trainer
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from digits import load_batches, make_model
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from digits import train
 
 import dist_wandb
 
@@ -76,17 +73,6 @@ def torchtitan() -> None:
     for step, loss in train():
         logger.log({"loss_metrics/local_loss": loss.item(), "rank": dist.get_rank()}, step=step)
     logger.close()
-
-
-def train() -> Iterator[tuple[int, torch.Tensor]]:
-    model = DistributedDataParallel(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step, (images, labels) in enumerate(load_batches(dist.get_rank(), dist.get_world_size())):
-        loss = nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield step, loss.detach()
 
 
 WAYS = {"torchtune": torchtune, "torchtitan": torchtitan}

@@ -11,13 +11,9 @@ On two machines, run the same command on both, with --node-rank 0 on the first a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
-from digits import load_batches, make_model
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from digits import train
 
 import dist_wandb
 
@@ -63,18 +59,6 @@ def run_for_each_node() -> None:
     with dist_wandb.init("digits", name="node", rank_scope="worker") as run:
         for step, loss in train():
             run.log({"loss": loss}, step=step)
-
-
-def train() -> Iterator[tuple[int, torch.Tensor]]:
-    """Train for one epoch, and yield the loss of this rank in each step."""
-    model = DistributedDataParallel(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step, (images, labels) in enumerate(load_batches(dist.get_rank(), dist.get_world_size())):
-        loss = nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield step, loss
 
 
 PATTERNS = {
