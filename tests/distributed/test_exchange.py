@@ -542,6 +542,24 @@ def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     assert unit.last("loss") == {0: 1.5}
 
 
+def test_a_rank_that_is_about_to_publish_that_it_opens_its_session_is_waited_for(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "APART", 0.0)
+    unit = ranks(2, 0)
+    keys = JobStore(unit.store, "test", Topology(1, 1, 0, 2, 2, 1), 20).below("unit/")
+    index = keys.count("opened/count")  # it is counted before its entry is set
+    unit.log(0, {"loss": 1.0}, 0)
+    unit.exchanges[0].detach()
+    time.sleep(0.5)  # several polls
+    keys.publish(f"opened/{index}", 1)
+    keys.count("opened/of/1")
+    unit.open(1)
+    unit.log(1, {"loss": 2.0}, 0)
+    unit.close()
+    assert unit.last("loss") == {0: 1.5}
+
+
 def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:

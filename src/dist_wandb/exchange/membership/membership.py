@@ -186,7 +186,10 @@ class Beginning:
             self._counts, self._changed = counts, time.monotonic()
         if time.monotonic() - self._changed < least_wait(self._within, self._unit):
             return False
-        return (counts[0] > 1 or self._situation.is_due()) and self._presence.opened() <= self._presence.arrived()
+        if not (counts[0] > 1 or self._situation.is_due()):
+            return False
+        opened = self._presence.opened()  # fewer than counted while a rank is about to set its entry
+        return len(opened) >= counts[0] and opened <= self._presence.arrived()
 
     def _claim_late(self) -> Generation:
         opened, present = self._presence.opened(), sorted(self._presence.present())
