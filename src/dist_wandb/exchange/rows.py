@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.attachments.attachment import ATTACHED, Attachments
@@ -46,8 +45,7 @@ DEGRADED = "dist_wandb/degraded"
 _LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """The values of one `log` call on one rank."""
 
     metrics: Mapping[str, Any]  # as from `scalars.copied_row`

@@ -158,13 +158,14 @@ class Turns:
         A loop that logs faster than W&B takes the rows would fill the memory, so `log` takes as long as they do, as
         with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
         """
-        until = time.monotonic() + _STANDSTILL if self._on_their_way > self._room else math.inf
+        if self._on_their_way <= self._most:
+            self._room = self._most
+            return
+        until = time.monotonic() + _STANDSTILL
         while self._on_their_way > self._room and not self._context.lifecycle.is_closing:
             if time.monotonic() >= until:
                 self._room = 2 * self._on_their_way
             time.sleep(DEVICE_POLL_INTERVAL)
-        if self._on_their_way <= self._most:
-            self._room = self._most
 
     @property
     def _on_their_way(self) -> int:

@@ -80,7 +80,7 @@ class _Kind(ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:  # Python 3.10 prefers an inherited `__new__`
-        of_init = inspect.signature(cls.__init__)
+        of_init = inspect.signature(cls.__init__)  # type: ignore[misc]  # that of this class, on purpose
         return inspect.Signature([*of_init.parameters.values()][1:])
 
     if not TYPE_CHECKING:

@@ -110,8 +110,7 @@ def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> d
         return dict(metrics)
     row: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
-    for name, value in _flat(metrics, all_of_it=flat):
-        check_name(name, rank)
+    for name, value in _flat(metrics, rank, all_of_it=flat):
         if type(value) in PLAIN:
             row[name] = value
             continue
@@ -165,10 +164,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, Later))
 
 
-def _flat(metrics: Mapping[str, Any], *, all_of_it: bool) -> Iterable[tuple[str, Any]]:
+def _flat(metrics: Mapping[str, Any], rank: int, *, all_of_it: bool) -> Iterable[tuple[str, Any]]:
     for name, value in metrics.items():
-        if isinstance(value, Mapping) and not is_metric(value) and (all_of_it or _has_metrics(value)):
-            yield from ((f"{name}.{inner}", item) for inner, item in _flat(value, all_of_it=True))
+        if type(value) in PLAIN or as_tensor(value) is not None:  # a hot path: the next check takes longer
+            yield name, value
+        elif isinstance(value, Mapping) and not is_metric(value) and (all_of_it or _has_metrics(value)):
+            for inner, item in _flat(value, rank, all_of_it=True):
+                check_name(f"{name}.{inner}", rank)  # `check_row` knows those at the top
+                yield f"{name}.{inner}", item
         else:
             yield name, value
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from dist_wandb.payloads.devices import PLAIN, Later
+from dist_wandb.payloads.devices import PLAIN, Later, as_tensor
 from dist_wandb.payloads.media.cells import Picture
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.media.panels import MergedImages, MergedTable
@@ -102,6 +102,8 @@ class AsLogged:
 
 def may_change(value: object, depth: int = _DEEPEST) -> bool:
     """Return whether the script may change a value after `log`, and `payloads.scalars` does not copy it."""
+    if type(value) in PLAIN or as_tensor(value) is not None:  # a hot path: the next checks take longer
+        return False
     if value is None or isinstance(value, (str, bytes, range, Number, Gathered, AsLogged)) or not depth:
         return False
     if isinstance(value, (list, tuple)):

@@ -67,6 +67,9 @@ class OwnRun:
         self._attached = attached
         is_disabled = requested.mode_if_given(opening.arguments) == "disabled"
         takes_all = is_disabled or (bool(run) and getattr(run, "disabled", None) is True)  # not for a mock
+        self.step_metric: str | None = step_metric
+        # whether the x axis is the one that this package defines and counts rows on
+        self.has_our_axis: bool = step_metric == axes.STEP_METRIC
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
@@ -92,16 +95,6 @@ class OwnRun:
         """The step of the first row: after those of a run that is continued. On a rank without a run, its primary's."""
         step: object = getattr(self.run, "starting_step", 0)
         return step if isinstance(step, int) else 0
-
-    @property
-    def step_metric(self) -> str | None:
-        """Name of the x axis; `None` for none."""
-        return self.writer.step_metric
-
-    @property
-    def has_our_axis(self) -> bool:
-        """Whether the x axis is the one that this package defines and counts rows on."""
-        return self.step_metric == axes.STEP_METRIC
 
     def show(self, values: Mapping[str, Any], x: int | None) -> None:
         """Let the summary answer with the values of a call until those of its row, at position `x`, are there."""
