@@ -12,6 +12,7 @@ from __future__ import annotations
 import copyreg
 import importlib
 import importlib.util
+import inspect
 import sys
 import types
 from abc import ABCMeta
@@ -76,6 +77,11 @@ class _Kind(ABCMeta):
         origin, stock = vars(cls).get("_origin", (cls, ()))
         bases = type(instance).__mro__
         return super().__instancecheck__(instance) or (origin in bases and not set(stock).isdisjoint(bases))
+
+    @property
+    def __signature__(cls) -> inspect.Signature:  # Python 3.10 prefers an inherited `__new__`
+        of_init = inspect.signature(cls.__init__)
+        return inspect.Signature([*of_init.parameters.values()][1:])
 
     if not TYPE_CHECKING:
 
