@@ -1,4 +1,4 @@
-"""Draw the figures of docs/scaling.md from the measurements: benchmarks/measured/*.json to docs/images/*.svg.
+"""Draw the figures of docs/evidence.md from the measurements: benchmarks/measured/*.json to docs/images/*.svg.
 
 pip install matplotlib
 python -m benchmarks.plots

@@ -1,7 +1,7 @@
 """Simulate a job of many ranks in one thread: the use of the job's store by each rank, and the cost of a row.
 
     python -m benchmarks.simulate --ranks 512 [--kill 8 9 10 | --late 8 9 10]
-    python -m benchmarks.simulate --all  # the data of docs/scaling.md; a quarter of an hour of processor time, 18 GiB
+    python -m benchmarks.simulate --all  # the data of docs/evidence.md; a quarter of an hour of processor time, 18 GiB
 
 The code of the package runs on a simulated clock over a store and process groups in memory (tests/support/simulation).
 A message takes 0.1 ms, a call of the store 0.2 ms; nothing else takes time on that clock. Ranks start within 3 s, eight
@@ -182,7 +182,7 @@ def _spread(numbers: Sequence[float]) -> dict[str, float]:
 
 
 def _play_all() -> None:
-    """Run the jobs of docs/scaling.md, each in a separate process, and write the results."""
+    """Run the jobs of docs/evidence.md, each in a separate process, and write the results."""
     found = []
     for ranks in _SIZES:
         node = [str(rank) for rank in range(_PER_NODE, 2 * _PER_NODE)]
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--kill", type=int, nargs="*", default=[], help="ranks that are killed after ten rows")
     parser.add_argument("--late", type=int, nargs="*", default=[], help="ranks that start late")
-    parser.add_argument("--all", action="store_true", help="run all jobs of docs/scaling.md")
+    parser.add_argument("--all", action="store_true", help="run all jobs of docs/evidence.md")
     given = parser.parse_args()
     if given.all:
         _play_all()

@@ -13,6 +13,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES, TESTS = ROOT / "src" / "dist_wandb", ROOT / "tests"
+_UNSEEN = re.compile(r"<!--.*?-->|<[^>\n]*>", re.DOTALL)  # comments and tags of a page
 _LAYOUT = frozenset(
     {
         tokenize.COMMENT,
@@ -89,6 +91,8 @@ def measures() -> Iterator[Measure]:
     yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 63_450, 36_000)
     yield Measure("private attributes that tests touch", sum(map(_is_private, nodes)), 388, 80)
     yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 370, 120)
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    yield Measure("words of documentation", sum(map(_words, pages)), 20_700, 20_000)
 
 
 def measures_of_log() -> Iterator[Measure]:
@@ -174,6 +178,11 @@ def _circles(imports: dict[str, set[str]]) -> list[tuple[str, ...]]:
         if name in seen
     }
     return sorted(circles)
+
+
+def _words(page: Path) -> int:
+    """Return the number of words that a page shows, also in code and tables; bars and arrows are none."""
+    return sum(any(map(str.isalnum, word)) for word in _UNSEEN.sub(" ", page.read_text(encoding="utf-8")).split())
 
 
 def _is_private(node: ast.AST) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ _RENAMED = {"SECURITY.md": "vulnerabilities.md"}  # docs/security.md has the sam
 _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)((?:#[^)\s]+)?)\)")
 _HELP = re.compile(r"^<!-- help: (\w+) -->$", re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
-_LANGUAGES = {".ipynb": "json", ".json": "json", ".py": "python", ".sbatch": "bash", ".toml": "toml", ".yaml": "yaml"}
+_OURS = re.compile(r"\bdist_wandb\b|\bDistWandb")  # lines of code that are highlighted
+_LANGUAGES = {".json": "json", ".py": "python", ".sbatch": "bash", ".toml": "toml", ".yaml": "yaml"}
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _COLUMNS = 84  # width of the help of commands
 _ARGUMENTS = re.compile(r"^( *)Args:\n(?:\1 +.*\n|\n)+", re.MULTILINE)
@@ -56,12 +58,14 @@ def source_of(page: str) -> Path | None:
 
 
 def content_of(path: Path) -> str:
-    """Return the Markdown of a file: its text, or a block of code that the site's search ignores."""
+    """Return the Markdown of a file: its text, or blocks of code that the site's search ignores."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return text
     name = path.relative_to(ROOT).as_posix()
-    return f"{_NOT_SEARCHED}# {name}\n\n````{_LANGUAGES.get(path.suffix, 'text')}\n{text}````\n"
+    if path.suffix == ".ipynb":
+        return f"{_NOT_SEARCHED}{_cells(text)}"
+    return f"{_NOT_SEARCHED}# {name}\n\n{_code(text, _LANGUAGES.get(path.suffix, 'text'))}"
 
 
 def rewritten(markdown: str, page: str) -> str:
@@ -101,6 +105,19 @@ def _help_of(command: str) -> str:
     with patch.dict(os.environ, COLUMNS=str(_COLUMNS), NO_COLOR="1"), redirect_stdout(output), suppress(SystemExit):
         commands.main([command, "--help"])
     return output.getvalue()
+
+
+def _cells(notebook: str) -> str:
+    """Return the cells of a notebook, without their output."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(notebook)["cells"]]
+    return "\n".join(f"{text}\n" if kind == "markdown" else _code(f"{text}\n", "python") for kind, text in cells)
+
+
+def _code(text: str, language: str) -> str:
+    """Return a block of code, in which the lines that name this package are highlighted."""
+    numbers = [str(number) for number, line in enumerate(text.splitlines(), 1) if _OURS.search(line)]
+    lines = f' hl_lines="{" ".join(numbers)}"' if numbers else ""
+    return f"````{language}{lines}\n{text}````\n"
 
 
 def _target(document: Path, link: str) -> Path:

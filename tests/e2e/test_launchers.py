@@ -1,6 +1,6 @@
 """Jobs under every launcher: the runs on the server match the policy's test vectors and the doctor's prediction.
 
-`launchers.LAUNCHERS` lists the jobs, and the table in ``docs/launchers.md`` is generated from it: a test fails if it
+`launchers.LAUNCHERS` lists the jobs, and the table in ``docs/evidence.md`` is generated from it: a test fails if it
 does not check every statement of the table about its launcher.
 """
 

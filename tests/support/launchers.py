@@ -1,4 +1,4 @@
-"""The launchers that tests use, or whose variables they set. ``docs/launchers.md`` has a table of them.
+"""The launchers that tests use, or whose variables they set. ``docs/evidence.md`` has a table of them.
 
 ``python tests/support/launchers.py`` rewrites the table.
 """
@@ -21,13 +21,14 @@ Environ = Mapping[str, str]
 Command = list[str | Path]
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "launchers.md"
+DOCUMENT = ROOT / "docs" / "evidence.md"
 _UNIT = ROOT / "tests" / "unit"
 _SLURM: dict[str, list[dict[str, str]]] = json.loads((_UNIT / "slurm_22_05.json").read_text())["layouts"]
 _RECORDED: dict[str, Any] = json.loads((_UNIT / "recorded_variables.json").read_text())["launchers"]
 _BIN = Path(sys.executable).parent
 _TORCHRUN: Command = [sys.executable, "-m", "torch.distributed.run"]
 _MARKS = ("<!-- the table begins -->\n", "<!-- the table ends -->\n")
+_MEETS = " (ranks meet)"
 _IN_WORDS = {"real": "**run**", "processes": "simulated", "variables": "read"}
 
 
@@ -199,21 +200,18 @@ JOBS = tuple(launcher for launcher in LAUNCHERS if launcher.how != "variables")
 
 
 def table() -> str:
-    """Return the matrix of launchers, modes and scopes in Markdown."""
-    combinations = [f"`{mode}` {scope}" for mode, scope in COMBINATIONS]
-    lines = [_row("launcher", "ranks of each node", "process group", *combinations), "|---" * 9 + "|\n"]
+    """Return the matrix of launchers in Markdown; each line holds for every run mode and rank scope."""
+    lines = [_row("launcher", "ranks of each node", "run opened", "every mode and scope"), "|---" * 4 + "|\n"]
     for launcher in LAUNCHERS:
         layouts = ", ".join(" + ".join(map(str, layout)) for layout in launcher.layouts)
-        for when in launcher.when if launcher.how != "variables" else ("",):
-            done = [_IN_WORDS[launcher.how]] * len(COMBINATIONS)
-            lines.append(_row(launcher.name, layouts, _circumstances(launcher, when), *done))
+        lines.append(_row(launcher.name, layouts, _circumstances(launcher), _IN_WORDS[launcher.how]))
     return "".join(lines)
 
 
-def _circumstances(launcher: Launcher, when: str) -> str:
-    if when != "before":
-        return when
-    return "before; ranks meet in the launcher's store" if launcher.meets else "before; ranks do not meet"
+def _circumstances(launcher: Launcher) -> str:
+    if launcher.how == "variables":
+        return ""
+    return ", ".join(f"{when}{_MEETS * (when == 'before' and launcher.meets)}" for when in launcher.when)
 
 
 def _row(*cells: str) -> str:

@@ -73,7 +73,7 @@ def test_pictures_of_run_modes_match_the_plan() -> None:
 def test_code_blocks_name_their_language(path: Path) -> None:
     """Otherwise, a Python block might not be run without anyone noticing."""
     languages = {block.language for block in blocks(path.read_text(encoding="utf-8"))}
-    assert languages <= {"python", "console", "text", "yaml"}
+    assert languages <= {"python", "console", "bash", "text", "yaml"}
 
 
 def test_the_script_of_a_page_keeps_its_line_numbers() -> None:

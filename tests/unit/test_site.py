@@ -40,8 +40,28 @@ def test_links_lead_to_pages_of_the_site() -> None:
 
 def test_the_search_of_the_site_ignores_code() -> None:
     code = site_pages.content_of(ROOT / "examples" / "torch" / "train_digits.py")
-    assert code.startswith("---\nsearch:\n  exclude: true\n---\n\n# examples/torch/train_digits.py\n\n````python\n")
+    begin = "---\nsearch:\n  exclude: true\n---\n\n# examples/torch/train_digits.py\n\n````python"
+    assert code.startswith(begin)
     assert "exclude" not in site_pages.content_of(ROOT / "SECURITY.md").partition("\n\n")[0]
+
+
+def test_examples_are_highlighted_as_code() -> None:
+    """Also the lines that name the package; a notebook is its cells."""
+    path = ROOT / "examples" / "torch" / "train_digits.py"
+    _, _, numbers = site_pages.content_of(path).partition('\n````python hl_lines="')
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert "import dist_wandb" in [lines[int(number) - 1] for number in numbers.partition('"')[0].split()]
+    notebook = site_pages.content_of(ROOT / "examples" / "patterns" / "notebook.ipynb")
+    assert "\n# Several processes from a notebook\n" in notebook
+    assert "\n````python\nimport os\n" in notebook
+
+
+def test_the_search_of_the_site_finds_names_of_the_package() -> None:
+    """The site splits texts and queries alike."""
+    (separator,) = re.findall("^ +separator: '(.*)'$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    text = "`dist_wandb/degraded`, NAME/argmax_rank. wandb's wandb.log (0.5); 'shared' &lt;b&gt;"
+    words = [word for word in re.split(separator.replace("''", "'"), text) if word]
+    assert words == ["dist_wandb", "degraded", "NAME", "argmax_rank", "wandb", "wandb.log", "0.5", "shared", "b"]
 
 
 def test_the_page_for_missing_pages_works_below_any_path() -> None:
