@@ -13,7 +13,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb._version import __version__
+__version__ = "0.1.0.dev0"  # hatchling reads it without importing the package
 
 if TYPE_CHECKING:
     from wandb import Api as Api

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dist_wandb._version import __version__
+from dist_wandb import __version__
 from dist_wandb.errors import ReadError
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import brought_together
@@ -76,10 +76,7 @@ def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
 
 def _key(stored: StoredRun) -> tuple[str, ...]:
     """Return the key that all files of one section have in common."""
-    sidecar = stored.sidecar
-    if sidecar is not None and sidecar.run_mode == "new" and sidecar.world_size > 1:
-        return "job", stored.project or "", stored.group or sidecar.group or "", sidecar.base_id or ""
-    return "run", stored.project or "", stored.run_id
+    return stored.job or ("run", stored.project or "", stored.run_id)
 
 
 def _rank(file: FileForReport) -> tuple[bool, int]:
