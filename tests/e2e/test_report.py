@@ -161,7 +161,7 @@ def test_the_heat_map_switches_between_metrics_and_runs(page: Page, few: Path) -
     page.wait("document.querySelector('#ranks .main-svg')")
     choose_run(page, "#heat-run", "slow")
     names = texts(page, "#heat-metric option")
-    assert names[:3] == ["time/straggler", "time/step", "time/forward"]
+    assert names[:3] == ["time/straggler_rank", "time/step", "time/forward"]
     choose(page, "#heat-metric", "time/step")
     page.wait("document.querySelector('#ranks .plot').data")
     assert page.run("document.querySelector('#ranks h4').textContent") == "Ranks and time: time/step"

@@ -394,7 +394,7 @@ def _read_inspection(data: bytes) -> None:
     (joined,) = brought_together([run, run])
     json.dumps(command._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
     show_cards.card(joined, ["*"], 80)
-    show.runs_table([joined], None)
+    show.runs_table([[joined]], None, 80)
 
 
 TARGETS = (

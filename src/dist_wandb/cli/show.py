@@ -100,8 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     directories, names = _directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
-    needs_all = arguments.where or arguments.sort  # their statistics
-    wanted = ["*"] if needs_all else None if arguments.rows else patterns
+    wanted = ["*"] if arguments.where or arguments.sort else None if arguments.rows else patterns  # for statistics
     with working("reading the runs"):
         files, errors = runs_below(directories, wanted)
     where = [Condition.parse(text) for text in arguments.where]
@@ -250,10 +249,7 @@ def _run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
 
 
 def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | None, width: int) -> RenderableType:
-    """Return a table of the runs: what differs, and the metrics that match `patterns` (`None`: those of most runs).
-
-    The runs of a job with a run for each rank are below a line of the job.
-    """
+    """Return a table of the runs, by job: what differs, and the metrics that match `patterns` (`None`: of most)."""
     lines: list[LocalRun] = []
     for job in jobs:
         lines += [_as_one(job), *(replace(run, id=f"  {run.id}") for run in job)] if len(job) > 1 else job
@@ -306,16 +302,16 @@ def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set
     Rows of names without patterns are printed while they are read. Returns the names that have values.
     """
     if kind == "json":
-        found = [{"run_id": run.id, "project": run.project, "columns": run.history(names)} for run in runs]
-        print_json(found)
-        return {name for one in found for name, column in one["columns"].items() if column.count(None) < len(column)}
+        columns = [run.history(names) for run in runs]
+        about = zip(runs, columns, strict=True)
+        print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in about])
+        return {name for own in columns for name, column in own.items() if column.count(None) < len(column)}
     named: set[str] = set()
     tables = [(run, *_titles_and_rows(run, names, named)) for run in runs]
     if kind == "csv":
         _print_csv(tables)
-        return named
-    out = console()
-    for run, titles, rows in tables:
+    for run, titles, rows in tables if kind == "table" else ():
+        out = console()
         out.print(Text.assemble("● ", (visible(run.id), "bold"), f"  {visible(run.name or '')}"), soft_wrap=True)
         _print_table(out, titles, rows)
         out.print()
@@ -323,6 +319,7 @@ def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set
 
 
 def _titles_and_rows(run: LocalRun, names: Sequence[str], found: set[str]) -> tuple[list[str], Iterator[Sequence[Any]]]:
+    rows: Iterator[Sequence[Any]]
     if any(re.search(r"[*?\[]", name) for name in names):
         columns = run.history(names)
         titles, rows = list(columns), zip(*columns.values(), strict=True)

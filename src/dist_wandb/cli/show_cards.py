@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby, islice
@@ -15,7 +16,9 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Column, fitting, left_out, number, number_of, sparkline, table_of
 from dist_wandb.errors import visible
-from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, of_rank, slow_rank, spreads_among
+from dist_wandb.exchange.stragglers import Timing, findings
+from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, mean_of, of_rank, slow_rank, spreads_among
+from dist_wandb.settings.reduction import TIMES
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.statistics import MetricHistory
 
@@ -70,6 +73,21 @@ def heading(run: LocalRun) -> Text:
         more = "" if math.isnan(slow.excess) else f", busy {number(slow.excess)} s longer than the others"
         found.append("\n  ").append(f"rank {slow.rank} held the others up", "bold red")
         found.append(f" in {slow.times} of {slow.rows} rows ({visible(slow.metric)}){more}")
+    else:
+        job = run.writers[0].parts[-1].sidecar
+        for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
+            found.append("\n  ").append(visible(finding), "bold red")
+    return found
+
+
+def _timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
+    found = {}
+    for name, spread in spreads_among(metrics).items():
+        if name.startswith(TIMES):
+            counts = Counter({int(rank): count for rank, count in spread["argmax_rank"].counts})
+            rows = metrics[name].count
+            sums = (rows * mean_of(metric) for metric in (spread["max"], metrics[name], spread["min"]))
+            found[name] = Timing(counts, rows, *sums)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from dist_wandb import __version__
 from dist_wandb.errors import ReadError
+from dist_wandb.exchange.stragglers import findings
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.report import media, thinning
@@ -115,7 +116,6 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
         rows=sum(progress.rows for progress in progresses),
-        uploaded=sum(writer.uploaded for writer in writers),
         writers=writers,
         degraded=Degraded(
             sum(progress.degraded for progress in progresses),
@@ -128,6 +128,7 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         system=system_charts_of(drawing),
         heat=heat_maps_of(drawing),
         slowest=drawing.slowest(),
+        findings=findings(drawing.timings(), world or 0),
         images=images,
         tables=tables,
         console=_console(files, names),

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from offline_runs import sidecar_record
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
+from report_runs import timed_run
 from shared_runs import write_rank, write_slow_job
 
 from dist_wandb.cli.commands import main
@@ -114,6 +115,13 @@ def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
         "\n  rank 2 held the others up in 36 of 40 rows (time/straggler_rank), busy 0.03 s longer than the others\n"
     )
     assert out.count(message) == 1
+
+
+def test_what_the_rows_say_is_shown_if_no_section_is_marked(tmp_path: Path, capsys: Capture) -> None:
+    timed_run(tmp_path, marked=False)
+    out = shown(capsys, tmp_path)
+    assert "\n  rank 2 has the largest time/data in 40 of 40 rows: 0.06 s, the others 0.03 s\n" in out
+    assert "\n  the ranks seem to wait for each other in time/backward: pass waits=True" in out
 
 
 def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
