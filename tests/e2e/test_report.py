@@ -104,7 +104,7 @@ def test_the_overview_names_the_slow_rank_and_no_other(page: Page, few: Path) ->
             ".map((row) => [...row.cells].map((cell) => cell.textContent))"
         )
     }
-    assert rows["slow"].startswith("rank 2 time/straggler, 100 % of rows")
+    assert rows["slow"].startswith("rank 2 time/straggler_rank, 100 % of rows")
     assert rows["together"].startswith("rank 1 time/step")
     assert rows["slow"].endswith(" s")
     assert rows["alike"] == "none stands out"
