@@ -13,7 +13,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb._version import __version__
+# hatchling and the release workflow read this line, without importing the package.
+__version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from wandb import Api as Api

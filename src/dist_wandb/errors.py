@@ -30,6 +30,7 @@ else:
 
 
 _LONGEST_SHOWN = 20_000
+_MOST_LISTED = 20
 
 
 class DistWandbError(Exception):
@@ -90,12 +91,13 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def suggest(value: object, allowed: Iterable[str]) -> str:
-    """Return the allowed values as text, with the nearest match of `value`, if any.
+def suggest(value: object, allowed: Iterable[str], known: str = "Allowed") -> str:
+    """Return the allowed values as text (at most 20 of them), with the nearest match of `value`, if any.
 
     For example `"Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?"`.
     """
     names = list(allowed)
-    listing = "Allowed: " + ", ".join(repr(name) for name in names) + "."
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    listing = f"{known}: {', '.join(repr(name) for name in names[:_MOST_LISTED]) or 'none'}{more}."
     nearest = difflib.get_close_matches(str(value).lower(), names, n=1)
     return f"{listing} Did you mean {nearest[0]!r}?" if nearest else listing

@@ -104,7 +104,7 @@ def test_the_overview_names_the_slow_rank_and_no_other(page: Page, few: Path) ->
             ".map((row) => [...row.cells].map((cell) => cell.textContent))"
         )
     }
-    assert rows["slow"].startswith("rank 2 time/straggler, 100 % of rows")
+    assert rows["slow"].startswith("rank 2 time/straggler_rank, 100 % of rows")
     assert rows["together"].startswith("rank 1 time/step")
     assert rows["slow"].endswith(" s")
     assert rows["alike"] == "none stands out"
@@ -161,7 +161,7 @@ def test_the_heat_map_switches_between_metrics_and_runs(page: Page, few: Path) -
     page.wait("document.querySelector('#ranks .main-svg')")
     choose_run(page, "#heat-run", "slow")
     names = texts(page, "#heat-metric option")
-    assert names[:3] == ["time/straggler", "time/step", "time/forward"]
+    assert names[:3] == ["time/straggler_rank", "time/step", "time/forward"]
     choose(page, "#heat-metric", "time/step")
     page.wait("document.querySelector('#ranks .plot').data")
     assert page.run("document.querySelector('#ranks h4').textContent") == "Ranks and time: time/step"

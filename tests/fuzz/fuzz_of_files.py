@@ -386,14 +386,15 @@ def _inspections() -> list[bytes]:
 
 def _read_inspection(data: bytes) -> None:
     contents, records = reading.Contents(), inspection.Records(_RUN_FILE)
-    records.parse(data.split(b"\n")[:-1], contents.add)
+    for record in records.parsed(data.split(b"\n")[:-1]):
+        contents.add(record)
     run = contents.as_run(_RUN_FILE, [])
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
     (joined,) = brought_together([run, run])
     json.dumps(command._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
     show_cards.card(joined, ["*"], 80)
-    show.runs_table([joined], None)
+    show.runs_table([[joined]], None, 80)
 
 
 TARGETS = (

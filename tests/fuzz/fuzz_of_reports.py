@@ -49,7 +49,8 @@ def _inspections() -> list[bytes]:
 
 def _read_inspection(data: bytes) -> None:
     reader, records = Reader(Budget(1000)), inspection.Records(_RUN_FILE, skipped=())
-    records.parse(data.split(b"\n")[:-1], reader.add)
+    for record in records.parsed(data.split(b"\n")[:-1]):
+        reader.add(record)
     file = reader.result(_RUN_FILE, [])
     runs = sections([file], media.Budget(1000))
     text = json_of(Report("d", "now", "1", runs, []))

@@ -161,6 +161,22 @@ def shared_run(top: Path, run_id: str = "shared", *, ranks: int = 4, slow: int |
         _sidecar(directory, run_id=run_id, base_id=run_id, label=label, world_size=ranks, **role, **place)
 
 
+def timed_run(top: Path, *, marked: bool) -> None:
+    """Write a run whose ranks wait in a backward pass for rank 2, which loads its data twice as long."""
+    times = {"time/data": [0.03, 0.03, 0.06], "time/backward": [0.03, 0.031, 0.001], "time/step": [0.061] * 3}
+    busy = [0.5, 0.5, 1.0] if marked else [0.99, 1.0, 0.99]
+    records = []
+    for step in range(40):
+        shift = step % 3 if not marked else 0  # the busiest rank, and the one that waits longest, change
+        turned = {name: values if name == "time/data" else [*values[2:], *values[:2]] for name, values in times.items()}
+        rows = [_spread(name, values) for name, values in (turned if shift else times).items()]
+        rows.append(_spread("time/busy", [*busy[shift:], *busy[:shift]]))
+        own = {f"rank-{rank}/time/data": value for rank, value in enumerate(times["time/data"])}
+        records.append(history({"global_step": step, **{k: v for row in rows for k, v in row.items()}, **own}))
+    directory = write_run(top, records=[header(), run(), definition(), *records, end()])
+    _sidecar(directory, shared=False, label=None, world_size=3)
+
+
 def _spread(name: str, values: list[float]) -> dict[str, float]:
     mean = sum(values) / len(values)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))

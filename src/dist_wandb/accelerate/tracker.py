@@ -37,7 +37,7 @@ from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
-from dist_wandb.session.registry import current, open_sessions
+from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -98,6 +98,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     name: str = NAME
     requires_logging_directory = False
     main_process_only = False
+    __repr__ = repr_with(lambda self: self._session)
 
     def __init__(
         self,

@@ -10,17 +10,22 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 from dist_wandb.runs.destination import TRUST_OPTION, is_address
 
+_SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
 
@@ -76,6 +81,23 @@ def console() -> Console:
     return found
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on stderr, if it is a terminal, that the block is at work once it has taken a second."""
+    status = Console(stderr=True).status(f"{what} ...")
+    timer = threading.Timer(_SILENCE, status.start)
+    is_shown = sys.stderr is not None and sys.stderr.isatty()  # rich would also believe FORCE_COLOR
+    if is_shown:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if is_shown:
+            timer.join()
+        status.stop()
+
+
 def table() -> Table:
     """Return an empty table with a line below its headings."""
     return Table(
@@ -86,6 +108,48 @@ def table() -> Table:
         header_style="dim",
         border_style="dim",
     )
+
+
+class Column(NamedTuple):
+    """A column of a table that fits the terminal; its cells are never broken."""
+
+    title: str
+    cells: Sequence[Text]
+    rank: int = 0  # where not all fit, those with smaller ranks come first; 0: shown in any case
+    justify: JustifyMethod = "right"
+    width: int | None = None  # the default is that of the longest cell; longer cells are folded
+
+    @property
+    def room(self) -> int:
+        """Its width, with the gap beside it."""
+        return 2 + (self.width or max(cell_len(self.title), *(cell.cell_len for cell in self.cells), 0))
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that fit into `width`."""
+    shown: list[Column] = []
+    for column in sorted(columns, key=lambda column: column.rank):
+        if not column.rank or sum(one.room for one in (*shown, column)) - 2 <= width:
+            shown.append(column)
+    return [column for column in columns if any(column is one for one in shown)]
+
+
+def table_of(columns: Sequence[Column]) -> Table:
+    """Return a table of columns."""
+    shown = table()
+    shown.width = sum(column.room for column in columns) - 2  # also if it does not fit: nothing is cut
+    for column in columns:
+        options: dict[str, Any] = {"no_wrap": column.width is None, "overflow": "fold", "min_width": column.room - 2}
+        shown.add_column(Text(column.title), justify=column.justify, **options)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        shown.add_row(*cells)
+    return shown
+
+
+def left_out(columns: Sequence[Column], shown: Sequence[Column]) -> list[Text]:
+    """Return the line that names the columns that do not fit, if there are any."""
+    titles = [column.title for column in columns if not any(column.cells is one.cells for one in shown)]
+    return [Text(f"left out, as the terminal is too narrow: {', '.join(titles)}", "dim")] if titles else []
 
 
 def number(value: float) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_wandb._version import __version__
+from dist_wandb import __version__
 from dist_wandb.cli import doctor, plan, report, show, sync
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
@@ -26,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:  # closed by the parent process
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
-    arguments = _parser().parse_args(argv)
+    arguments, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -83,5 +85,5 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"Example: dist-wandb {command.name} {command.example}",
         )
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.run, parser=subparser)
     return parser

@@ -6,7 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from dist_wandb.cli.command import Command, add_secrets_argument, number_of
+from dist_wandb.cli.command import Command, add_secrets_argument, number_of, working
 from dist_wandb.errors import ReadError, visible
 from dist_wandb.report.building import build
 from dist_wandb.report.page import check_target, plotly_script, write_page
@@ -36,8 +36,9 @@ def _run(arguments: argparse.Namespace) -> int:
     plotly_script()  # fails before the runs are read, which may take long
     try:
         check_target(output)
-        report = build(arguments.directory, arguments.metric or ("*",), secrets=arguments.secrets)
-        size = write_page(report, output)
+        with working("reading the runs"):
+            report = build(arguments.directory, arguments.metric or ("*",), secrets=arguments.secrets)
+            size = write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
     for reason in report.unreadable:

@@ -9,39 +9,48 @@ import argparse
 import csv
 import json
 import math
+import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from dist_wandb.cli.command import (
+    Column,
     Command,
     add_secrets_argument,
     console,
+    fitting,
+    left_out,
     number,
     number_of,
     print_json,
     shortened,
-    table,
+    table_of,
+    working,
 )
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
 from dist_wandb.cli.show_follow import follow, just_begun
 from dist_wandb.errors import ConfigurationError, ReadError, visible
-from dist_wandb.reading.files import runs_below
+from dist_wandb.reading.files import rows_of, runs_below
 from dist_wandb.reading.runs import SPREAD, LocalRun, brought_together, of_rank
-from dist_wandb.reading.selection import Condition, chosen, differing, ordered, value_of
+from dist_wandb.reading.selection import Condition, check_metrics, chosen, differing, ordered, value_of
 from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.environment import usual_directories
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
+_RANKS = {"started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
 _LONGEST = 24  # characters of a cell
+_ROWS_AT_ONCE = 200
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _MOST_CARDS = 5  # more runs are a table, unless --details is given
 
@@ -91,8 +100,9 @@ def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     directories, names = _directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
-    needs_all = arguments.where or arguments.sort  # their statistics
-    files, errors = runs_below(directories, ["*"] if needs_all else arguments.metric or arguments.rows or ["*"])
+    wanted = ["*"] if arguments.where or arguments.sort else None if arguments.rows else patterns  # for statistics
+    with working("reading the runs"):
+        files, errors = runs_below(directories, wanted)
     where = [Condition.parse(text) for text in arguments.where]
     all_runs = brought_together(files)
     runs = chosen(all_runs, names, where, arguments.state) if all_runs else []
@@ -109,19 +119,24 @@ def _run(arguments: argparse.Namespace) -> int:
         all_runs, errors = all_runs or runs, [error for error in errors if error[0] not in followed]
     if not arguments.secrets:
         runs = [replace(run, config=redacted(run.config)) for run in runs]
+    found = {name for run in runs for name in (*run.metrics, run.step_axis)}
     if arguments.rows:
-        print_rows(runs, arguments.rows, "csv" if arguments.csv else "json" if arguments.json else "table")
+        kind = "csv" if arguments.csv else "json" if arguments.json else "table"
+        found = {*found, *print_rows(runs, arguments.rows, kind)}
     elif arguments.json:
         unreadable = [{"path": str(path), "reason": str(error)} for path, error in errors]
-        found = [_run_as_json(run, patterns) for run in runs]
-        print_json({"directories": list(map(str, directories)), "runs": found, "unreadable": unreadable})
+        as_json = [_run_as_json(run, patterns) for run in runs]
+        print_json({"directories": list(map(str, directories)), "runs": as_json, "unreadable": unreadable})
     else:
         is_table = arguments.compare or (len(runs) > _MOST_CARDS and not arguments.details)
-        _print(console(), runs, arguments.metric, is_table=is_table)
+        _print(console(), runs, arguments.metric, is_table=is_table, is_sorted=bool(arguments.sort))
         _print_end(console(), directories, runs, len(all_runs), errors)
     if not all_runs:
         below = " or ".join(repr(str(directory)) for directory in directories)
         raise ReadError(f"None of the runs below {below} could be read: the reasons are above.")
+    if runs:
+        known = lambda: [name for file in runs_below(directories)[0] for name in file.metrics]  # noqa: E731
+        check_metrics(arguments.rows or arguments.metric or (), found, known)
     return 1 if errors else 0
 
 
@@ -149,19 +164,40 @@ def _is_path(text: str) -> bool:
     return "/" in text or text.endswith(".wandb") or Path(text).exists()
 
 
-def _print(out: Console, runs: Sequence[LocalRun], patterns: Sequence[str] | None, *, is_table: bool) -> None:
+def _print(
+    out: Console, runs: Sequence[LocalRun], patterns: Sequence[str] | None, *, is_table: bool, is_sorted: bool
+) -> None:
+    jobs: dict[object, list[LocalRun]] = {}  # a job with a run for each rank has several
+    for run in runs:
+        jobs.setdefault(id(run) if is_sorted else run.writers[0].parts[0].job or id(run), []).append(run)
     if is_table and runs:
-        out.print(runs_table(runs, patterns))
+        out.print(runs_table(list(jobs.values()), patterns, out.width), crop=False)
         for run in runs:
             for problem in run.problems:
                 out.print(Text(f"! {visible(run.id)}: {visible(problem)}", "yellow"), soft_wrap=True)
         out.print()
         return
-    for run in runs:
-        heading, metrics = card(run, patterns or ["*"], out.width)
-        out.print(heading, soft_wrap=True)
-        out.print(metrics)
-        out.print()
+    for job in jobs.values():
+        if len(job) > 1:
+            one = _as_one(job)
+            out.print(Text.assemble("job ", (visible(one.id), "bold"), f"  {one.name}\n"), soft_wrap=True)
+        for run in job:
+            heading, metrics = card(run, patterns or ["*"], out.width)
+            out.print(heading, soft_wrap=True)
+            out.print(metrics)
+            out.print()
+
+
+def _as_one(job: Sequence[LocalRun]) -> LocalRun:
+    """Return the job that has a run for each rank as one run, without config and metrics."""
+    part = job[0].writers[0].parts[0]
+    size = f"{len(job)} runs of {part.sidecar.world_size if part.sidecar else 0} ranks"
+    writers = tuple(
+        replace(writer, primary=False, parts=tuple(replace(part, metrics={}) for part in writer.parts))
+        for run in job
+        for writer in run.writers
+    )
+    return replace(job[0], id=(part.job or ("",))[-1], name=size, config={}, writers=writers)
 
 
 def _print_end(
@@ -212,38 +248,34 @@ def _run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> RenderableType:
-    """Return a table of the runs: what differs, and the metrics that match `patterns` (`None`: those of most runs)."""
-    settings, metrics = differing(runs)[:_MOST_SETTINGS], _metrics_of(runs, patterns)
-    optional = {
-        "name": any(run.name for run in runs),
-        "group": any(run.group for run in runs),
-        "writers": any(len(run.writers) > 1 for run in runs),
+def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | None, width: int) -> RenderableType:
+    """Return a table of the runs, by job: what differs, and the metrics that match `patterns` (`None`: of most)."""
+    lines: list[LocalRun] = []
+    for job in jobs:
+        lines += [_as_one(job), *(replace(run, id=f"  {run.id}") for run in job)] if len(job) > 1 else job
+    own = {
+        "": [Text("●", STATES[line.state][0]) for line in lines],
+        "run": [Text(visible(line.id), "bold") for line in lines],
+        "name": [Text(visible(line.name or "")) for line in lines],
+        "group": [Text(visible(line.group or "")) for line in lines],
+        "started": [Text(visible((line.started or "")[:16]).replace("T", " ")) for line in lines],  # day and time
+        "rows": [Text(str(line.rows)) for line in lines],
+        "writers": [Text(str(len(line.writers)) if len(line.writers) > 1 else "") for line in lines],
     }
-    possible = ("", "run", "name", "group", "started", "rows", "writers")
-    titles = [title for title in possible if optional.get(title, True)]
-    shown = table()
-    for title in titles:
-        is_number = title in ("rows", "writers")
-        shown.add_column(title, justify="right" if is_number else "left", no_wrap=title in ("", "started"))
-    for name in (*settings, *metrics):
-        shown.add_column(Text(_cell(name)), justify="right", overflow="fold")
-    for run in runs:
-        own = {
-            "": Text("●", STATES[run.state][0]),
-            "run": Text(visible(run.id), "bold"),
-            "name": Text(visible(run.name or "")),
-            "group": Text(visible(run.group or "")),
-            "started": Text(visible((run.started or "")[:16]).replace("T", " ")),  # day and time
-            "rows": Text(str(run.rows)),
-            "writers": Text(str(len(run.writers))),
-        }
-        shown.add_row(
-            *(own[title] for title in titles),
-            *(Text(_cell(value_of(run, f"config.{name}"))) for name in settings),
-            *(Text(number(run.metrics[name].last) if name in run.metrics else "") for name in metrics),
-        )
-    return shown
+    columns = [
+        Column(title, cells, _RANKS.get(title, 0), "right" if title in ("rows", "writers") else "left")
+        for title, cells in own.items()
+        if title in ("", "run", "started", "rows") or any(cells)
+    ]
+    runs = [run for job in jobs for run in job]
+    for rank, name in enumerate(differing(runs)[:_MOST_SETTINGS], start=1):
+        cells = [Text(_cell(value_of(line, f"config.{name}"))) for line in lines]
+        columns.append(Column(_cell(name), cells, 2 * rank))
+    for rank, name in enumerate(_metrics_of(runs, patterns), start=1):
+        cells = [Text(number(line.metrics[name].last) if name in line.metrics else "") for line in lines]
+        columns.append(Column(_cell(name), cells, 2 * rank - 1))
+    shown = fitting(columns, width)
+    return Group(table_of(shown), *left_out(columns, shown))
 
 
 def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> list[str]:
@@ -264,38 +296,72 @@ def _cell(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> None:
-    """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``."""
+def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set[str]:
+    """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``.
+
+    Rows of names without patterns are printed while they are read. Returns the names that have values.
+    """
     if kind == "json":
-        print_json([{"run_id": run.id, "project": run.project, "columns": run.history(names)} for run in runs])
-        return
+        columns = [run.history(names) for run in runs]
+        about = zip(runs, columns, strict=True)
+        print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in about])
+        return {name for own in columns for name, column in own.items() if column.count(None) < len(column)}
+    named: set[str] = set()
+    tables = [(run, *_titles_and_rows(run, names, named)) for run in runs]
     if kind == "csv":
-        _print_csv(runs, names)
-        return
-    out = console()
-    for run in runs:
-        columns = run.history(names)
-        shown = table()
-        for name in columns:
-            shown.add_column(Text(visible(name)), justify="right", overflow="fold")
-        for row in zip(*columns.values(), strict=True):
-            shown.add_row(*(Text(_in_words(value)) for value in row))
+        _print_csv(tables)
+    for run, titles, rows in tables if kind == "table" else ():
+        out = console()
         out.print(Text.assemble("● ", (visible(run.id), "bold"), f"  {visible(run.name or '')}"), soft_wrap=True)
-        out.print(shown)
+        _print_table(out, titles, rows)
         out.print()
+    return named
 
 
-def _print_csv(runs: Sequence[LocalRun], names: Sequence[str]) -> None:
+def _titles_and_rows(run: LocalRun, names: Sequence[str], found: set[str]) -> tuple[list[str], Iterator[Sequence[Any]]]:
+    rows: Iterator[Sequence[Any]]
+    if any(re.search(r"[*?\[]", name) for name in names):
+        columns = run.history(names)
+        titles, rows = list(columns), zip(*columns.values(), strict=True)
+    else:
+        titles = list(dict.fromkeys((run.step_axis, *names)))
+        rows = rows_of((part for writer in run.writers for part in writer.parts), titles)
+
+    def noted() -> Iterator[Sequence[Any]]:
+        for row in rows:
+            found.update(title for title, value in zip(titles, row, strict=True) if value is not None)
+            yield row
+
+    return titles, noted()
+
+
+def _print_table(out: Console, titles: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
+    """Print rows while they are read; columns become wider where a later cell is."""
+    batch = list(islice(rows, _ROWS_AT_ONCE))
+    columns = [
+        Column(visible(title), [Text(_in_words(row[place])) for row in batch], place)
+        for place, title in enumerate(titles)
+    ]
+    shown = fitting(columns, out.width)
+    out.print(Group(*left_out(columns, shown), table_of(shown)), crop=False)
+    widths = {column.rank: column.room - 2 for column in shown}
+    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        lines = [{place: _in_words(row[place]) for place in widths} for row in batch]
+        widths = {place: max(width, *(cell_len(line[place]) for line in lines)) for place, width in widths.items()}
+        for line in lines:
+            padded = (" " * (width - cell_len(line[place])) + line[place] for place, width in widths.items())
+            out.file.write(f"{'  '.join(padded)}\n")
+
+
+def _print_csv(tables: Sequence[tuple[LocalRun, list[str], Iterator[Sequence[Any]]]]) -> None:
     """Print one table for all runs, with the id of the run in the first column of each row."""
-    found = [(run, run.history(names)) for run in runs]
-    titles = dict.fromkeys(name for _, columns in found for name in columns)
+    titles = dict.fromkeys(title for _, titles, _ in tables for title in titles)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["run", *map(_text, titles)])
-    for run, columns in found:
-        length = len(next(iter(columns.values())))
-        for index in range(length):
-            row = [columns[name][index] if name in columns else None for name in titles]
-            writer.writerow([_text(run.id), *map(_as_cell, row)])
+    for run, own, rows in tables:
+        for row in rows:
+            values = dict(zip(own, row, strict=True))
+            writer.writerow([_text(run.id), *(_as_cell(values.get(title)) for title in titles)])
 
 
 def _as_cell(value: Any) -> Any:

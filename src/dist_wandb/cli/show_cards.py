@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby, islice
 from pathlib import Path
 
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dist_wandb.cli.command import number, number_of, sparkline, table
+from dist_wandb.cli.command import Column, fitting, left_out, number, number_of, sparkline, table_of
 from dist_wandb.errors import visible
-from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, of_rank, slow_rank, spreads_among
+from dist_wandb.exchange.stragglers import Timing, findings
+from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, mean_of, of_rank, slow_rank, spreads_among
+from dist_wandb.settings.reduction import TIMES
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.statistics import MetricHistory
 
@@ -32,6 +34,8 @@ STATES = {
 
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
+_SHORTEST_NAME = 12  # characters of a line of a metric's name
+_RANKS = {"trend": 1, "NaN/inf": 2, "last over ranks": 3, "max": 4, "min": 5, "values": 6}  # as in `Column`
 _MOST_METRICS_SHOWN = 1000  # of one run
 _MOST_WRITERS_SHOWN = 16
 _MOST_RANKS_SHOWN = 16  # of one metric
@@ -69,6 +73,21 @@ def heading(run: LocalRun) -> Text:
         more = "" if math.isnan(slow.excess) else f", busy {number(slow.excess)} s longer than the others"
         found.append("\n  ").append(f"rank {slow.rank} held the others up", "bold red")
         found.append(f" in {slow.times} of {slow.rows} rows ({visible(slow.metric)}){more}")
+    else:
+        job = run.writers[0].parts[-1].sidecar
+        for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
+            found.append("\n  ").append(visible(finding), "bold red")
+    return found
+
+
+def _timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
+    found = {}
+    for name, spread in spreads_among(metrics).items():
+        if name.startswith(TIMES):
+            counts = Counter({int(rank): count for rank, count in spread["argmax_rank"].counts})
+            rows = metrics[name].count
+            sums = (rows * mean_of(metric) for metric in (spread["max"], metrics[name], spread["min"]))
+            found[name] = Timing(counts, rows, *sums)
     return found
 
 
@@ -105,9 +124,8 @@ def _add_writers(text: Text, run: LocalRun) -> None:
             text.append(f"  {visible(os.path.relpath(path, top))}", "dim")
         for problem in writer.problems:
             text.append("\n    ").append(f"! {visible(problem)}", "yellow")
-    left_out = len(run.writers) - len(shown)
-    if left_out:
-        text.append(f"\n  and {left_out} writers more")
+    if len(run.writers) > len(shown):
+        text.append(f"\n  and {len(run.writers) - len(shown)} writers more")
 
 
 def _common(paths: Sequence[Path]) -> Path:
@@ -145,7 +163,7 @@ def metrics_table(
         return Text("no metric matches" if was_any_logged else "no metric was logged", "dim")
     chosen = dict(islice(_without_middle_ranks(wanted), _MOST_METRICS_SHOWN))
     lines = {name: metric for name, metric in chosen.items() if isinstance(metric, MetricHistory)}
-    columns = {
+    texts = {
         "metric": [visible(name) for name in lines],
         "last": [number(metric.last) for metric in lines.values()],
         "min": [number(metric.smallest) for metric in lines.values()],
@@ -153,20 +171,28 @@ def metrics_table(
         "last over ranks": [_spread_in_words(spreads[name]) if name in spreads else "" for name in lines],
         "values": [str(metric.count) for metric in lines.values()],
         "NaN/inf": [str(metric.not_finite or "") for metric in lines.values()],
+        "trend": ["x" * _SHORTEST_SPARKLINE] * len(lines),
     }
-    columns = {title: cells for title, cells in columns.items() if any(cells)}
-    shown = table()
-    for title in columns:
-        shown.add_column(title, justify="left" if title == "metric" else "right", overflow="fold")
-    shown.add_column("trend", style="cyan", no_wrap=True)
-    taken = sum(max(map(cell_len, (title, *cells))) + _COLUMN_GAP for title, cells in columns.items())
-    room = min(SPARKLINE_WIDTH, max(_SHORTEST_SPARKLINE, width - taken))
-    for metric, *cells in zip(lines.values(), *columns.values(), strict=True):
-        shown.add_row(*map(Text, cells), Text(sparkline(metric.trend, room)))
-    notes = [Text(note, "dim") for note in chosen.values() if isinstance(note, str)]
-    left_out = len(wanted) - len(chosen) if len(chosen) == _MOST_METRICS_SHOWN else 0
-    if left_out or has_more:
-        many = f"more than {left_out}" if has_more else str(left_out)
+    columns = [
+        Column(title, list(map(Text, cells)), _RANKS.get(title, 0), "left" if title in ("metric", "trend") else "right")
+        for title, cells in texts.items()
+        if any(cells)
+    ]
+    name, *_ = columns
+    columns[0] = name._replace(width=min(name.room - _COLUMN_GAP, max(_SHORTEST_NAME, width // 2)))
+    fits = fitting(columns, width)
+    notes = left_out(columns, fits)
+    room = width - sum(column.room for column in fits[1:])
+    fits[0] = name._replace(width=max(_SHORTEST_NAME, min(name.room - _COLUMN_GAP, room)))
+    if fits[-1].title == "trend":
+        room = min(SPARKLINE_WIDTH, _SHORTEST_SPARKLINE + max(0, room - fits[0].room + _COLUMN_GAP))
+        trends = [Text(sparkline(metric.trend, room), "cyan") for metric in lines.values()]
+        fits[-1] = fits[-1]._replace(cells=trends)
+    shown = table_of(fits)
+    notes += [Text(note, "dim") for note in chosen.values() if isinstance(note, str)]
+    more = len(wanted) - len(chosen) if len(chosen) == _MOST_METRICS_SHOWN else 0
+    if more or has_more:
+        many = f"more than {more}" if has_more else str(more)
         notes.append(Text(f"and {many} beyond these: --metric GLOB picks", "dim"))
     return Group(shown, *notes) if notes else shown
 

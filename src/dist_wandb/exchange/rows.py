@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,13 +31,13 @@ from dist_wandb.exchange.protocol.lanes import (
 )
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.stragglers import Stragglers
+from dist_wandb.exchange.stragglers import RANK, Stragglers, Timing
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import checked_weight, is_number
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-from dist_wandb.settings.reduction import BUSY, STEP, WITHOUT_NANS, PerRankNames, Reduction, matches_any
+from dist_wandb.settings.reduction import BUSY, STEP, TIMES, WITHOUT_NANS, PerRankNames, Reduction, matches_any
 
 _FLOATS = {float}
 _log = logging.getLogger("dist_wandb")
@@ -222,6 +222,7 @@ class Writing:
         self._held = held
         self._notices = Notices()
         self._stragglers = Stragglers()
+        self.timings: dict[str, Timing] = defaultdict(Timing)  # by name
         self._open = _NONE
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -265,6 +266,8 @@ class Writing:
             self._held.marked[DEGRADED] += 1
         if BUSY in values:
             values.update(self._stragglers.detect(values.get(STEP)))
+            if RANK in values:
+                self.timings[RANK].counts[values[RANK]] += 1
         x = self._held.x(row.x)
         self._write(values, x, commit=True if row.corrects else commit)
         self._held.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
@@ -302,10 +305,11 @@ class Writing:
             values.update({f"{name}/{kind}": number.reduced(kind) for kind in ("min", "max")})
             values[f"{name}/std"] = math.sqrt(spread.squares / number.weight)
             values[f"{name}/argmax_rank"] = self.global_rank_of(spread.largest_at)
-            if name == BUSY and row.ranks[index] > 1:
-                largest, ranks = values[f"{name}/max"], row.ranks[index]
-                others = (ranks * values[name] - largest) / (ranks - 1)
-                self._stragglers.add(values[f"{name}/argmax_rank"], largest, others)
+            if name.startswith(TIMES) and row.ranks[index] > 1:
+                rank, largest, ranks = values[f"{name}/argmax_rank"], values[f"{name}/max"], row.ranks[index]
+                self.timings[name].add(rank, largest, values[name], values[f"{name}/min"])
+                if name == BUSY:
+                    self._stragglers.add(rank, largest, (ranks * values[name] - largest) / (ranks - 1))
 
     def _write(self, row: Mapping[str, Any], x: int | None, *, commit: bool | None) -> None:
         if self.is_over:

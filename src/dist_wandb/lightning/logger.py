@@ -19,6 +19,7 @@ from dist_wandb.lightning.trainers import base_ids_of, measure, remember, traine
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
+from dist_wandb.session.registry import repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -97,6 +98,7 @@ class DistWandbLogger(StockLogger):
 
     _home = f"{__name__}:DistWandbLogger"
     __module__ = "dist_wandb"  # there, LightningCLI finds it with its base classes
+    __repr__ = repr_with(lambda self: self._holder.session)
     _experiment: Run | None  # the stock logger's type names a class of older versions
 
     def __init__(

@@ -6,14 +6,14 @@ Rows are read as columns, of which only the requested ones are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.inspection import inspect, records_of
 from dist_wandb.wandb_files.reading import MOST_METRICS, StoredRun, read_runs, with_floats
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -42,7 +42,7 @@ def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], lis
 
 
 def runs_below(
-    directories: Sequence[Path], metrics: Iterable[str] = ("*",)
+    directories: Sequence[Path], metrics: Iterable[str] | None = ("*",)
 ) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
     """Read the run files below directories; return the runs and what could not be read. Raises as `files_below`."""
     files, unseen = files_below(directories)
@@ -120,6 +120,15 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
     for file in files:
         inspect(file.path, on_record, in_order=False, within=file.directory)
     return columns.filled()
+
+
+def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
+    """Yield the values of names, the first of which is the x axis, in each row that has another one of them."""
+    for file in files:
+        for record in records_of(file.path, [], in_order=False, within=file.directory):
+            item = record["history"].get("item") if record["type"] == "history" else None
+            if isinstance(item, dict) and any(name in item for name in names[1:]):
+                yield [with_floats(item.get(name)) for name in names]
 
 
 def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest
+from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest, visible
 from dist_wandb.reading.files import columns_of, runs_below, summary_of
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun
@@ -42,7 +43,7 @@ class Writer:
     rank: int | None  # global rank; `None` if the run was not written by dist_wandb
     node: int | None  # rank of the node, if known
     primary: bool  # whether the writer wrote the plain names of the run
-    parts: tuple[StoredRun, ...]  # the writer's files, as they were read, in the order of their starts
+    parts: tuple[StoredRun, ...] = field(repr=False)  # the writer's files, in the order of their starts
 
     @property
     def path(self) -> Path:
@@ -181,6 +182,13 @@ class LocalRun:
             raise ConfigurationError(f"Run {self.id!r} has no writer {writer!r}. {known}")
         return columns_of((part for each in found for part in each.parts), self.step_axis, wanted)
 
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<dist_wandb.LocalRun {self.id!r}{name} {self.state}, {self.rows} rows>"
+
+    def _repr_html_(self) -> str:
+        return LocalRuns([self])._repr_html_()  # IPython's name
+
     def to_pandas(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
         """Return the result of `history` as a `pandas.DataFrame`.
 
@@ -197,6 +205,20 @@ class LocalRun:
         """
         polars = _library("polars")
         return polars.DataFrame(self.history(names, writer=writer), strict=False, infer_schema_length=None)
+
+
+class LocalRuns(list[LocalRun]):
+    """A list of runs that is shown with a line for each, and as a table in notebooks."""
+
+    def __repr__(self) -> str:
+        lines = ",\n ".join(map(repr, self))
+        return f"[{lines}]"
+
+    def _repr_html_(self) -> str:
+        titles = ("id", "name", "group", "state", "started", "rows")
+        rows = [titles, *([str(getattr(run, title) or "") for title in titles] for run in self)]
+        cells = ["".join(f"<td>{escape(visible(cell))}</td>" for cell in row) for row in rows]
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def read_runs(
@@ -228,7 +250,7 @@ def read_runs(
     files, errors = runs_below([Path(each) for each in directories], tuple(metrics))
     for _, error in errors:
         (report or _warn)(error)
-    return brought_together(files)
+    return LocalRuns(brought_together(files))
 
 
 def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
@@ -324,7 +346,7 @@ def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
         rows = max(metric.count, steps.count if steps else 0)
         value, times = metric.counts[0]
         if times * _RARELY >= rows:
-            return SlowRank(int(value), name, times, rows, _mean(metrics.get(f"{start}straggler_excess")))
+            return SlowRank(int(value), name, times, rows, mean_of(metrics.get(f"{start}straggler_excess")))
     return None
 
 
@@ -350,6 +372,7 @@ def of_rank(name: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _mean(metric: MetricHistory | None) -> float:
+def mean_of(metric: MetricHistory | None) -> float:
+    """Return the mean of the finite values of a metric, by its trend; NaN if there are none."""
     finite = [value for value in metric.trend if math.isfinite(value)] if metric else []
     return math.fsum(value / len(finite) for value in finite) if finite else math.nan

@@ -11,7 +11,7 @@ from itertools import islice
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.reading.runs import LocalRun
 from dist_wandb.wandb_files.finding import natural_order
 
@@ -78,8 +78,9 @@ def chosen(
     runs = list(runs)
     for name in names:
         if not any(_is_called(run, name) for run in runs):
-            known = ", ".join(repr(run.id) for run in islice(reversed(runs), 10))
-            raise ConfigurationError(f"No run has the id or the name {name!r}. The last runs are {known or 'none'}.")
+            names_of_runs = dict.fromkeys(own for run in reversed(runs) for own in (run.id, run.name) if own)
+            known = suggest(name, names_of_runs, "The last ones")
+            raise ConfigurationError(f"No run has the id or the name {name!r}. {known}")
     return [
         run
         for run in runs
@@ -93,8 +94,25 @@ def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> lis
     """Sort runs by a value (`key` as for `value_of`): numbers before text, and runs without the value last."""
     values = [(run, value_of(run, key)) for run in runs]
     known = [(run, value) for run, value in values if value is not None]
+    if values and not known:
+        keys = (*_OWN, *(name for run, _ in values for name in (*dict(_flattened(run.config)), *run.metrics)))
+        raise ConfigurationError(
+            f"No run has the value {key!r} to sort by. {suggest(key, dict.fromkeys(keys), 'Known')}"
+        )
     known.sort(key=lambda pair: _sort_key(pair[1]), reverse=reverse)
     return [*(run for run, _ in known), *(run for run, value in values if value is None)]
+
+
+def check_metrics(patterns: Iterable[str], found: Iterable[str], known: Callable[[], Iterable[str]]) -> None:
+    """Raise `ConfigurationError` for a name or pattern that matches none of `found`, with the nearest `known` one."""
+    names = set(found)
+    for pattern in patterns:
+        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
+            others = set(known())
+            if "*" in pattern:
+                others |= {f"{name.rpartition('/')[0]}/*" for name in others if "/" in name}
+            near = suggest(pattern, sorted(others, key=natural_order), "Known")
+            raise ConfigurationError(f"No run has a metric {pattern!r}. {near}")
 
 
 def differing(runs: Sequence[LocalRun]) -> list[str]:

@@ -13,8 +13,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dist_wandb._version import __version__
+from dist_wandb import __version__
 from dist_wandb.errors import ReadError
+from dist_wandb.exchange.stragglers import findings
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.report import media, thinning
@@ -76,10 +77,7 @@ def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
 
 def _key(stored: StoredRun) -> tuple[str, ...]:
     """Return the key that all files of one section have in common."""
-    sidecar = stored.sidecar
-    if sidecar is not None and sidecar.run_mode == "new" and sidecar.world_size > 1:
-        return "job", stored.project or "", stored.group or sidecar.group or "", sidecar.base_id or ""
-    return "run", stored.project or "", stored.run_id
+    return stored.job or ("run", stored.project or "", stored.run_id)
 
 
 def _rank(file: FileForReport) -> tuple[bool, int]:
@@ -118,7 +116,6 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
         rows=sum(progress.rows for progress in progresses),
-        uploaded=sum(writer.uploaded for writer in writers),
         writers=writers,
         degraded=Degraded(
             sum(progress.degraded for progress in progresses),
@@ -131,6 +128,7 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         system=system_charts_of(drawing),
         heat=heat_maps_of(drawing),
         slowest=drawing.slowest(),
+        findings=findings(drawing.timings(), world or 0),
         images=images,
         tables=tables,
         console=_console(files, names),

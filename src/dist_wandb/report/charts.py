@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dist_wandb.exchange.rows import DEGRADED
+from dist_wandb.exchange.stragglers import Timing, has_marked
 from dist_wandb.reading.runs import of_rank
 from dist_wandb.report.files import MAIN_AXES, FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.report.thinning import STRAGGLER, Blame, Curve, Stretch, cells, edges_of
+from dist_wandb.settings.reduction import TIMES
 from dist_wandb.wandb_files.finding import natural_order
 
 _SPREAD = ("/min", "/max", "/std", "/argmax_rank")
@@ -25,7 +27,7 @@ _MINUTES = "minutes"
 _TIME = re.compile(
     r"(?:^|[/_.\- ])(?:time|times|timing|seconds?|secs?|ms|latency|duration)(?:[/_.\- ]|$)", re.IGNORECASE
 )
-_FIRST = ("time/straggler", "time/step", "time/data", "time/forward", "time/optimizer")
+_FIRST = (STRAGGLER, "time/step", "time/data", "time/forward", "time/optimizer")
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Drawing:
         self.metrics: dict[str, _MetricCurves] = {}
         self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
         self.world = world
-        self.blames: list[Blame] = [blame for _, file in files for blame in file.rows.blames.values()]
+        self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
         for writer, file in files:
             self._add_history(writer, file, is_job)
             for (name, part), curve in file.system.items():
@@ -52,14 +54,28 @@ class Drawing:
 
     def slowest(self) -> list[Slowest]:
         """Return the slowest rank of each timing metric that has values of ranks or names a rank."""
-        blames = [*self.blames, *(_blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1)]
-        is_judged = any(blame.name == STRAGGLER for blame in blames)
+        blames = {name: _blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1}
+        blames |= self.blames
+        is_judged = has_marked(self.timings()) or (STRAGGLER in blames and bool(blames[STRAGGLER].rows))
         found = (
             replace(one, stands_out=one.stands_out and (one.name == STRAGGLER or not is_judged))
-            for blame in blames
+            for blame in blames.values()
             if _TIME.search(blame.name) and (one := blame.slowest(self.world))
         )
         return sorted(found, key=lambda one: (_importance(one.name), -one.share))[:50]
+
+    def timings(self) -> dict[str, Timing]:
+        """Return the timings of rows with a spread over ranks, by name."""
+        found: dict[str, Timing] = {}
+        for name, blame in self.blames.items():
+            drawn = self.metrics.get(name)
+            if name == STRAGGLER:
+                found[name] = Timing(blame.rows)
+            elif name.startswith(TIMES) and drawn is not None and drawn.line is not None:
+                curves = [curve.stretches() if curve else [] for curve in (drawn.line, drawn.high, drawn.low)]
+                mean, largest, smallest = (sum(stretch.total for stretch in stretches) for stretches in curves)
+                found[name] = Timing(blame.rows, sum(one.number for one in curves[0]), largest, mean, smallest)
+        return found
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar
@@ -162,10 +178,11 @@ def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
 def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
     """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
     made: list[tuple[str, Callable[[], HeatMap | None]]] = []
-    made += [(blame.name, partial(blame.heat_map, drawing.world)) for blame in drawing.blames]
     curves = [(name, drawn.axis, drawn.ranks) for name, drawn in drawing.metrics.items()]
     curves += [(f"system: {name}", _MINUTES, ranks) for name, ranks in drawing.system.items()]
     made += [(name, partial(_heat_map, name, axis, ranks)) for name, axis, ranks in curves if len(ranks) > 1]
+    shown = {name for name, _ in made}  # with the ranks' own values
+    made += [(name, partial(one.heat_map, drawing.world)) for name, one in drawing.blames.items() if name not in shown]
     made.sort(key=lambda named: (_importance(named[0]), natural_order(named[0])))
     found: list[HeatMap] = []
     room = _MOST_HEAT_CELLS

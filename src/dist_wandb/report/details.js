@@ -9,10 +9,14 @@ function stateBadge(name, code) {
   return el("span", { class: `tag ${name}` }, name === "failed" && code !== null && code !== undefined ? `failed (exit code ${code})` : STATES[name]);
 }
 
+function uploaded(run) {
+  return run.writers.filter((writer) => writer.uploaded).length;
+}
+
 function uploadText(run) {
-  if (run.uploaded === run.writers.length) return "yes";
-  if (!run.uploaded) return "no";
-  return `${run.uploaded} of ${several(run.writers.length, "file")}`;
+  if (uploaded(run) === run.writers.length) return "yes";
+  if (!uploaded(run)) return "no";
+  return `${uploaded(run)} of ${several(run.writers.length, "file")}`;
 }
 
 function problemsOf(run) {
@@ -23,7 +27,7 @@ function problemsOf(run) {
 function showNotices() {
   const found = [];
   if (report.unreadable.length) found.push(el("details", { class: "notice" }, el("summary", {}, `${several(report.unreadable.length, "file")} could not be read`), el("ul", {}, report.unreadable.map((reason) => el("li", {}, reason)))));
-  const missing = report.runs.filter((run) => run.uploaded < run.writers.length);
+  const missing = report.runs.filter((run) => uploaded(run) < run.writers.length);
   if (missing.length) found.push(el("p", { class: "notice" }, `${several(missing.length, "run")} not, or not wholly, uploaded: `, el("code", {}, `dist-wandb sync ${report.directory}`)));
   fill(byId("notices"), found);
 }
@@ -43,7 +47,7 @@ function showOverview() {
         run.mode,
         run.rows,
         [degraded, run.degraded.rows],
-        [uploadText(run), run.uploaded],
+        [uploadText(run), uploaded(run)],
         [el("span", { class: "one-line" }, (run.started || "").replace("T", " ").slice(0, 16)), run.started || ""],
         [more, problems.length],
       ],

@@ -180,7 +180,7 @@ class Rows:
         elif name.endswith(_STRAGGLER):
             base = name
         if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
-            self.blames[base] = Blame(base.removesuffix("_rank"), axis)
+            self.blames[base] = Blame(base, axis)
         return self._adders[name]
 
     def _add_blames(self, row: Mapping[str, float]) -> None:

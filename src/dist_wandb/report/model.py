@@ -78,7 +78,8 @@ class Slowest:
     share: float  # share of the rows in which it has the largest value, from 0 to 1
     excess: float  # by how much its value exceeds the mean over all ranks in these rows, on average
     relative: float  # `excess` as a share of that mean; NaN if the mean is not known
-    stands_out: bool  # whether this is more than chance explains
+    stands_out: bool  # whether it delays the others, or differs from them more often than by chance, and noticeably
+    by_chance: bool  # whether chance explains how often it has the largest value
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,6 @@ class Run:
     mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
     world: int | None  # number of ranks of the job, if known
     rows: int  # number of history rows of all writers
-    uploaded: int  # number of writers whose files are uploaded
     writers: list[Writer]  # the files of the run
     degraded: Degraded  # rows to which some ranks did not contribute
     config: dict[str, str]  # names and values, as text
@@ -165,6 +165,7 @@ class Run:
     system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]
     slowest: list[Slowest]  # the slowest rank of each timing metric, the most important metric first
+    findings: list[str]  # what `exchange.stragglers.findings` says of the timings
     images: list[Image]
     tables: list[Table]
     console: list[Console]  # console output of each process

@@ -3,6 +3,7 @@ const heatState = { run: null, name: null, relative: true };
 
 function slowestText(run, one) {
   const relative = one.relative === null ? "" : ` (${percent(one.relative)} of the mean)`;
+  if (one.name === "time/straggler_rank") return `Rank ${one.rank} held the others up in ${percent(one.share)} of the rows, by ${amount(one)} on average.`;
   return `Rank ${one.rank} has the largest ${one.name} in ${percent(one.share)} of the rows, by ${amount(one)} on average${relative}.`;
 }
 
@@ -102,8 +103,10 @@ function showRanks() {
     heatCard.figure.querySelector("button").remove();
     parts.push(el("div", { class: "grid" }, heatCard.figure));
     const named = run.slowest.filter((one) => one.stands_out);
-    const findings = named.length ? named.slice(0, 3).map((one) => el("li", {}, slowestText(run, one))) : [el("li", {}, "No rank stands out: the slowest rank changes as expected by chance.")];
-    if (run.slowest.length) parts.unshift(el("ul", { class: named.length ? "findings alert" : "findings" }, findings));
+    const small = run.slowest.filter((one) => !one.by_chance);
+    const none = small.length ? ["No rank stands out as one that delays the others.", ...small.map((one) => slowestText(run, one))] : ["No rank stands out: the slowest rank changes as expected by chance."];
+    const said = run.findings.length ? run.findings.map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`) : named.length ? named.map((one) => slowestText(run, one)) : none;
+    if (run.slowest.length) parts.unshift(el("ul", { class: named.length ? "findings alert" : "findings" }, said.slice(0, 4).map((one) => el("li", {}, one))));
   } else parts.push(el("p", { class: "empty" }, "No shown run has values of single ranks. They come from timings, `spread`, or the run modes `shared` and `new`."));
   for (const one of run ? [run, ...shownRuns().filter((other) => other !== run)].slice(0, 5) : shownRuns().slice(0, 5)) parts.push(rankTable(one, one === run ? heat : one.heat[0] || null));
   fill(byId("ranks-body"), parts);
@@ -123,6 +126,6 @@ function rankTable(run, heat) {
     else cells.push(null, "", "", "", null, null, "");
     return { cells: cells.map((cell, place) => (place === 0 ? [cell, name] : place === 6 ? [cell, writer ? writer.state : ""] : cell)), mark: slow ? "slow" : "" };
   });
-  const columns = ["rank", heat ? `${heat.name} (mean)` : "mean", "largest", "node", "label", "role", "state", "rows", "last step", "uploaded"].map((heading, place) => ({ heading, numeric: [1, 2, 3, 7, 8].includes(place) }));
+  const columns = ["rank", heat ? `${heat.name} ${heat.kind === "excess" ? "above the mean of all" : heatState.relative ? "above the median" : "(mean)"}` : "mean", "largest", "node", "label", "role", "state", "rows", "last step", "uploaded"].map((heading, place) => ({ heading, numeric: [1, 2, 3, 7, 8].includes(place) }));
   return el("div", { class: "run-block" }, el("h3", {}, dot(run), run.name), tableOf(`Ranks of ${run.name}`, columns, rows));
 }

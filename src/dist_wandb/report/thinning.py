@@ -28,7 +28,7 @@ MOST_STRETCHES = 512
 
 _FEWEST_STRETCHES = 16
 _LARGEST = sys.float_info.max
-STRAGGLER = "time/straggler"
+STRAGGLER = "time/straggler_rank"
 """Name of the metric of timings whose rows name a rank only if it delays the others."""
 
 _MOST_PARTS = 128  # of the x axis
@@ -238,7 +238,7 @@ class Blame:
         self._parts: list[_Part] = []
         self._rows_of_each = 1
         self._end = 0.0
-        self._rows: Counter[int] = Counter()  # by rank, those in which it has the largest value
+        self.rows: Counter[int] = Counter()  # by rank, those in which it has the largest value
         self._excess: Counter[int] = Counter()
         self._mean = 0.0  # sum of the means of the rows that have one
         self._means = 0
@@ -264,14 +264,14 @@ class Blame:
         index = int(rank)
         part.excess[index] += excess  # type: ignore[assignment]  # Counter is typed for integers, but adds floats
         self._excess[index] += excess  # type: ignore[assignment]
-        self._rows[index] += 1
+        self.rows[index] += 1
 
     def heat_map(self, world: int | None) -> HeatMap | None:
         """Return by how much each rank exceeds the mean, per row; `None` if no row names a rank."""
-        if not self._rows:
+        if not self.rows:
             return None
-        size = max(max(self._rows) + 1, world or 0)
-        shown = range(size) if size <= _MOST_RANKS else sorted(self._rows, key=self._excess.__getitem__)[-_MOST_RANKS:]
+        size = max(max(self.rows) + 1, world or 0)
+        shown = range(size) if size <= _MOST_RANKS else sorted(self.rows, key=self._excess.__getitem__)[-_MOST_RANKS:]
         cells: list[list[float | None]] = [
             [shortened(part.excess.get(rank, 0.0) / part.rows, 4) for part in self._parts] for rank in shown
         ]
@@ -280,21 +280,21 @@ class Blame:
 
     def slowest(self, world: int | None) -> Slowest | None:
         """Return the rank that has the largest value most often; `None` if no row names a rank."""
-        if not self._rows:
+        if not self.rows:
             return None
         rows = sum(part.rows for part in self._parts)
-        rank, count = max(self._rows.items(), key=lambda item: (item[1], -item[0]))
+        rank, count = max(self.rows.items(), key=lambda item: (item[1], -item[0]))
         excess = self._excess[rank] / count
         mean = self._mean / self._means if self._means else math.nan
         relative = excess / mean if mean > 0 else math.nan
-        ranks = max(2, world or 0, max(self._rows) + 1)
+        ranks = max(2, world or 0, max(self.rows) + 1)
         chance = 1 / ranks
-        clear = rows * chance + _CLEAR * math.sqrt(rows * chance * (1 - chance))
+        by_chance = rows * chance + _CLEAR * math.sqrt(rows * chance * (1 - chance))
         is_judged = self.name == STRAGGLER  # by the rule for timings, row by row
         stands_out = is_judged or (
             rows >= _FEWEST_ROWS
-            and count > clear
+            and count > by_chance
             and count > rows * _MAJORITY
             and (math.isnan(relative) or relative > _NOTICEABLE)
         )
-        return Slowest(self.name, rank, count / rows, excess, relative, stands_out)
+        return Slowest(self.name, rank, count / rows, excess, relative, stands_out, count <= by_chance)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.reports import report_lost
+from dist_wandb.exchange.stragglers import Timing, findings
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_spread, matches_any
@@ -24,7 +25,7 @@ from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import named_line, users_line, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dist_wandb.exchange.held import Reductions
     from dist_wandb.runs.null_run import AnyRun
@@ -118,6 +119,11 @@ class SessionNotices:
                     "name, or an earlier pattern that matches the same names."
                 )
                 warn(message, users_line(), may_raise=False)  # the run must still be ended
+
+    def slow_ranks(self, timings: Mapping[str, Timing]) -> None:
+        """Print, on the rank that writes them, what the rows say of ranks that take longer than the others."""
+        for finding in findings(timings, self._link.unit.size):
+            print_line(f"dist_wandb: {finding}")
 
 
 def print_line(line: str) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "topology", "url")
+_FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
 _SETTABLE = ("name", "notes", "tags")  # of a run
 
 

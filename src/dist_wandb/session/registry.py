@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.interface import end_all
 from dist_wandb.runs import wandb_private
@@ -239,6 +239,11 @@ def in_scope() -> list[Session]:
     found, inside = open_sessions(), entered()
     mine = [session for session in found if inside in (session, session.opened_inside)]
     return mine if inside is not None else mine or found
+
+
+def repr_with(session_of: Callable[[Any], Session | None]) -> Callable[[object], str]:
+    """Return the `__repr__` of an integration, which shows its session."""
+    return lambda self: f"<dist_wandb.{type(self).__name__} {session_of(self) or 'without an open session'}>"
 
 
 def current() -> Session | None:

@@ -113,6 +113,7 @@ class Session(AsRun):
         registry.remove(self)
         if handed_over is not None and self._intake.rows:
             self._notices.unused_names(handed_over.held.reductions)
+            self._notices.slow_ranks(handed_over.writing.timings)
 
     def start(self) -> None:
         """Start to take part. Called after the constructor because other threads use the session from here on."""
@@ -389,4 +390,5 @@ class Session(AsRun):
 
     def __repr__(self) -> str:
         rank = f"{self.topology.global_rank} of {self.topology.world_size}"
-        return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} run={self.plan.run_id!r}>"
+        run_id = self.run.id if self.run else self.plan.run_id
+        return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} run={run_id!r}>"

@@ -30,7 +30,7 @@ from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import current, open_sessions
+from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
@@ -96,6 +96,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
             trainer = OwnTrainer(model, arguments, ..., callbacks=[DistWandbCallback()])
             trainer.train()  # rank 0 writes train/reward=1.5, and train/loss as the Trainer has reduced it
     """
+
+    __repr__ = repr_with(lambda self: self._session)
 
     def __init__(
         self,

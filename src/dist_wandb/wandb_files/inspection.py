@@ -20,8 +20,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -132,8 +132,10 @@ class OutputLines:
             printed += len(chunk)
             if printed > self._limits.output:
                 raise ReadError(f"its reader was killed because it printed more than {self._limits.output} bytes.")
+            yielded = time.monotonic()
             yield chunk
             last_output = time.monotonic()  # taken now because the consumer of the lines may be slow
+            self._deadline += last_output - yielded
 
     def _timeout(self) -> ReadError:
         return ReadError(f"its reader was killed because it took more than {self._limits.seconds:.0f} s.")
@@ -181,17 +183,29 @@ def _limit(pid: int, limits: Limits) -> None:
             resource.prlimit(pid, kind, (within, within))
 
 
-def inspect(
+def inspect(path: Path, on_record: OnRecord, stopped: threading.Event | None = None, **options: Any) -> list[str]:
+    """Pass the records of a file to a function; return the damaged parts that were skipped. See `records_of`."""
+    problems: list[str] = []
+    try:
+        with closing(records_of(path, problems, stopped, **options)) as records:  # ends the reader, also after an error
+            for record in records:
+                on_record(record)
+    except ReadError as error:
+        raise ReadError(in_words(error, path)) from None
+    return problems
+
+
+def records_of(
     path: Path,
-    on_record: OnRecord,
+    problems: list[str],  # to which the damaged parts that were skipped are added, as sentence fragments
     stopped: threading.Event | None = None,  # set to stop reading
     *,
-    skipped: Collection[str] = UNUSED,  # kinds that are not passed on, of those in `UNUSED`
+    skipped: Collection[str] = UNUSED,  # kinds that are left out, of those in `UNUSED`, and ``"history"``
     in_order: bool = True,
     follow: bool = False,  # whether to continue until the run ends, or nothing is written for 6 hours
     within: Directory | None = None,  # as for `open_ordinary`
-) -> list[str]:
-    """Pass the records of a file to a function; return the damaged parts that were skipped, as sentence fragments.
+) -> Generator[dict[str, Any], None, None]:
+    """Yield the records of a file.
 
     If they need not be `in_order`, history rows may follow all other records, with NaN and infinities as floats, and a
     large file is read five times as fast. Raises `ReadError` if the reader rejects the file or exceeds its limits, or
@@ -223,16 +237,16 @@ def inspect(
                 stopped=stopped,
                 inherited=[handle],
             ) as lines:
-                records.parse(lines, on_record)
+                yield from records.parsed(lines)
                 returncode = lines.wait()
                 records.too_long += lines.too_long
             errors.seek(0)
             stderr = errors.read(_LONGEST_STDERR).decode("utf-8", errors="replace").strip()
             if returncode:
                 raise _reader_failed(path, returncode, stderr.replace(str(read), str(path)))
-            rows = Rows(path, count or 0, stopped, within)
+            rows = Rows(path, 0 if "history" in skipped else count or 0, stopped, within)
             for row in rows:
-                on_record({"type": "history", "history": {"item": row}})
+                yield {"type": "history", "history": {"item": row}}
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
         raise ReadError(f"{path}: cannot be read with W&B's reader: {error.strerror or error}{where}.") from None
@@ -241,12 +255,8 @@ def inspect(
     prefix = "wandb leet inspect: "  # other lines are general warnings of Python or wandb
     found = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
     more = [f"and {len(found) - _MOST_PROBLEMS} more problems"] if len(found) > _MOST_PROBLEMS else []
-    return [
-        *(problem[:_LONGEST_PROBLEM] for problem in found[:_MOST_PROBLEMS]),
-        *more,
-        *records.problems(limits),
-        *rows.problems,
-    ]
+    problems += [problem[:_LONGEST_PROBLEM] for problem in found[:_MOST_PROBLEMS]]
+    problems += [*more, *records.problems(limits), *rows.problems]
 
 
 @contextmanager
@@ -294,8 +304,8 @@ class Records:
         self._others = 0  # records that are no part of the file's streams, or are empty rows
         self.too_long = 0
 
-    def parse(self, lines: Iterable[bytes], on_record: OnRecord) -> None:
-        """Pass the records in lines to `on_record`. Raises `ReadError` if a line is not a record."""
+    def parsed(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+        """Yield the records in lines. Raises `ReadError` if a line is not a record."""
         for line in lines:
             if self._is_skipped(line):
                 continue
@@ -305,7 +315,7 @@ class Records:
                 if record is not None:
                     self._others += not record.get("history") and record["type"] not in _STREAMS
                     check_number(self._others)
-                    on_record(record)
+                    yield record
 
     def problems(self, limits: Limits) -> list[str]:
         """The records that were skipped, as sentence fragments."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.inspection import UNUSED, inspect
 from dist_wandb.wandb_files.interruptible import read_each
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
@@ -79,6 +79,14 @@ class StoredRun:
         return self.sidecar if self.sidecar is not None and self.sidecar.shared else None
 
     @property
+    def job(self) -> tuple[str, ...] | None:
+        """What all runs of a job with a run for each rank have in common, its base id last; `None` for another run."""
+        sidecar = self.sidecar
+        if sidecar is None or sidecar.run_mode != "new" or sidecar.world_size == 1:
+            return None
+        return "job", self.project or "", self.group or sidecar.group or "", sidecar.base_id or ""
+
+    @property
     def label(self) -> str | None:
         """The writer's name within a shared run; `None` in an ordinary run."""
         return self.sidecar.label if self.sidecar else None
@@ -87,7 +95,7 @@ class StoredRun:
 def read_run(
     path: str | os.PathLike[str],
     *,
-    metrics: Iterable[str] = ("*",),  # patterns such as ``val/*``
+    metrics: Iterable[str] | None = ("*",),  # patterns such as ``val/*``; `None` not to read rows, which is faster
     stopped: threading.Event | None = None,  # set to stop reading
     directory: Directory | None = None,  # as `find_files` found it; `None` for the one that is there now
 ) -> StoredRun:
@@ -98,12 +106,15 @@ def read_run(
     cannot print such files.
     """
     path = Path(path)
-    contents = Contents(metrics)
+    contents = Contents(metrics or ())
     try:
         directory = directory or Directory.at(path.parent)
     except OSError as error:
         raise ReadError(f"{path}: its directory cannot be opened: {error.strerror or error}.") from None
-    problems = inspect(path, contents.add, stopped, in_order=False, within=directory)
+    skipped = UNUSED if metrics is not None else UNUSED | {"history"}
+    problems = inspect(path, contents.add, stopped, skipped=skipped, in_order=False, within=directory)
+    if metrics is None and not contents.run:  # its rows may be readable
+        return read_run(path, stopped=stopped, directory=directory)
     if contents.run or contents.rows:
         return contents.as_run(path, problems, directory)
     size = path.stat().st_size
@@ -114,10 +125,10 @@ def read_run(
 
 
 def read_runs(
-    paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] = ("*",)
+    paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] | None = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
     """Read several files as `read_run` does, a few at a time; return runs in order, and the errors of the others."""
-    patterns = tuple(metrics)
+    patterns = None if metrics is None else tuple(metrics)
     known = paths if isinstance(paths, Mapping) else {}
     readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
 

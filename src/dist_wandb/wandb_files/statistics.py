@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TREND_LENGTH = 256
 """Largest number of points kept of a metric's history."""
@@ -39,8 +39,8 @@ class MetricHistory:
     last: float
     smallest: float
     largest: float
-    trend: tuple[float, ...]
-    counts: tuple[tuple[float, int], ...] = ()
+    trend: tuple[float, ...] = field(repr=False)
+    counts: tuple[tuple[float, int], ...] = field(default=(), repr=False)
 
 
 def joined(histories: Sequence[MetricHistory]) -> MetricHistory:

@@ -114,7 +114,9 @@ def test_the_constructor_does_not_initialise_accelerates_state() -> None:
 def test_the_run_can_be_read_after_the_end(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.init_trackers("digits")
+    assert repr(accelerator.trackers[0]).startswith("<dist_wandb.DistWandbTracker <dist_wandb.Session ")
     accelerator.end_training()
+    assert repr(accelerator.trackers[0]) == "<dist_wandb.DistWandbTracker without an open session>"
     assert accelerator.trackers[0].run is accelerator.get_tracker("wandb", unwrap=True) is fake_wandb.runs[0]
     with pytest.raises(ConfigurationError, match="is not started, or finished already"):
         accelerator.log({"loss": 0.5})

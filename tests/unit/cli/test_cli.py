@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import code_with_reader, install_reader, refuse_to_scan, sidecar_record
 
-from dist_wandb._version import __version__
+from dist_wandb import __version__
 from dist_wandb.cli import show
 from dist_wandb.cli.command import shortened, sparkline
 from dist_wandb.cli.commands import main
@@ -100,6 +100,20 @@ def test_help_lists_the_commands(argv: list[str], expected: list[str], capsys: C
 
 def test_without_a_command_the_usage_is_shown(capsys: Capture) -> None:
     assert "usage: dist-wandb" in refusal([], capsys)
+
+
+def test_an_unknown_option_shows_the_usage_of_its_command(capsys: Capture) -> None:
+    assert refusal(["show", "--rwos", "loss"], capsys).startswith("usage: dist-wandb show [-h]")
+
+
+@pytest.mark.slow
+def test_a_terminal_is_told_of_work_that_takes_more_than_a_second() -> None:
+    code = "import time; from dist_wandb.cli.command import working\nwith working('reading'): time.sleep(1.5)"
+    ours, theirs = os.openpty()
+    subprocess.run([PYTHON, "-c", code], stderr=theirs, env={**os.environ, "TERM": "xterm"}, timeout=120, check=True)
+    assert b"reading ..." in os.read(ours, 1000)
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, timeout=120, check=True)
+    assert done.stdout == done.stderr == b""
 
 
 def test_the_command_line_imports_neither_torch_nor_wandb() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from record_files import end, framed, header, row, run, serialised, write_run
+from offline_runs import sidecar_record
+from record_files import end, framed, header, make_run, row, run, serialised, write_run
+from report_runs import timed_run
 from shared_runs import write_rank, write_slow_job
 
 from dist_wandb.cli.commands import main
@@ -113,6 +117,13 @@ def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
     assert out.count(message) == 1
 
 
+def test_what_the_rows_say_is_shown_if_no_section_is_marked(tmp_path: Path, capsys: Capture) -> None:
+    timed_run(tmp_path, marked=False)
+    out = shown(capsys, tmp_path)
+    assert "\n  rank 2 has the largest time/data in 40 of 40 rows: 0.06 s, the others 0.03 s\n" in out
+    assert "\n  the ranks seem to wait for each other in time/backward: pass waits=True" in out
+
+
 def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
     spread = {"loss/min": 0.25, "loss/max": 0.75, "loss/std": 0.25, "loss/argmax_rank": 3.0}
     write_run(tmp_path, "r", records=[header(), run("r"), row(0, {"loss": 0.5, **spread, "lr/min": 0.1, "lr": 0.2})])
@@ -174,6 +185,12 @@ def test_runs_are_chosen_and_sorted(argv: list[str], ids: list[str], sweep: Path
     ("argv", "reason"),
     [
         (["nobody"], "No run has the id or the name 'nobody'"),
+        (["nihgt-3"], "Did you mean 'night-3'?"),
+        (["--sort", "los"], "No run has the value 'los' to sort by. Known: 'id', "),
+        (["--sort", "net.deph"], "Did you mean 'net.depth'?"),
+        (["--metric", "loss", "--metric", "lsos"], "Did you mean 'loss'?"),
+        (["--rows", "loss", "lsos"], "No run has a metric 'lsos'. Known: 'global_step', 'loss'. Did you mean 'loss'?"),
+        (["--rows", "losses*", "--json"], "Did you mean 'loss'?"),
         (["--where", "loss"], "'loss' is not a condition"),
         (["--csv"], "--csv is for rows"),
         (["--follow", "--json"], "--follow prints no JSON"),
@@ -200,6 +217,49 @@ def test_without_a_directory_the_usual_places_are_searched(
     assert order_in(shown(capsys, "--last")) == ["r0"]
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_at_any_width_ids_and_numbers_are_whole_and_left_out_columns_are_named(
+    width: int, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
+        monkeypatch.setenv(name, value)
+    ids = [f"{'x' * 20}-{number}" for number in range(7)]
+    spread = {"loss/min": 1.2345e-11, "loss/max": 0.077246, "loss/std": 1.2345e-11, "loss/argmax_rank": 3}
+    values = {"loss": 0.077246, "val/accuracy": -1.2345e-11, **spread}
+    for number, run_id in enumerate(ids):
+        begun = run(run_id, config={"lr": 1.2345e-11 * number, "optimizer": number}, display_name=run_id, run_group="g")
+        write_run(tmp_path, run_id, records=[header(), begun, row(0, values), row(1, values), end()])
+    outs = [shown(capsys, tmp_path), *(shown(capsys, tmp_path, ids[0], *argv) for argv in ([], ["--rows", *values]))]
+    for out in outs:
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+        words = {word for line in lines for word in line.split()}
+        assert set(ids if out == outs[0] else ids[:1]) <= words
+        assert {"0.077246", "7.407e-11" if out == outs[0] else "0.077246"} <= words
+        assert any(line.startswith(("left out", "  left out")) for line in lines) is (width < 120 or out == outs[0])
+        table = lines[lines.index(next(line for line in lines if "───" in line)) :]
+        assert max(len(line) for line in table if str(tmp_path) not in line) <= width
+    write_run(tmp_path, "x" * 125)
+    assert order_in(re.sub(r"\x1b\[[0-9;]*m", "", shown(capsys, tmp_path)))[7:] == ["x" * 125]
+
+
+def test_runs_of_a_job_with_a_run_for_each_rank_are_below_one_heading(tmp_path: Path, capsys: Capture) -> None:
+    for rank in range(3):
+        for job in ("a", "b"):
+            run_id = f"{job}-rank-{rank}"
+            ending = [] if (job, rank) == ("b", 1) else [end()]
+            place = write_run(tmp_path / run_id, run_id, records=[header(), run(run_id), row(0), *ending])
+            of_job = {"run_mode": "new", "base_id": job, "global_rank": rank, "world_size": 8}
+            of_job = sidecar_record(run_id=run_id, shared=False, label=None, primary=True, **of_job)
+            (place / "dist-wandb.json").write_text(json.dumps(of_job))
+    ranks = [f"{job}{end}" for job in "ab" for end in ("", "-rank-0", "-rank-1", "-rank-2")]
+    out = shown(capsys, tmp_path)
+    assert order_in(out) == ranks
+    assert out.count("3 runs of 8 ranks") == 2
+    assert order_in(shown(capsys, tmp_path, "--details")) == [rank for rank in ranks if "-" in rank]
+    assert shown(capsys, tmp_path, "--details").count("job b  3 runs of 8 ranks\n") == 1
+    assert order_in(shown(capsys, tmp_path, "--sort", "id", "--reverse"))[0] == "b-rank-2"
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +284,22 @@ def test_the_rows_of_names_are_printed_as_csv_json_and_a_table(tmp_path: Path, c
         ["0", "1"],
         ["1", "NaN"],
     ]
+
+
+def test_rows_are_printed_while_they_are_read_and_a_closed_pipe_is_silent(tmp_path: Path) -> None:
+    path = make_run(tmp_path, rows=20_000)
+    command = [sys.executable, "-m", "dist_wandb", "show", str(tmp_path), "--rows", "loss"]
+    for is_closed in (True, False):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert [process.stdout.readline().split() for _ in range(4)][3] == ["0", "1"]
+            if is_closed:
+                process.stdout.close()
+            else:  # it has filled the pipe, and has not read on
+                os.truncate(path, 100)
+            _, err = process.communicate(timeout=240)
+        assert process.returncode == 1
+        assert ("has changed while it was read" in err, bool(err)) == (not is_closed, not is_closed)
 
 
 def test_texts_of_files_cannot_inject_control_characters_or_formulas(tmp_path: Path, capsys: Capture) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
-from dist_wandb.exchange.stragglers import EXCESS, RANK, Stragglers
+from dist_wandb.exchange.stragglers import EXCESS, RANK, Stragglers, Timing, findings
 
 
 def named(ranks: int, rows: int, seed: int, noise: float, slow: dict[int, float]) -> list[int | None]:
@@ -58,3 +59,37 @@ def test_no_straggler_is_named_without_a_row_duration() -> None:
         stragglers.add(0, 1.0, 0.0)
     assert stragglers.detect(None) == {}
     assert stragglers.detect(1.0) == {RANK: 0, EXCESS: 1.0}
+
+
+def timings_of(ranks: int, slow: int | None, *, marked: bool = False, noise: float = 0.05) -> dict[str, Timing]:
+    """Return 80 rows of ranks of which one loads its data twice as long, and all wait for it in a backward pass."""
+    drawn = random.Random(1)
+    found: dict[str, Timing] = {}
+    for _ in range(80):
+        data = [0.03 * drawn.lognormvariate(0.0, noise) * (2 if rank == slow else 1) for rank in range(ranks)]
+        waits = [max(data) - own + 0.001 * drawn.random() for own in data]
+        step = [own + wait for own, wait in zip(data, waits, strict=True)]
+        busy = [own / whole if marked else 1.0 for own, whole in zip(data, step, strict=True)]
+        for name, times in {"data": data, "backward": waits, "step": step, "busy": busy}.items():
+            largest = max(range(ranks), key=times.__getitem__)
+            row = (largest, max(times), sum(times) / ranks, min(times))
+            found.setdefault(f"time/{name}", Timing()).add(*row)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_without_a_marked_section_the_rows_say_who_is_slow_and_where_ranks_wait(ranks: int) -> None:
+    said = findings(timings_of(ranks, 1), ranks)
+    seconds = r"0\.0[56]\d* s, the others 0\.0[23]\d* s"
+    assert re.fullmatch(rf"rank 1 has the largest time/data in 80 of 80 rows: {seconds}", said[0])
+    assert len(said) == (3 if ranks == 2 else 2)
+    where = "time/backward or time/data" if ranks == 2 else "time/backward"  # of two, either may be the one that waits
+    assert said[-1].startswith(f"the ranks seem to wait for each other in {where}: pass waits=True to timed there, ")
+    assert findings(timings_of(ranks, None), ranks) == []
+
+
+def test_a_marked_section_or_a_named_rank_makes_other_timings_silent() -> None:
+    assert findings(timings_of(4, 1, marked=True), 4) == []
+    named = {**timings_of(4, 1), RANK: Timing()}
+    named[RANK].counts.update({2: 5, 3: 1})
+    assert findings(named, 4) == ["rank 2 held the others up in 5 of 80 rows (time/straggler_rank)"]

@@ -268,6 +268,7 @@ def test_the_constructor_adds_only_keyword_parameters_to_the_stock_ones() -> Non
 
 def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
+    assert repr(DistWandbLogger()) == "<dist_wandb.DistWandbLogger without an open session>"
 
 
 @pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import sys
+from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,17 @@ def shared(tmp_path: Path) -> LocalRun:
     write_rank(tmp_path, 0, *(row(step, {"loss": 1.0 - step, "rank-0/loss": 0.5}) for step in range(3)))
     (found,) = read_runs(tmp_path)
     return found
+
+
+def test_runs_are_shown_in_a_line_and_as_a_table(shared: LocalRun, tmp_path: Path) -> None:
+    assert repr(shared) == "<dist_wandb.LocalRun 'exp' finished, 6 rows>"
+    assert max(map(len, map(repr, (*shared.writers, *shared.metrics.values())))) < 200
+    html_of = methodcaller("_repr_html_")
+    write_run(tmp_path, "b", display_name="<b>&")
+    runs = read_runs(tmp_path)
+    assert repr(runs).splitlines()[1:] == [" <dist_wandb.LocalRun 'b' '<b>&' finished, 3 rows>]"]
+    assert "<td>b</td><td>&lt;b&gt;&amp;</td><td></td><td>finished</td>" in html_of(runs)
+    assert "<td>exp</td>" in html_of(shared)
 
 
 def test_the_files_of_a_shared_run_are_one_run(shared: LocalRun) -> None:

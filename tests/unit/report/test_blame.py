@@ -65,7 +65,7 @@ def test_the_heat_map_has_a_row_for_each_rank_and_shows_when() -> None:
 
 
 def test_rows_that_name_no_rank_count_as_rows() -> None:
-    blame = Blame("time/straggler", "global_step")
+    blame = Blame("time/straggler_rank", "global_step")
     for step in range(10):
         blame.add(step, 2 if step % 2 else math.nan, 0.1)
         blame.add(step, -1, 0.1)

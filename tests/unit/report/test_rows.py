@@ -98,7 +98,7 @@ def test_rows_of_timings_that_name_no_rank_count() -> None:
     (blame,) = rows_of(*items).blames.values()
     found = blame.slowest(4)
     assert found is not None
-    assert (found.name, found.rank, found.share, found.stands_out) == ("time/straggler", 2, 0.25, True)
+    assert (found.name, found.rank, found.share, found.stands_out) == ("time/straggler_rank", 2, 0.25, True)
 
 
 def test_rows_name_the_slowest_rank() -> None:
@@ -108,5 +108,5 @@ def test_rows_name_the_slowest_rank() -> None:
     slowest = {blame.name: blame.slowest(4) for blame in found.blames.values()}
     assert {name: (one.rank, one.excess, one.relative) for name, one in slowest.items() if one} == {
         "time/step": (3, 0.5, 0.5),
-        "time/straggler": (2, 0.25, 0.25),
+        "time/straggler_rank": (2, 0.25, 0.25),
     }

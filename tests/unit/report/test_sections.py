@@ -9,7 +9,7 @@ import pytest
 import report_runs
 from offline_runs import sidecar_record
 from record_files import end, header, row, run, write_run
-from report_runs import definition, history, png, reduced_run, shared_run
+from report_runs import definition, history, png, reduced_run, shared_run, timed_run
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
@@ -33,7 +33,8 @@ def charts(found: Run) -> dict[str, Chart]:
 def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     reduced_run(tmp_path, ranks=4, slow=2, steps=60)
     found = one_run(tmp_path)
-    assert (found.state, found.rows, found.world, found.mode, found.uploaded) == ("finished", 61, 4, "auto/global", 0)
+    assert (found.state, found.rows, found.world, found.mode) == ("finished", 61, 4, "auto/global")
+    assert not any(writer.uploaded for writer in found.writers)
     loss = charts(found)["train/loss"]
     assert loss.line is not None
     assert loss.band is not None
@@ -42,17 +43,31 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     assert "train/loss/min" not in charts(found)
     assert "train/loss/std" in charts(found)
     assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [
-        ("time/straggler", 2, True),
+        ("time/straggler_rank", 2, True),
         ("time/step", 2, False),  # by the rule for timings
         ("time/forward", 2, False),
     ]
-    assert found.heat[0].name == "time/straggler"
+    assert found.heat[0].name == "time/straggler_rank"
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
     assert [image.name for image in found.images] == ["batch", "batch", "sample"]
     assert [table.rows[0] for table in found.tables] == [["0", "class 0", "0.5"]]
     assert found.console[0].lines[0].startswith("step 0: loss 2.0")
     assert found.config == {"lr": "0.1", "model.depth": "12", "model.width": "768", "seed": "7"}
+
+
+def test_without_a_marked_section_the_largest_times_are_findings_and_no_chance(tmp_path: Path) -> None:
+    for marked in (True, False):
+        timed_run(tmp_path / str(marked), marked=marked)
+        found = one_run(tmp_path / str(marked))
+        (data,) = [one for one in found.slowest if one.name == "time/data"]
+        assert (data.rank, data.share, data.by_chance, data.stands_out) == (2, 1.0, False, not marked)
+        assert (
+            [one[:43] for one in found.findings[:1]] == []
+            if marked
+            else ["rank 2 has the largest time/data in 40 of 4"]
+        )
+        assert [heat.kind for heat in found.heat if heat.name == "time/data"] == ["value"], "the ranks' own, once"
 
 
 def test_degraded_rows_are_flagged(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_a_session_exposes_plan_topology_id_and_urls(fake_wandb: FakeWandb) -> N
     assert repr(session) == "<dist_wandb.Session run_mode='auto' rank 0 of 1 run='exp'>"
 
 
+def test_a_session_is_shown_with_the_id_generated_by_wandb_and_names_for_users_only(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init("digits")
+    assert repr(session) == f"<dist_wandb.Session run_mode='auto' rank 0 of 1 run={fake_wandb.runs[0].id!r}>"
+    assert {"log", "timed", "finish"} <= set(dir(session))
+    assert not {"meet", "release", "is_returned", "expect_config"} & set(dir(session))
+
+
 def test_a_session_has_the_id_generated_by_wandb(fake_wandb: FakeWandb) -> None:
     assert dist_wandb.init().id == fake_wandb.runs[0].id == "made-by-wandb-0"
 

@@ -128,8 +128,10 @@ def test_rows_are_the_trainers_log_history(
 ) -> None:
     """Based on `test_logging_steps` and others in transformers' `tests/trainer`: the Trainer decides when to log."""
     callback = DistWandbCallback()
+    assert repr(callback) == "<dist_wandb.DistWandbCallback without an open session>"
     trainer = trainer_with(callback, out=tmp_path, max_steps=4, **arguments)
     trainer.train()
+    assert repr(callback).startswith("<dist_wandb.DistWandbCallback <dist_wandb.Session ")
     assert callback.session is not None
     callback.session.finish()
     (run,) = whole_run.runs

@@ -38,7 +38,7 @@ OPENS = frozenset(
 ALLOWED = {
     ("wandb_files", "find_files"): {"open": "a directory that the user gives"},
     ("wandb_files", "_look_below"): {"open": "a directory that is no link, in a directory that is open"},
-    ("wandb_files", "inspect"): {"open": "a new file in a private directory"},
+    ("wandb_files", "records_of"): {"open": "a new file in a private directory"},
     ("wandb_files", "_parsed"): {"loads": "a line of the reader's, of bounded length and depth"},
     ("wandb_files", "split"): {"open": "a new file in a private directory"},
     ("wandb_files", "row"): {"raw_decode": "numbers that a pattern has found"},
