@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -122,10 +123,10 @@ def _checked(message: object, topology: Topology) -> JobDescription:
     raise not_of_a_rank("description of the job", message, topology)
 
 
-def next_job(integration: str, topology: Topology, timeout: float) -> JobDescription | None:
+def next_job(integration: str, topology: Topology, timeout: float, within: float = 0.0) -> JobDescription | None:
     """Return the coordinator's description of the integration's next session, which this rank has not opened.
 
-    Does not wait for it: returns `None` if the coordinator has not opened the session, or there is no store. Sessions
+    Returns `None` if the coordinator has not opened the session `within` seconds, or there is no store. Sessions
     that the coordinator has already finished are skipped, as this rank had no part in them. Raises `RendezvousError` if
     the store does not answer for `timeout` seconds, or holds another message.
     """
@@ -135,9 +136,14 @@ def next_job(integration: str, topology: Topology, timeout: float) -> JobDescrip
         if store is None:
             return None
         if not leftovers.is_over(store):
-            message = store.try_get(_JOB)
+            message = poll(partial(store.try_get, _JOB), within, LONGEST_PAUSE, topology.world_size)
             return None if message is None else _checked(message, topology)
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
+
+
+def miss_job(integration: str) -> None:
+    """Count a session that this rank ends without having opened it, so that its next one is the coordinator's next."""
+    _opened[integration] += 1
 
 
 def is_ending(store: JobStore) -> bool:
