@@ -82,8 +82,8 @@ class LateJoin:
         session = current()
         if session is not None and session.opened_at is not None:  # by the script
             return session
-        patience = self.options.limits.join_timeout if self.rows else 0.0
-        job = self._next(patience) if within is None else self._poll.result(within)
+        most = self.options.limits.join_timeout
+        job = self._next(most * bool(self.rows)) if within is None else self._poll.result(within)
         if job is not None and not isinstance(job, Session):
             self.options = Options(**job["options"])
         return job
@@ -119,7 +119,7 @@ class LateJoin:
         number = f"{len(self.rows)} rows{' and more' if len(self.rows) == _MOST_ROWS else ''}"
         message = (
             f"Rank {PartialState().process_index} logged {number}, but the main process has not called "
-            "accelerator.init_trackers, so they are dropped. Call it before the first log."
+            "accelerator.init_trackers, or has ended its run, so they are dropped. Call it before the first log."
         )
         warn(message, users_line(), may_raise=False)  # neither the training nor its end may fail because of it
 

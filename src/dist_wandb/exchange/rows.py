@@ -328,8 +328,8 @@ class Writing:
     def _lose(self, error: Exception, values: int) -> None:
         """Report a row that could not be written, once for each kind of error: it must not stop the later ones."""
         self._writer.lost["that W&B refused"] += values
+        text = "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported"
         if self._notices.is_first(type(error)):
-            text = "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported"
             _log.error(text, self._held.rank, exc_info=error)
 
 

@@ -102,8 +102,7 @@ class Record:
                 self._unsafe.popleft()
 
     def _log(self, run: AnyRun, logged: _LoggedRow) -> None:
-        row = nested(logged.row, self._paths) if self._paths else logged.row
-        original(run, "log")(row, **logged.arguments)
+        original(run, "log")(nested(logged.row, self._paths) if self._paths else logged.row, **logged.arguments)
 
     def stored(self, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
         """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""

@@ -90,9 +90,8 @@ class RunWriter:
         paths: Paths,
     ) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change, as `write` would write them."""
-        row: dict[str, Any] = {}
+        row = dict(metrics)
         for name, value in metrics.items():
-            row[name] = value
             if not may_change(value) or not (self.is_primary or per_rank.has(name, is_number=False)):
                 continue
             final = name if self.is_primary else f"{self.label}/{name}"
