@@ -452,9 +452,9 @@ def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_tu
     assert second.get_tracker("dist_wandb").session.id == "id-2"
 
 
-def test_a_description_that_is_published_later_is_waited_for(on_main: Callable[[int], Session]) -> None:
+@pytest.mark.usefixtures("on_main")
+def test_a_description_that_is_published_later_is_waited_for() -> None:
     topology = Topology(1, 1, 0, 2, 2, 1)
-    assert on_main
     assert next_job("behind", topology, 30.0, 0.1) is None
     options, store = Options(run_mode="new"), JobStore.find("behind/1", topology, 30.0)
     assert store is not None

@@ -18,7 +18,7 @@ import wandb
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import HostCopy, Later, known
-from dist_wandb.payloads.scalars import checked_weight, copied_row, copied_weight, flattened, is_number, nested
+from dist_wandb.payloads.scalars import Paths, checked_weight, copied_row, copied_weight, flattened, is_number, nested
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -129,14 +129,16 @@ def test_objects_other_than_numbers_are_kept() -> None:
 
 def test_mappings_are_flattened_with_dots() -> None:
     row = {"val": {"loss": 0.5, "per": {"class": np.int64(7)}}, "lr": 0.1, "none": {}, "text": {"a": "b", 1: 2}}
-    flat = copied_row(flattened(row, paths := {}, 0), 0)
+    paths: Paths = {}
+    flat = copied_row(flattened(row, paths, 0), 0)
     assert flat == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b", "text.1": 2}
     assert list(paths) == [*list(flat)[:2], *list(flat)[3:]]
 
 
 def test_flattened_rows_become_what_they_were_within_other_values() -> None:
     row = {"a": {"b": {"c": 1.0}}, "v": {"w": {"mean": torchmetrics.MeanMetric()}, "n": 2.0}, "f.g": 3}
-    flat = flattened(row, paths := {}, 0)
+    paths: Paths = {}
+    flat = flattened(row, paths, 0)
     assert (list(flat), nested(flat, paths)) == (["a.b.c", "v.w.mean", "v.n", "f.g"], row)
     before = {"a": {"b": {"c": 0, "d": 0}}, "v": 1}
     assert nested(flat, paths, before) == {**row, "a": {"b": {"c": 1.0, "d": 0}}}
