@@ -23,7 +23,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
-from dist_wandb.session.job_description import next_job
+from dist_wandb.session.job_description import miss_job, next_job
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, process_end
 from dist_wandb.session.session import Session
@@ -61,13 +61,14 @@ class LateJoin:
         """Search for the session after the one that is open from now on."""
         self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
 
-    def read_next_job(self) -> JobDescription | None:
-        """Read the main process's description of the next session, if published. Waits for the store."""
-        return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
+    def read_next_job(self, within: float = 0.0) -> JobDescription | None:
+        """Read the main process's description of the next session, if published `within` seconds."""
+        return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout, within)
 
-    def _next(self) -> JobDescription | Session | None:
+    def _next(self, within: float = 0.0) -> JobDescription | Session | None:
         """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
-        job, session = self.read_next_job(), current()
+        session = current()
+        job = self.read_next_job(within if session is None else 0.0)
         if job is None and session is not None and not session.is_ending():
             return session
         return job
@@ -75,13 +76,14 @@ class LateJoin:
     def found(self, within: float | None) -> JobDescription | Session | None:
         """Return what the main process has published as the session, and update `options`; or a session that goes on.
 
-        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here. Raises
-        `RendezvousError` if the store is gone.
+        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here, and if rows
+        wait, up to `join_timeout` for the main process, which is behind. Raises `RendezvousError` if the store is gone.
         """
         session = current()
         if session is not None and session.opened_at is not None:  # by the script
             return session
-        job = self._next() if within is None else self._poll.result(within)
+        most = self.options.limits.join_timeout
+        job = self._next(most * bool(self.rows)) if within is None else self._poll.result(within)
         if job is not None and not isinstance(job, Session):
             self.options = Options(**job["options"])
         return job
@@ -111,12 +113,13 @@ class LateJoin:
         if self.rows:
             self._warn_of_dropped_rows()
             self.rows.clear()
+            miss_job(INTEGRATION)
 
     def _warn_of_dropped_rows(self) -> None:
         number = f"{len(self.rows)} rows{' and more' if len(self.rows) == _MOST_ROWS else ''}"
         message = (
             f"Rank {PartialState().process_index} logged {number}, but the main process has not called "
-            "accelerator.init_trackers, so they are dropped. Call it before the first log."
+            "accelerator.init_trackers, or has ended its run, so they are dropped. Call it before the first log."
         )
         warn(message, users_line(), may_raise=False)  # neither the training nor its end may fail because of it
 

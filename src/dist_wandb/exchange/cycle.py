@@ -12,7 +12,6 @@ hand them over with the shared state when it joins. A rank that finishes meanwhi
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,6 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport.group import Group
-
-_log = logging.getLogger("dist_wandb")
 
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
 
@@ -111,10 +108,7 @@ class Cycle:
                 own.lost["that could not be kept for the rank that writes them"] += dropped
             self.kept_after = self.kept_after if self.kept else own.writing.last_position
             self.kept.extend(row._replace(own=()) for row in rows)
-        try:
-            own.writing.write(rows)
-        except Exception:  # noqa: BLE001  # rows that cannot be written must not stop the later ones
-            _log.exception("dist_wandb: rank %d could not write rows; they are lost", self._context.rank)
+        own.writing.write(rows)
         own.held.spreads.found.clear()
 
     @property

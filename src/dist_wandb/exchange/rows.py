@@ -231,7 +231,10 @@ class Writing:
             for index, row in enumerate(rows):
                 self.due = len(rows) - index
                 if self._writer.is_primary or row.own:
-                    self._write_row(row)
+                    try:
+                        self._write_row(row)
+                    except Exception as error:  # noqa: BLE001  # in the making of the row
+                        self._lose(error, len(row.names))
         finally:
             self.due = 0
         if rows:
@@ -321,13 +324,15 @@ class Writing:
             self._open = _OpenRow({**before, **row}, x, time.monotonic())
         try:
             self._writer.write(row, x, commit=commit)
-        except Exception as error:  # noqa: BLE001  # a row that W&B rejects must not stop the later ones
-            self._writer.lost["that W&B refused"] += len(row)
-            if self._notices.is_first(type(error)):
-                _log.exception(
-                    "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",
-                    self._held.rank,
-                )
+        except Exception as error:  # noqa: BLE001  # of W&B
+            self._lose(error, len(row))
+
+    def _lose(self, error: Exception, values: int) -> None:
+        """Report a row that could not be written, once for each kind of error: it must not stop the later ones."""
+        self._writer.lost["that W&B refused"] += values
+        text = "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported"
+        if self._notices.is_first(type(error)):
+            _log.error(text, self._held.rank, exc_info=error)
 
 
 class Rows:

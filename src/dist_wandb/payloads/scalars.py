@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
+Paths: TypeAlias = "dict[str, tuple[str, ...]]"  # of the names of `flattened` rows that were nested
 
 _DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
 
@@ -100,17 +102,52 @@ def are_plain(metrics: Mapping[str, Any]) -> bool:
     return PLAIN.issuperset(map(type, metrics.values()))
 
 
-def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
-    """Return a copy of a row: with Python numbers, snapshots of metrics, copies of arrays; other objects as they are.
+def flattened(metrics: Mapping[Any, Any], paths: Paths, rank: int, within: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a row without nested mappings, with a dot between the names as W&B shows them; add to `paths`.
 
-    Values on a device become `Later` or `LaterValue`. Mappings are flattened as W&B shows them, with a dot between the
-    names; without `flat`, only those that contain metrics. Raises ConfigurationError for a part of a tensor.
+    Raises NotARowError for a name within a mapping that W&B cannot store.
+    """
+    row: dict[str, Any] = {}
+    for inner, value in metrics.items():
+        if not within and (type(value) in PLAIN or as_tensor(value) is not None):  # a hot path
+            row[inner] = value
+            continue
+        path = (*within, str(inner))
+        if isinstance(value, Mapping) and not is_metric(value) and len(path) <= _DEEPEST:
+            row.update(flattened(value, paths, rank, path))
+            continue
+        name = ".".join(path)
+        if within:
+            check_name(name, rank)
+            paths[name] = path
+        row[name] = value
+    return row
+
+
+def nested(row: Mapping[str, Any], paths: Paths, within: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return a `flattened` row as it was, added to the values `within`."""
+    found = dict(within)
+    for name, value in row.items():
+        *outer, last = paths.get(name, (name,))
+        values = found
+        for one in outer:
+            before = values.get(one)
+            values[one] = dict(before) if isinstance(before, dict) else {}
+            values = values[one]
+        values[last] = value
+    return found
+
+
+def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Return a copy of a `flattened` row: with Python numbers, snapshots of metrics, copies of arrays; others as are.
+
+    Values on a device become `Later` or `LaterValue`. Raises ConfigurationError for a part of a tensor.
     """
     if are_plain(metrics):
         return dict(metrics)
     row: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
-    for name, value in _flat(metrics, rank, all_of_it=flat):
+    for name, value in metrics.items():
         if type(value) in PLAIN:
             row[name] = value
             continue
@@ -162,22 +199,6 @@ def _copied_one_weight(argument: str, value: object, rank: int) -> Any:
 def is_number(value: object) -> bool:
     """Return whether a value of `copied_row` is a number, which may be a `Later`."""
     return isinstance(value, (int, float, Later))
-
-
-def _flat(metrics: Mapping[str, Any], rank: int, *, all_of_it: bool) -> Iterable[tuple[str, Any]]:
-    for name, value in metrics.items():
-        if type(value) in PLAIN or as_tensor(value) is not None:  # a hot path: the next check takes longer
-            yield name, value
-        elif isinstance(value, Mapping) and not is_metric(value) and (all_of_it or _has_metrics(value)):
-            for inner, item in _flat(value, rank, all_of_it=True):
-                check_name(f"{name}.{inner}", rank)  # `check_row` knows those at the top
-                yield f"{name}.{inner}", item
-        else:
-            yield name, value
-
-
-def _has_metrics(values: Mapping[str, Any]) -> bool:
-    return any(is_metric(value) or (isinstance(value, Mapping) and _has_metrics(value)) for value in values.values())
 
 
 def _copied_value(name: str, value: Any, rank: int) -> Any:

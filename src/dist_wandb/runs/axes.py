@@ -7,7 +7,7 @@ logged outside of a session do not get ``global_step=0``. For a run that was alr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.runs.interception import original
@@ -45,10 +45,10 @@ class Axes:
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
         """Define those names of a row that need it, then log the row."""
         if self._patterns:
-            for name in _names(row):
+            for name in row:
                 if name not in self._settled:
                     self._settle(name)
-        self._seen.update(_names(row))
+        self._seen.update(row)
         self._record.log(row, **kwargs)
 
     def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,15 +96,6 @@ class Axes:
         """Return the names of the user's x axes."""
         steps = (given.get("step_metric") for given in (*self._patterns.values(), *self._exact.values()))
         return (getattr(step, "name", step) for step in steps)  # wandb also accepts what define_metric returned
-
-
-def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names that W&B gives to the values of a row: in a nested mapping ``outer.inner``."""
-    for name, value in row.items():
-        if isinstance(value, Mapping) and "_type" not in value:  # media
-            yield from _names(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:

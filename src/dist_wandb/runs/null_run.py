@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import known
+from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs.run_metadata import METADATA
 from dist_wandb.runs.wandb_media import shown_values
 
@@ -243,9 +244,10 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         """Keep the values in a copy, also in another process; its writes concern nobody."""
         return {"_written": self._own()}
 
-    def show(self, values: Mapping[str, Any]) -> None:
+    def show(self, values: Mapping[str, Any], paths: Paths) -> None:
         """Take over the values of a call of `log`."""
-        self._own().update(shown_values(values))
+        own, shown = self._own(), shown_values(values)
+        own.update(nested(shown, paths, own) if paths else shown)
 
     def get(self, name: object, default: Any = None) -> Any:
         """Return the value that this rank has written or logged under a name, else the default."""

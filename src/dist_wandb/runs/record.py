@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dist_wandb.errors import DistWandbError
+from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import wandb_private, wandb_process
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
@@ -51,8 +52,15 @@ _MOST_UNSAFE = 20_000  # rows kept for that time
 class Record:
     """Logs rows into a run or, if that is lost, into the one on disk that `reopen` opens with its id and config."""
 
-    def __init__(self, run: AnyRun, rank: int, reopen: Callable[[str, Mapping[str, Any]], AnyRun]) -> None:
+    def __init__(
+        self,
+        run: AnyRun,
+        rank: int,
+        reopen: Callable[[str, Mapping[str, Any]], AnyRun],
+        paths: Paths | None = None,  # of the names that are nested in the run
+    ) -> None:
         self.run = run
+        self._paths: Paths = {} if paths is None else paths
         self._rank = rank
         self._reopen = reopen
         self._service = _Service.current
@@ -74,14 +82,14 @@ class Record:
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
         try:
-            _log_with_retry(run, logged)
+            _with_media_directory(lambda: self._log(run, logged))
         except Exception as error:
             if not wandb_process.has_lost_service(run, error):
                 raise
             if not self._switch(run, error):
                 self._late.append(logged)
                 return
-            _log_with_retry(self.run, logged)
+            _with_media_directory(lambda: self._log(self.run, logged))
         if kwargs.get("commit") is False:
             self._parts.append(logged)
             return
@@ -92,6 +100,9 @@ class Record:
         while self._unsafe and self._unsafe[0].time < logged.time - _UNSAFE:
             with suppress(IndexError):  # another thread, or a signal handler, was faster
                 self._unsafe.popleft()
+
+    def _log(self, run: AnyRun, logged: _LoggedRow) -> None:
+        original(run, "log")(nested(logged.row, self._paths) if self._paths else logged.row, **logged.arguments)
 
     def stored(self, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
         """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""
@@ -162,11 +173,11 @@ class Record:
             logged = rows.pop(0) if rows else self._late.popleft()
             try:
                 for part in (*logged.parts, logged):
-                    original(self.run, "log")(part.row, **part.arguments)
+                    self._log(self.run, part)
             except Exception:  # noqa: BLE001  # one row's problem must not cost the others
                 shortened += 1
                 with suppress(Exception):
-                    original(self.run, "log")(_numbers_of(logged.whole), **logged.arguments)
+                    self._log(self.run, logged._replace(row=_numbers_of(logged.whole)))
         if shortened:
             _log.warning(
                 "dist_wandb: rank %d could write only the numbers of %d of the rows lost with wandb's process.",
@@ -195,10 +206,6 @@ class _LoggedRow(NamedTuple):
     @property
     def whole(self) -> dict[str, Any]:
         return {name: value for logged in (*self.parts, self) for name, value in logged.row.items()}
-
-
-def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:
-    _with_media_directory(lambda: original(run, "log")(logged.row, **logged.arguments))
 
 
 def _with_media_directory(write: Callable[[], _T]) -> _T:

@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.payloads.devices import known
+from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import shown_values
@@ -52,6 +53,7 @@ class LastLogged:
     """
 
     def __init__(self) -> None:
+        self.paths: Paths = {}  # of the names that are nested in the run
         self._calls: dict[str, tuple[int | None, Mapping[str, Any]]] = {}  # position and row of the last call
         self._defined: tuple[str, ...] = ()  # patterns of names whose summary is not the last value
 
@@ -70,9 +72,10 @@ class LastLogged:
             if self._calls.get(name, _NOWHERE)[0] == x:
                 self._calls[name] = (x, row)
 
-    def forget(self, name: str) -> None:
-        """Leave a name to wandb."""
-        self._calls.pop(name, None)
+    def forget(self, path: tuple[str, ...]) -> None:
+        """Leave a value, and all within it, to wandb."""
+        for name in [name for name in self._calls.copy() if self.paths.get(name, (name,))[: len(path)] == path]:
+            self._calls.pop(name, None)
 
     def hide(self, names: Iterable[str], places: Collection[int | None]) -> None:
         """Leave the names of rows that have ended, at these positions, to wandb."""
@@ -85,7 +88,7 @@ class LastLogged:
         """Return the summary, of which `read` returns what wandb's own process has."""
         calls = self._calls.copy()  # before their rows can end
         last = {name: row[name] for name, (_, row) in calls.items() if not matches_any(name, self._defined)}
-        return {**read(), **known(shown_values(last))}
+        return nested(known(shown_values(last)), self.paths, read())
 
 
 class SummaryWrites:
@@ -147,6 +150,7 @@ class SummaryWrites:
 
     def continue_from(self, former: SummaryWrites, run: AnyRun) -> None:
         """Do with a run what was set aside for it, at the same place among the rows, which are yet to be written."""
+        self.logged.paths.update(former.logged.paths)
         for number, action in sorted(former._aside.values(), key=itemgetter(0)):
             self._numbers = itertools.count(number)
             self._do(partial(action, run))
@@ -168,7 +172,7 @@ class SummaryWrites:
                 one.update, one.remove = ([item], []) if kind == "update" else ([], [item])
                 others = [other for other in self._writes.get(name, ()) if other.path[: len(path)] != path]
                 self._writes[name] = (*others, _Write(number, path, one))
-                self.logged.forget(name)
+                self.logged.forget(path)
         self.count = number
         write(record)  # last: a row that is written before this has no effect, and one that is written later finds it
 
@@ -182,9 +186,9 @@ class SummaryWrites:
         this call. `corrects`: the row was written before, and keeps the place that it had then.
         """
         if corrects:
-            self._write_again(row, 0)
+            self._write_again(self._first(row), 0)
         elif follows is None:
-            self._replaced.update((name, self.count) for name in row if name in self._writes)
+            self._replaced.update((name, self.count) for name in self._first(row) if name in self._writes)
         else:
             before, names = self._open, dict.fromkeys((*self._open, *row))
             continues, places, self._x = x == self._x, (x, self._x), x
@@ -193,13 +197,17 @@ class SummaryWrites:
             self.logged.hide(ended, places)
             if is_open:
                 self.logged.replace(row, x)
-            self._write_again(ended, follows)
+            self._write_again(self._first(ended), follows)
+
+    def _first(self, names: Iterable[str]) -> Iterable[str]:
+        """Return the first names of the paths of a row's names."""
+        return dict.fromkeys([self.logged.paths.get(name, (name,))[0] for name in names]) if self._writes else ()
 
     def _write_again(self, names: Iterable[str], follows: int) -> None:
         if self._is_other_run:
             self._is_other_run = False
             self._write_again(self._writes.copy(), 0)
-        for name in names if self._writes else ():
+        for name in names:
             if name in self._writes:
                 done = self._replaced[name] = max(follows, self._replaced.get(name, 0))
                 while later := [write for write in self._writes[name] if write.number > done]:

@@ -97,7 +97,7 @@ class AsLogged:
 
     def __init__(self, value: Any, name: str | None = None) -> None:
         self.value: Any = value
-        self.name: str | None = name  # under which it is stored, at the top of the row; `None`: that of the value
+        self.name: str | None = name  # under which it is stored; `None`: that of the value
 
 
 def may_change(value: object, depth: int = _DEEPEST) -> bool:
@@ -116,23 +116,6 @@ def may_change(value: object, depth: int = _DEEPEST) -> bool:
     return not isinstance(value, Mapping) or any(may_change(item, depth - 1) for item in value.values())
 
 
-def taken(values: Mapping[str, Any], take: Callable[[str, str, Any], dict[str, Any]], path: str = "") -> dict[str, Any]:
-    """Return a row in which `take` has replaced the values that may change, also in nested mappings.
-
-    `take` gets the name of a value from the top of the row (with `path`), its name in its mapping, and the value. It
-    returns the replacement by the latter name, or nothing.
-    """
-    row: dict[str, Any] = {}
-    for name, value in values.items():
-        if not may_change(value):
-            row[name] = value
-        elif isinstance(value, Mapping):
-            row[name] = taken(value, take, f"{path}{name}.")
-        else:
-            row.update(take(f"{path}{name}", name, value))
-    return row
-
-
 def shown_values(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a row that a summary shows as they are: numbers, which may be `Later`, text and media."""
     if PLAIN.issuperset(map(type, row.values())):
@@ -148,25 +131,9 @@ def shown_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row with what W&B stores of values that were taken when they were logged."""
-    if not any(type(value) in (AsLogged, dict) for value in row.values()):
+    if AsLogged not in map(type, row.values()):
         return row
-    top: dict[str, Any] = {}
-    inner = _with_taken(row, top)
-    return {**inner, **top}
-
-
-def _with_taken(values: Mapping[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if type(value) is dict:
-            found[name] = _with_taken(value, top)
-        elif type(value) is not AsLogged:
-            found[name] = value
-        elif value.name is None:
-            found[name] = value.value
-        else:
-            top[value.name] = value.value
-    return found
+    return dict([(one.name or name, one.value) if type(one) is AsLogged else (name, one) for name, one in row.items()])
 
 
 def has_merged(row: Mapping[str, Any]) -> bool:

@@ -24,9 +24,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
-from dist_wandb.runs.wandb_media import AsLogged, has_merged, is_media, made_of_merged, taken, with_taken
+from dist_wandb.runs.wandb_media import AsLogged, has_merged, is_media, made_of_merged, may_change, with_taken
 
 if TYPE_CHECKING:
+    from dist_wandb.payloads.scalars import Paths
     from dist_wandb.runs.axes import Axes
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.record import Record
@@ -86,22 +87,21 @@ class RunWriter:
         per_rank: PerRankNames,
         step: int,  # for the names of files
         store: Callable[[str, str, Any, int], tuple[str, Any]],  # `Record.stored`
-        *,
-        flat: bool,  # whether nested mappings will be flattened
+        paths: Paths,
     ) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change, as `write` would write them."""
-
-        def take(path: str, key: str, value: Any) -> dict[str, Any]:
-            if not (self.is_primary or per_rank.has(path, is_number=False)):
-                return {key: value}
-            name = path if self.is_primary else f"{self.label}/{path}"
-            try:
-                found, made = store(name, name if flat else key, value, step)
+        row = dict(metrics)
+        for name, value in metrics.items():
+            if not may_change(value) or not (self.is_primary or per_rank.has(name, is_number=False)):
+                continue
+            final = name if self.is_primary else f"{self.label}/{name}"
+            try:  # files are named as with wandb alone, by the innermost name
+                found, made = store(final, paths.get(final, (final,))[-1], value, step)
+                row[name] = AsLogged(made, None if found == final else found)
             except Exception as error:  # noqa: BLE001  # of any kind, because values execute their own code
-                return self._rescue.replaced(path, key, value, error)
-            return {key: AsLogged(made, None if found == name else found)}
-
-        return taken(metrics, take)
+                del row[name]
+                row.update(self._rescue.replaced(name, value, error))
+        return row
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write a row, or add to the row that earlier calls left open. A call at another step ends that row first.
@@ -204,10 +204,10 @@ class _Rescue:
         for name, why in causes.items():
             self._warn(name, row[name], why, is_text=name in rest)
 
-    def replaced(self, path: str, name: str, value: Any, cause: Exception) -> dict[str, str]:
+    def replaced(self, name: str, value: Any, cause: Exception) -> dict[str, str]:
         """Return the text of a value that W&B cannot write, by its name, or nothing; warn."""
         text = self._as_text(name, value)
-        self._warn(path, value, cause, is_text=bool(text))
+        self._warn(name, value, cause, is_text=bool(text))
         return text
 
     def _as_text(self, name: str, value: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight
+from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight, flattened
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.moving import MOVED, successor_of
 from dist_wandb.session.sections import Sections
@@ -80,8 +80,10 @@ class Intake:
             return
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
+        row = metrics
         if not are_plain(metrics):
-            for value in metrics.values():
+            row = flattened(metrics, self._own.summary.logged.paths, rank)
+            for value in row.values():
                 if isinstance(value, Gathered):
                     value.use(rank, wandb_media.image)
         if step is not None:
@@ -89,8 +91,8 @@ class Intake:
         with self._life.accepting:
             if self._successor is not None:
                 self._successor.put(metrics, step, weight, commit, leads=leads)
-            elif not self._is_over(len(metrics)):
-                self._pass_on(metrics, step, weight, commit, leads=leads)
+            elif not self._is_over(len(row)):
+                self._pass_on(row, step, weight, commit, leads=leads)
                 self._is_over()  # a signal handler may have finished the session before the row was passed on
 
     def watch(self, values: Mapping[str, Any]) -> None:
@@ -99,7 +101,7 @@ class Intake:
             if self._is_over():
                 return
             if self._link.reduces:
-                self._watched.update(self._as_logged(values, flat=True))
+                self._watched.update(self._as_logged(values))
             elif self._link.unit.is_member:
                 self._put_own(values, None, None, commit=False)
 
@@ -160,12 +162,12 @@ class Intake:
             step = metrics.get(self._own.step_metric)
         return step if type(step) is int and step >= 0 else None
 
-    def _as_logged(self, metrics: Mapping[str, Any], *, flat: bool) -> Mapping[str, Any]:
+    def _as_logged(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         """What W&B stores of a row's media now: the script may change them. Other values are copied as they are."""
         if are_plain(metrics):
             return metrics
         last, ended = self._last
-        return self._own.as_logged(metrics, (last or 0) + ended, flat=flat)
+        return self._own.as_logged(metrics, (last or 0) + ended)
 
     def _put_reduced(
         self,
@@ -177,7 +179,7 @@ class Intake:
     ) -> None:
         """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
-        values = copied_row(self._as_logged(metrics, flat=True), rank)
+        values = copied_row(self._as_logged(metrics), rank)
         if step is None and axis in values and type(values[axis]) is int:
             step = checked_step(values.pop(axis), rank)
         last = self._last[0] if step is None else step
@@ -194,8 +196,7 @@ class Intake:
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on a row of this rank alone."""
         rank = self._link.topology.global_rank
-        flat = self._link.plan.label is not None
-        metrics = copied_row(self._as_logged(metrics, flat=flat), rank, flat=flat)
+        metrics = copied_row(self._as_logged(metrics), rank)
         if weight is not None:
             copied_weight(weight, rank)
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
@@ -232,7 +233,9 @@ def exchange_of(
             published,
             names_unopened=MOVED not in link.name,
         )
-        return CollectiveExchange(link.unit, hooks, rows, options.limits)
+        exchange = CollectiveExchange(link.unit, hooks, rows, options.limits)
+        exchange.rounds.side_data.paths = own.summary.logged.paths
+        return exchange
     if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
         return WatchingExchange(
             options.limits, link.topology.global_rank, partial(successor_of, link, link.until_open(enclosing))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
-_opened: Counter[str] = Counter()  # sessions by integration
+_opened: Counter[str] = Counter()  # sessions by integration; with `_PASSED`, those that ended without this rank
+_PASSED = "/passed"
 ENDING = "ending"  # key: set once the coordinator has begun to end the session
 _ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
@@ -122,11 +124,12 @@ def _checked(message: object, topology: Topology) -> JobDescription:
     raise not_of_a_rank("description of the job", message, topology)
 
 
-def next_job(integration: str, topology: Topology, timeout: float) -> JobDescription | None:
+def next_job(integration: str, topology: Topology, timeout: float, within: float = 0.0) -> JobDescription | None:
     """Return the coordinator's description of the integration's next session, which this rank has not opened.
 
-    Does not wait for it: returns `None` if the coordinator has not opened the session, or there is no store. Sessions
-    that the coordinator has already finished are skipped, as this rank had no part in them. Raises `RendezvousError` if
+    Returns `None` if the coordinator has not opened the session `within` seconds, or there is no store. Sessions
+    that the coordinator has already finished are skipped, as this rank had no part in them: a rank that is behind does
+    not wait. Raises `RendezvousError` if
     the store does not answer for `timeout` seconds, or holds another message.
     """
     while True:
@@ -135,9 +138,15 @@ def next_job(integration: str, topology: Topology, timeout: float) -> JobDescrip
         if store is None:
             return None
         if not leftovers.is_over(store):
-            message = store.try_get(_JOB)
+            message = poll(partial(store.try_get, _JOB), within * (not _opened[integration + _PASSED]), LONGEST_PAUSE)
             return None if message is None else _checked(message, topology)
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
+        _opened[integration + _PASSED] += 1
+
+
+def miss_job(integration: str) -> None:
+    """Count a session that this rank ends without having opened it, so that its next one is the coordinator's next."""
+    _opened[integration] += not _opened[integration + _PASSED]
 
 
 def is_ending(store: JobStore) -> bool:

@@ -71,7 +71,7 @@ class OwnRun:
         # whether the x axis is the one that this package defines and counts rows on
         self.has_our_axis: bool = step_metric == axes.STEP_METRIC
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
-        self._record = Record(run, link.topology.global_rank, self._reopen)
+        self._record = Record(run, link.topology.global_rank, self._reopen, self.summary.logged.paths)
         self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
         target = self._record if self._axes is None else self._axes
         self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
@@ -100,16 +100,16 @@ class OwnRun:
         """Let the summary answer with the values of a call until those of its row, at position `x`, are there."""
         run = self.run
         if isinstance(run, NullRun):
-            run.summary.show(values)
+            run.summary.show(values, self.summary.logged.paths)
         else:
             self.summary.logged.show(values, x)
 
-    def as_logged(self, metrics: Mapping[str, Any], step: int, *, flat: bool) -> Mapping[str, Any]:
+    def as_logged(self, metrics: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
         if not wandb_private.can_store(self.run):
             return metrics
         per_rank = check_per_rank(self._link.options.per_rank)
-        return self.writer.as_logged(metrics, per_rank, step, self._record.stored, flat=flat)
+        return self.writer.as_logged(metrics, per_rank, step, self._record.stored, self.summary.logged.paths)
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None], intake: Intake) -> None:
         """Redirect calls on the run, direct or through wandb: to `log`, and to `finish` before the run's own."""

@@ -64,5 +64,12 @@ CASES = (
         *(_axis("a", "s"), _log({"a": 1, "s": 8}, 0), _log({"b": 2, "s": 8})),
         end={"do": "end", "how": "raise"},
     ),
+    _case(
+        "nested",
+        _log({"d": {"x": 1, "more": {"y": 2, "word": "w"}}, "f.g": 3}),
+        _log({"d": {"z": 5}}),
+        _summary(d={"best": 9}),
+        _log({"d": {"x": 2}}),
+    ),
     _case("without-a-step-after-one", _log({"a": 1}, 5), _log({"b": 2}), _log({"c": 3})),
 )

@@ -1,17 +1,23 @@
-"""What a run has left on disk, in a form in which two runs can be compared."""
+"""What a run has left on disk, in a form in which two runs can be compared.
+
+W&B's reader does not tell a nested value from one with a dot in its name, so rows and summary are read without it.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from record_files import new_record
 from stored import find_runs
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.inspection import UNUSED, inspect
+from dist_wandb.wandb_files.record_file import records_of
 
 _LONGEST_WRITE = 20.0  # seconds that wandb's process may need after `finish` to complete a file
 
@@ -22,7 +28,7 @@ class Recorded:
 
     Args:
         rows: The rows, in the order of writing, with all of W&B's values.
-        summary: The values by flat name, such as ``val/acc.max``.
+        summary: The values by flat name, such as ``val/acc.max``; a dot of a name itself is ``\\.``.
         config: The values by name.
         axes: The user's x axis of each defined name or pattern, and ours.
         exit_code: Exit code of the run; `None` if the file has no end.
@@ -47,27 +53,31 @@ class Recorded:
         """Add one record of the file."""
         kind = record["type"]
         contents = record[kind]
-        if kind == "history":
-            self.rows.append(contents.get("item", {}))
-        elif kind == "summary":
-            self._change(self.summary, contents, is_flat=True)
-        elif kind in ("config", "run"):
-            self._change(self.config, contents.get("config", {}) if kind == "run" else contents, is_flat=False)
+        if kind in ("config", "run"):
+            change = contents.get("config", {}) if kind == "run" else contents
+            self.config.update(change.get("update", {}))
+            for name in change.get("remove", ()):
+                self.config.pop(name, None)
         elif kind == "metric":
             self.axes[contents.get("glob_name") or contents["name"]] = contents.get("step_metric", "")
         elif kind == "exit":
             self.exit_code = contents.get("exit_code", 0)
 
-    def _change(self, values: dict[str, Any], change: Mapping[str, Any], *, is_flat: bool) -> None:
-        for name, value in change.get("update", {}).items():
-            if is_flat:
-                for old in [old for old in values if old == name or old.startswith(f"{name}.")]:
-                    del values[old]
-                values.update(_flat(name, value))
-            else:
-                values[name] = value
-        for name in change.get("remove", ()):
-            values.pop(name, None)
+    def take_values(self, record: Any) -> None:
+        """Add one record of W&B's: a row, or a change of the summary."""
+        if record.HasField("history"):
+            self.rows.append({_name(item): json.loads(item.value_json) for item in record.history.item})
+        elif record.HasField("summary"):
+            for item in (*record.summary.remove, *record.summary.update):
+                name = _name(item)
+                for old in [old for old in self.summary if old == name or old.startswith(f"{name}.")]:
+                    del self.summary[old]
+            for item in record.summary.update:
+                self.summary.update(_flat(_name(item), json.loads(item.value_json)))
+
+
+def _name(item: Any) -> str:
+    return ".".join(part.replace(".", "\\.") for part in item.nested_key or [item.key])
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:
@@ -98,7 +108,11 @@ def _read(paths: list[Path]) -> Recorded:
         run.problem = f"{len(paths)} files of this run, instead of one"
         return run
     try:
-        problems = inspect(paths[0], run.take, skipped=("stats", "output", "output_raw", "telemetry"))
+        problems = inspect(paths[0], run.take, skipped=UNUSED)
+        for content, _ in records_of(paths[0]):
+            record = new_record()
+            record.ParseFromString(content)
+            run.take_values(record)
     except ReadError as error:
         problems = [str(error)]
     run.problem = "; ".join(problems)

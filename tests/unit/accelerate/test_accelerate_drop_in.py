@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import registry
+from dist_wandb.session.job_description import next_job, publish
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -435,6 +437,35 @@ def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     assert tracker is not early
     assert accelerator.log_with == [tracker]
     assert not list(early.late_join.rows)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_turn(
+    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_like(monkeypatch, rank=1)
+    first, second = accelerator_with(DistWandbTracker(limits=Limits(join_timeout=0.3))), accelerator_with(quick())
+    first.log({"loss": 0.5})
+    with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
+        first.get_tracker("dist_wandb").finish()
+    on_main(1)
+    on_main(2)
+    second.log({"loss": 0.5})
+    assert second.get_tracker("dist_wandb").session.id == "id-2"
+
+
+@pytest.mark.usefixtures("on_main")
+def test_a_description_that_is_published_later_is_waited_for() -> None:
+    topology = Topology(1, 1, 0, 2, 2, 1)
+    assert next_job("behind", topology, 30.0, 0.1) is None
+    options, store = Options(run_mode="new"), JobStore.find("behind/1", topology, 30.0)
+    assert store is not None
+    timer = threading.Timer(0.2, publish, [options, store, {}])
+    timer.start()
+    job = next_job("behind", topology, 30.0, 30.0)
+    assert job is not None
+    assert job["options"]["run_mode"] == "new"
+    timer.join()
 
 
 @pytest.mark.usefixtures("fake_wandb")

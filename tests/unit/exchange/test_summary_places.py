@@ -96,3 +96,20 @@ def test_a_row_under_a_label_has_the_place_of_its_call() -> None:
     places = recorded(unit, 1)
     log(unit, 1, {"loss": 1.0}, 4, 2)
     assert places == [(["rank-1/loss"], 2, 4, False, False)]
+
+
+def test_a_row_that_cannot_be_made_costs_no_other_row(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit()
+    fails = iter([True, True])
+
+    def act(_: int | None) -> None:
+        if next(fails, False):
+            raise ValueError("cannot be carried out")
+
+    object.__setattr__(unit.ranks[0].held, "act", act)
+    for step in range(4):
+        for rank in range(2):
+            log(unit, rank, {"loss": 1.0}, step, 0)
+    assert [row["global_step"] for row in unit.close()] == [2, 3]
+    assert unit.ranks[0].lost == {"that W&B refused": 2}
+    assert caplog.text.count("could not write a row") == 1

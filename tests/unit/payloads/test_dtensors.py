@@ -48,7 +48,7 @@ PART = FakeDTensor.of(torch.tensor(2.5), True, False)
 
 
 def test_the_local_copy_of_a_replicated_tensor_is_used() -> None:
-    assert copied_row({"x": WHOLE, "nested": {"y": WHOLE}}, 0) == {"x": 2.5, "nested.y": 2.5}
+    assert copied_row({"x": WHOLE, "y": WHOLE}, 0) == {"x": 2.5, "y": 2.5}
     assert copied_weight(WHOLE, 0) == 2.5
     taken = whole_tensors({"x": WHOLE, "nested": {"y": WHOLE}, "z": 1}, 0)
     assert list(taken) == ["x", "nested", "z"]

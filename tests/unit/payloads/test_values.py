@@ -18,7 +18,7 @@ import wandb
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import HostCopy, Later, known
-from dist_wandb.payloads.scalars import checked_weight, copied_row, copied_weight, is_number
+from dist_wandb.payloads.scalars import Paths, checked_weight, copied_row, copied_weight, flattened, is_number, nested
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -128,16 +128,20 @@ def test_objects_other_than_numbers_are_kept() -> None:
 
 
 def test_mappings_are_flattened_with_dots() -> None:
-    nested = {"val": {"loss": 0.5, "per": {"class": np.int64(7)}}, "lr": 0.1, "none": {}, "text": {"a": "b"}}
-    assert copied_row(nested, 0) == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b"}
+    row = {"val": {"loss": 0.5, "per": {"class": np.int64(7)}}, "lr": 0.1, "none": {}, "text": {"a": "b", 1: 2}}
+    paths: Paths = {}
+    flat = copied_row(flattened(row, paths, 0), 0)
+    assert flat == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b", "text.1": 2}
+    assert list(paths) == [*list(flat)[:2], *list(flat)[3:]]
 
 
-def test_unflattened_rows_flatten_only_mappings_with_metrics() -> None:
-    metric = torchmetrics.MeanMetric()
-    metric.update(1.0)
-    row = copied_row({"a": {"b": {"c": 1.0}}, "v": {"w": {"mean": metric}, "n": 2.0}}, 0, flat=False)
-    assert list(row) == ["a", "v.w.mean", "v.n"]
-    assert row["a"] == {"b": {"c": 1.0}}
+def test_flattened_rows_become_what_they_were_within_other_values() -> None:
+    row = {"a": {"b": {"c": 1.0}}, "v": {"w": {"mean": torchmetrics.MeanMetric()}, "n": 2.0}, "f.g": 3}
+    paths: Paths = {}
+    flat = flattened(row, paths, 0)
+    assert (list(flat), nested(flat, paths)) == (["a.b.c", "v.w.mean", "v.n", "f.g"], row)
+    before = {"a": {"b": {"c": 0, "d": 0}}, "v": 1}
+    assert nested(flat, paths, before) == {**row, "a": {"b": {"c": 1.0, "d": 0}}}
 
 
 def test_the_order_of_names_is_kept() -> None:
@@ -158,10 +162,10 @@ def test_complex_numbers_do_not_count_as_numbers() -> None:
 @pytest.mark.parametrize("shape", [(2,), (0,), (3, 1), (1, 2, 3)], ids=str)
 def test_tensors_of_several_elements_are_copied(shape: tuple[int, ...]) -> None:
     logits = torch.zeros(shape, requires_grad=True)
-    taken = copied_row({"logits": logits, "nested": {"list": [logits, 1]}}, 0)
+    taken = copied_row({"logits": logits, "list": [logits, 1]}, 0)
     with torch.no_grad():
         logits += 5
-    for copy in (taken["logits"], taken["nested.list"][0]):
+    for copy in (taken["logits"], taken["list"][0]):
         assert type(copy) is torch.Tensor
         assert not copy.requires_grad
         assert torch.equal(copy, torch.zeros(shape))
@@ -207,7 +211,7 @@ def test_containers_are_copied_to_a_depth_of_eight(wrap: Callable[[Any], Any], a
     value: Any = innermost
     for _ in range(around):
         value = wrap(value)
-    taken = copied_row({"x": value}, 0, flat=False)["x"]
+    taken = copied_row({"x": value}, 0)["x"]
     for _ in range(around):
         taken = taken[0]
     assert taken == innermost
@@ -228,7 +232,7 @@ def test_an_error_within_a_mapping_has_the_full_name(name: str) -> None:
     with pytest.raises(
         ConfigurationError, match=re.escape(f"log was given the name {f'val.{name}'!r} (str) on rank 3")
     ):
-        copied_row({"val": {name: 1}}, 3)
+        flattened({"val": {name: 1}}, {}, 3)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -414,13 +418,13 @@ def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(
         "between": 0.5,
         "b": on_device(2**53, torch.int64),
         "c": on_device(3.0),
-        "in": {"d": on_device(4.0)},
+        "d": on_device(4.0),
     }
     taken = copied_row(metrics, 0)
-    assert list(taken) == ["a", "between", "b", "c", "in.d"]
+    assert list(taken) == ["a", "between", "b", "c", "d"]
     assert (len(device.under_way), len(events)) == (2, 2)
     device.on_training_thread = False
-    assert [taken[name].number() for name in ("a", "b", "c", "in.d")] == [1.0, 2**53, 3.0, 4.0]
+    assert [taken[name].number() for name in ("a", "b", "c", "d")] == [1.0, 2**53, 3.0, 4.0]
 
 
 def test_later_changes_in_place_do_not_affect_a_number_on_a_device(device: type[OnDevice]) -> None:

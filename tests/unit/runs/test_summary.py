@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from wandb.sdk.wandb_summary import Summary
 
+from dist_wandb.payloads.scalars import nested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.summary import SummaryWrites
 
@@ -57,7 +58,7 @@ class Script:
         self, *calls: tuple[dict[str, Any], int | None], x: int = 0, is_open: bool = False, corrects: bool = False
     ) -> None:
         for row, follows in calls:
-            self.values.update(row)
+            self.values.update(nested(row, self.writes.logged.paths, self.values))
             self.writes.keep(row, follows, x, is_open=is_open, corrects=corrects)
 
 
@@ -117,6 +118,21 @@ def test_parts_of_a_value_are_written_again_in_their_order(script: Script) -> No
     script.summary["a"] = {"d": 1}
     script.write(call)
     assert script.values == {"a": {"d": 1}}
+
+
+def test_rows_and_writes_of_nested_values_are_kept_in_order(script: Script) -> None:
+    script.writes.logged.paths.update({"a.b": ("a", "b"), "a.c": ("a", "c")})
+    first = script.log(**{"a.b": 2, "a.c": 2})
+    script.writes.logged.show(first[0], 0)
+    assert dict(script.summary)["a"]["c"] == 2
+    script.summary["a"]["b"] = 5
+    assert dict(script.summary["a"]) == {"b": 5, "c": 2}
+    script.write(first)
+    assert script.values == {"a": {"b": 5, "c": 2}}
+    script.summary["a"] = {"d": 1}
+    assert dict(script.summary["a"]) == {"d": 1}
+    script.write(script.log(**{"a.b": 3}))
+    assert script.values == {"a": {"d": 1, "b": 3}}
 
 
 def test_a_row_that_is_left_open_replaces_what_was_written_before_its_end(script: Script) -> None:

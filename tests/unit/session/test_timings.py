@@ -72,7 +72,7 @@ def test_a_weight_beside_timings_is_that_of_all_other_values(
             clock.spend("data", 20)
             session.log({"val": {"acc": 1.0 + rank}, "note": "text"}, clock.now, weight=weight)
     rows = rows_of(sessions, fake_wandb)
-    assert [(row["val.acc"], row["note"], row["time/data"]) for row in rows] == [(1.75, "text", 0.02)] * 2
+    assert [(row["val"]["acc"], row["note"], row["time/data"]) for row in rows] == [(1.75, "text", 0.02)] * 2
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert not [warning for warning in recwarn if "patterns" in str(warning.message)]
 

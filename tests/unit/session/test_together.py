@@ -67,6 +67,27 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
     assert run.rows == [{"loss": 0.25, "tokens": 7, "lr": 0.0, "text": "of 0", **spread, "global_step": 7}]
 
 
+def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(
+    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb
+) -> None:
+    """As with wandb alone, whose summary has a dictionary then. Names with a dot stay as they are."""
+    sessions = job(TWO, reduce={"d.n.tokens": "sum"})
+    for rank, session in enumerate(sessions):
+        session.log({"d": {"x": float(rank), "n": {"tokens": 3, "text": "a"}}, "f.g": 1}, 7, {"d.x": [3, 1][rank]})
+    sessions[1].log({"only": {"here": 2.0}}, 8)
+    assert sessions[1].summary["d"]["n"] == {"tokens": 3, "text": "a"}
+    assert dict(sessions[1].summary) == {
+        "d": {"x": 1.0, "n": {"tokens": 3, "text": "a"}},
+        "f.g": 1,
+        "only": {"here": 2.0},
+    }
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].rows == [
+        {"d": {"x": 0.25, "n": {"tokens": 6, "text": "a"}}, "f.g": 1, "global_step": 7},
+        {"only": {"here": 2.0}, "global_step": 8},
+    ]
+
+
 @pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True], ids=["numpy", "torch", "bool"])
 def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
     sessions = job(TWO)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Call, Key, Names
@@ -70,7 +71,7 @@ class Offer:
     regroup: bool = False  # whether it requests a new generation
     interleaved: bool = False  # whether its calls come from several threads or processes: their order proves nothing
     published: int = 0  # how often it has published something through the job's store
-    new_names: Sequence[str] = ()  # names that it logs and that have no number yet
+    new_names: Sequence[str | Sequence[str]] = ()  # names that it logs and that have no number yet, or their paths
     new_axes: Sequence[str] = ()  # names that it knows to be x axes of the user, and that the others do not
     counts: dict[str, int] = field(default_factory=dict)  # how often it logged each name without a step; when closing
 
@@ -100,7 +101,7 @@ class Offer:
                 known[calls] = _blocks(names, json.loads(calls))
             of_new, of_all = (NOTHING if born < 0 else float(born) for born in (new, every))
             _check_type(int, old, more, published, *counts.values())
-            _check_type(str, *new_names, *new_axes)
+            _check_type(str, *chain.from_iterable([one] if type(one) is str else one for one in new_names), *new_axes)
             return cls(
                 known[calls], old, more, Intent(intent), of_new, of_all, bool(regroup), bool(interleaved), published,
                 new_names, new_axes, counts,

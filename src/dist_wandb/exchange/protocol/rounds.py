@@ -60,6 +60,7 @@ class SideData:
     published: int = 0  # how often it has published something through the job's store
     most_published: int = 0  # the largest such count of any rank, as of the last round
     axes: Collection[str] = ()  # names that this rank knows to be x axes of the user
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of names that some rank has logged nested
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Rounds:
             regroup,
             side.interleaved and self._rank not in table.ranks.interleaved,
             side.published,
-            [name for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else (),
+            [side.paths.get(name, name) for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else (),
             [name for name in side.axes if name not in table.axes],
             outbox.without_step if is_last else {},
         ).encoded(table.names)
@@ -219,7 +220,7 @@ class Rounds:
         self._plan = None
         table.round += 1
         table.told.clear()
-        _learn(table, plan.offers)
+        _learn(table, plan.offers, self.side_data.paths)
         rows, places = plan.apply(sums, maxima)
         own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
         late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
@@ -292,10 +293,13 @@ class Rounds:
         return (key for key in self.table.unwritten() if self._rank in self.table.cells[key].ranks)
 
 
-def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]]) -> None:
+def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str, tuple[str, ...]]) -> None:
     """Learn what the ranks have told: new names, x axes, whose order proves nothing, and counts."""
     for ranks, offer in offers:
-        for name in offer.new_names:
+        for given in offer.new_names:
+            name = given if isinstance(given, str) else ".".join(given)
+            if name is not given:
+                paths.setdefault(name, tuple(given))
             table.names.setdefault(name, len(table.names))
         table.axes.update(dict.fromkeys(offer.new_axes))
         if offer.interleaved:
