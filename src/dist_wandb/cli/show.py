@@ -50,7 +50,7 @@ from dist_wandb.wandb_files.environment import usual_directories
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _RANKS = {"started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
 _LONGEST = 24  # characters of a cell
-_ROWS_AT_ONCE = 200
+_LONGEST_ID, _ROWS_AT_ONCE = 64, 200  # in characters: a longer id is folded
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _MOST_CARDS = 5  # more runs are a table, unless --details is given
 
@@ -267,6 +267,8 @@ def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | Non
         for title, cells in own.items()
         if title in ("", "run", "started", "rows") or any(cells)
     ]
+    lengths = [cell.cell_len for cell in own["run"] if cell.cell_len <= _LONGEST_ID] or [_LONGEST_ID]
+    columns[1] = columns[1]._replace(width=max(3, *lengths))  # so that it does not cost all runs their columns
     runs = [run for job in jobs for run in job]
     for rank, name in enumerate(differing(runs)[:_MOST_SETTINGS], start=1):
         cells = [Text(_cell(value_of(line, f"config.{name}"))) for line in lines]
