@@ -135,10 +135,9 @@ class OwnRun:
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows}
             handlers.update(self.elsewhere.handlers(run, intake.watch))
             module = sys.modules.get("wandb")
+            handlers["define_metric"] = define
             if run:
-                handlers.update({"define_metric": define, wandb_private.FINISH: end_row_first})
-            else:
-                handlers["define_metric"] = self.summary.define_aside
+                handlers[wandb_private.FINISH] = end_row_first
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
@@ -155,7 +154,10 @@ class OwnRun:
     def _define(
         self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Check a definition now, and carry it out after the rows of the calls before it, if there are any."""
+        """Check a definition now, and carry it out after the rows of the calls before it, if there are any.
+
+        A rank without a run tells the others which names are x axes, too: it may be ahead of the one that has it.
+        """
         if name is None:  # wandb refuses it, unless the run is disabled
             return define_metric(*args, **kwargs)
         axis = kwargs.get("step_metric", args[0] if args else None)
@@ -163,6 +165,8 @@ class OwnRun:
         if isinstance(axis, str) and axis != self.step_metric and axis not in self.user_axes:
             self.user_axes = (*self.user_axes, axis)  # another thread reads it
         self.summary.logged.note_definition(name, kwargs.get("summary"))
+        if not run:
+            return self.summary.define_aside(define_metric, name, *args, **kwargs)
         its_own = partial(define_metric, name, *args, **kwargs)
         action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
         is_possible, metric = wandb_private.checked_definition(run, its_own) if has_rows else (False, None)

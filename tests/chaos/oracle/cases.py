@@ -7,6 +7,7 @@ from typing import Any
 from oracle.scripts import Operation, Script
 
 _END: Operation = {"do": "end", "how": "return"}
+_BEHIND: Operation = {"do": "behind", "rank": 0, "seconds": 1.0}  # the rank with the run
 
 
 def _log(values: dict[str, Any], step: int | None = None, commit: bool | None = None) -> Operation:
@@ -43,6 +44,8 @@ def _cadences_with_lag() -> list[Operation]:
     return operations
 
 
+_BOTH = (_log({"a": 1}, commit=False), _log({"a": 2, "b": 3, "s": 8}), _log({"c": 4}))
+
 CASES = (
     _case(
         "axis-at-equal-steps", _axis("*", "samples"), _log({"a": 1, "samples": 8}, 0), _log({"b": 2, "samples": 8}, 0)
@@ -58,6 +61,7 @@ CASES = (
     _case("part-before-the-next-step", _log({"a": 1}, 2, commit=False), _log({"b": 2}, 4)),
     _case("part-before-the-same-name", _log({"n": 11}, 5, commit=False), _log({"n": 12}, 6)),
     _case("summary-of-an-open-row", _log({"a": 1}, 0), _summary(a=9), _log({"a": 2}, 1, commit=True)),
+    _case("axis-with-lag", *_BOTH, _BEHIND, _axis("*", "s"), *_BOTH, pace=0.01),
     _case("axis-defined-late", _log({"a": 1, "s": 8}, 0), _axis("a", "s"), _log({"a": 2}, 1)),
     _case(
         "axis-before-a-failure",
