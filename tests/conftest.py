@@ -280,6 +280,7 @@ def fake_wandb(
     monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
     monkeypatch.setattr(job_description, "_opened", type(job_description._opened)())
+    monkeypatch.setattr(job_description, "_behind", set())
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
     monkeypatch.setattr(restart_store, "_notices", Notices())

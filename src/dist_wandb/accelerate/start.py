@@ -82,8 +82,10 @@ class LateJoin:
         session = current()
         if session is not None and session.opened_at is not None:  # by the script
             return session
-        most = self.options.limits.join_timeout
-        job = self._next(most * bool(self.rows)) if within is None else self._poll.result(within)
+        if within is None:
+            job = self._next(self.options.limits.join_timeout if self.rows else 0.0)
+        else:
+            job = self._poll.result(within)
         if job is not None and not isinstance(job, Session):
             self.options = Options(**job["options"])
         return job

@@ -162,10 +162,13 @@ class Intake:
             step = metrics.get(self._own.step_metric)
         return step if type(step) is int and step >= 0 else None
 
+    def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
+        if are_plain(metrics):  # a hot path
+            return dict(metrics)
+        return copied_row(self._as_logged(metrics), self._link.topology.global_rank)
+
     def _as_logged(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What W&B stores of a row's media now: the script may change them. Other values are copied as they are."""
-        if are_plain(metrics):
-            return metrics
         last, ended = self._last
         return self._own.as_logged(metrics, (last or 0) + ended)
 
@@ -179,7 +182,7 @@ class Intake:
     ) -> None:
         """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
-        values = copied_row(self._as_logged(metrics), rank)
+        values = self._copied(metrics)
         if step is None and axis in values and type(values[axis]) is int:
             step = checked_step(values.pop(axis), rank)
         last = self._last[0] if step is None else step
@@ -196,7 +199,7 @@ class Intake:
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Pass on a row of this rank alone."""
         rank = self._link.topology.global_rank
-        metrics = copied_row(self._as_logged(metrics), rank)
+        metrics = self._copied(metrics)
         if weight is not None:
             copied_weight(weight, rank)
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
-_opened: Counter[str] = Counter()  # sessions by integration; with `_PASSED`, those that ended without this rank
-_PASSED = "/passed"
+_opened: Counter[str] = Counter()  # sessions by integration
+_behind: set[str] = set()  # integrations of which a session has ended without this rank
 ENDING = "ending"  # key: set once the coordinator has begun to end the session
 _ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
@@ -129,8 +129,7 @@ def next_job(integration: str, topology: Topology, timeout: float, within: float
 
     Returns `None` if the coordinator has not opened the session `within` seconds, or there is no store. Sessions
     that the coordinator has already finished are skipped, as this rank had no part in them: a rank that is behind does
-    not wait. Raises `RendezvousError` if
-    the store does not answer for `timeout` seconds, or holds another message.
+    not wait. Raises `RendezvousError` if the store does not answer for `timeout` seconds, or holds another message.
     """
     while True:
         number = _opened[integration] + 1
@@ -138,15 +137,17 @@ def next_job(integration: str, topology: Topology, timeout: float, within: float
         if store is None:
             return None
         if not leftovers.is_over(store):
-            message = poll(partial(store.try_get, _JOB), within * (not _opened[integration + _PASSED]), LONGEST_PAUSE)
+            patience = 0.0 if integration in _behind else within
+            message = poll(partial(store.try_get, _JOB), patience, LONGEST_PAUSE)
             return None if message is None else _checked(message, topology)
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
-        _opened[integration + _PASSED] += 1
+        _behind.add(integration)
 
 
 def miss_job(integration: str) -> None:
     """Count a session that this rank ends without having opened it, so that its next one is the coordinator's next."""
-    _opened[integration] += not _opened[integration + _PASSED]
+    if integration not in _behind:
+        _opened[integration] += 1
 
 
 def is_ending(store: JobStore) -> bool:

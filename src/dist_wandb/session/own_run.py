@@ -72,7 +72,7 @@ class OwnRun:
         self.has_our_axis: bool = step_metric == axes.STEP_METRIC
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen, self.summary.logged.paths)
-        self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and step_metric == axes.STEP_METRIC else None
+        self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and self.has_our_axis else None
         target = self._record if self._axes is None else self._axes
         self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
