@@ -12,8 +12,8 @@ from functools import partial
 from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.exchange.stragglers import Timing, has_marked
 from dist_wandb.reading.runs import of_rank
-from dist_wandb.report.files import MAIN_AXES, FileForReport
-from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
+from dist_wandb.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
+from dist_wandb.report.model import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.report.thinning import STRAGGLER, Blame, Curve, Stretch, cells, edges_of
 from dist_wandb.settings.reduction import TIMES
 from dist_wandb.wandb_files.finding import natural_order
@@ -44,11 +44,15 @@ class Drawing:
 
     def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
         self.metrics: dict[str, _MetricCurves] = {}
+        self.axes: dict[str, Curve] = {}  # of the first writer
         self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
         self.world = world
         self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
         for writer, file in files:
             self._add_history(writer, file, is_job)
+            for name in (*MAIN_AXES, *file.rows.axes.names) if writer == files[0][0] else ():
+                if name in file.rows.curves and file.rows.curves[name].axis == "_step":
+                    _put(self.axes, name, file.rows.curves[name].curve)
             for (name, part), curve in file.system.items():
                 _put(self.system[plain(name)], f"{writer} · {plain(part)}" if part else writer, curve)
 
@@ -79,7 +83,7 @@ class Drawing:
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar
-        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, DEGRADED}
+        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, *rows.axes.names, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
         for name, (axis, curve) in rows.curves.items():
@@ -124,6 +128,15 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
 def charts_of(drawing: Drawing) -> list[Chart]:
     """Return the charts of the metrics, in natural order."""
     return [_chart(name, drawing.metrics[name]) for name in sorted(drawing.metrics, key=natural_order)]
+
+
+def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
+    """Return the values of the x axes over ``_step``, with W&B's clock as ``"time"`` in minutes since the start."""
+    points = {plain(name): curve.points() for name, curve in drawing.axes.items()}
+    if times := points.pop(TIME, []):
+        begin = min(times[0][1], seconds_of(started) or math.inf)
+        points["time"] = [(step, (time - begin) / 60) for step, time in times]
+    return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items()}
 
 
 def system_charts_of(drawing: Drawing) -> list[Chart]:
