@@ -262,7 +262,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> N
 def test_texts_of_files_are_shown_and_never_executed(page: Page, tmp_path: Path) -> None:
     values: dict[str, float] = {EVIL: 1.0, f"time/{EVIL}": 2.0, "time/step": 1.0, f"epoch{EVIL}": 0, f"single{EVIL}": 1}
     described = {"display_name": EVIL, "run_group": EVIL, "job_type": EVIL, "notes": EVIL}
-    for number in range(3):
+    for number in range(5):
         rows = [values, dict.fromkeys(list(values)[:4], 2.0)]
         about = environment(number)
         about.environment.host = about.environment.program = f"{EVIL}{number}"

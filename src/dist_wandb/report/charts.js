@@ -104,12 +104,12 @@ function chartCard(title, content, rows, height) {
 function savePicture(card) {
   if (card.stale || !card.plot.data) draw(card);
   const { clientWidth: width, clientHeight: height } = card.plot;
-  const named = new Set(card.plot.data.map((trace) => trace.meta && trace.meta.title)).size > 1;
-  const size = { width: width + (named ? 220 : 0), height: Math.max(height + 40, 360) };
+  const named = card.plot.data.filter((trace) => trace.meta).length;
+  const size = { width: width + (named > 1 ? 220 : 0), height: Math.max(height + 40, 80 + 19 * named) };
   const data = card.plot.data.map((trace) => ({ ...trace, showlegend: Boolean(trace.meta) }));
   const title = { text: forPlotly(card.title), font: { size: 13, color: css("--text") } };
   const margin = { ...card.plot.layout.margin, t: 40 };
-  Plotly.downloadImage({ data, layout: { ...card.plot.layout, ...size, title, margin, showlegend: named, paper_bgcolor: css("--panel") } }, { format: "png", scale: 2, ...size, filename: card.title.replace(/[^\w.-]+/g, "_").slice(0, 80) });
+  Plotly.downloadImage({ data, layout: { ...card.plot.layout, ...size, title, margin, showlegend: named > 1, paper_bgcolor: css("--panel") } }, { format: "png", scale: 2, ...size, filename: card.title.replace(/[^\w.-]+/g, "_").slice(0, 80) });
 }
 
 function fillData(card) {

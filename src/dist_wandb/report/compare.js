@@ -1,5 +1,6 @@
 /* The table of all runs, and what compares them: config against metrics. */
 const compareState = { x: null, y: null, sorting: { by: null, down: false } };
+const FEWEST_POINTS = 5;
 const MOST_SETTINGS = 12;
 const MOST_METRICS = 6;
 const LOWER = /loss|error|perplexity|ppl|(^|[/_])(err|mse|mae|rmse|wer|cer|nll|fid)($|[/_])/i;
@@ -163,8 +164,8 @@ function showCompare() {
   const chosen = (id, all, field) =>
     el("select", { id, onchange: (event) => { compareState[id.slice(-1)] = event.target.value; showCompare(); byId(id).focus(); } }, options(all.map((one) => [one.heading, one.heading]), field.heading));
   dropCards((card) => card.kind === "compare");
-  byId("compare").hidden = report.runs.length < 3;
-  if (report.runs.length < 3) return;
+  byId("compare").hidden = report.runs.length < FEWEST_POINTS;
+  if (byId("compare").hidden) return;
   const lines = [...settings.slice(0, 8), y];
   const cards = [chartCard(`${y.heading} by ${x.heading}`, () => scatterContent(x, y), () => fieldRows([x, y]), 300)];
   if (settings.length > 1) cards.push(chartCard(`Config and ${y.heading}`, () => parallelContent(lines), () => fieldRows(lines), 300));

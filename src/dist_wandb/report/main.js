@@ -69,7 +69,7 @@ function setTheme(choice) {
 function start() {
   byId("where").textContent = report.directories.join(", ");
   byId("made").textContent = `Made ${report.made.replace("T", " ").slice(0, 19)} UTC by dist-wandb ${report.version}. This file makes no network requests.`;
-  fill(byId("nav"), SECTIONS.filter(([id]) => id !== "compare" || report.runs.length > 2).map(([id, text]) => el("li", {}, el("a", { href: `#${id}` }, text))));
+  fill(byId("nav"), SECTIONS.filter(([id]) => id !== "compare" || report.runs.length >= FEWEST_POINTS).map(([id, text]) => el("li", {}, el("a", { href: `#${id}` }, text))));
   byId("search").addEventListener("input", later(120, () => { state.query = byId("search").value; showOverview(); showCharts(); showSystem(); announce(byId("chart-count").textContent); }));
   byId("smoothing").addEventListener("input", () => { state.smoothing = Number(byId("smoothing").value); byId("smoothing-value").textContent = byId("smoothing").value; redraw(); });
   byId("log-x").addEventListener("change", (event) => { state.logX = event.target.checked; refresh(); });

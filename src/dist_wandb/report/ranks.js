@@ -110,7 +110,7 @@ function showRanks() {
   } else parts.push(el("p", { class: "empty" }, "No shown run has values of single ranks. They come from timings, `spread`, or the run modes `shared` and `new`."));
   const several = shownRuns().filter((one) => one !== run && (one.writers.length > 1 || one.heat.length));
   for (const one of [...(run ? [run] : []), ...several].slice(0, 5)) parts.push(rankTable(one, one === run ? heat : one.heat[0] || null));
-  if (several.length > 5) parts.push(el("p", { class: "summary" }, "The first 5 runs with several ranks. Hide runs to see others."));
+  if (several.length > 5) parts.push(el("p", { class: "summary" }, "Only 5 runs with several ranks are here. Hide runs to see others."));
   fill(byId("ranks-body"), parts);
 }
 
