@@ -363,7 +363,7 @@ def test_config_is_compared_with_a_metric_and_a_chart_is_saved(page: Page, thirt
     assert scatter[-1][0].startswith("optim.name adam, val/accuracy max 0.")
     assert [told.split()[0] for told in parallel[0]] == ["batch", "lr", "optim.name", "val/accuracy"]
     facts = {"s00", "a baseline", "node-0", "8 x NVIDIA H100", "CPython 3.11.7", "5ed799f4fd71", "night"}
-    command = "train.py --lr 0.1 --token '…' '--api_key=…'"
+    command = "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
     assert facts | {command} <= {*texts(page, "#config td")}
     page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     page.run("document.querySelector('#compare .buttons button').click()")

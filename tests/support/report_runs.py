@@ -191,7 +191,7 @@ def environment(number: int) -> Record:
     about = record.environment
     about.host, about.python, about.program = f"node-{number % 2}", "CPython 3.11.7", "train.py"
     about.gpu_count, about.gpu_type, about.git.commit = 8, "NVIDIA H100", "5ed799f4fd71"
-    about.args.extend(["--lr", "0.1", "--token", "hidden-token", "--api_key=hidden-key"])
+    about.args.extend(["--api_key=hidden-key", "--max-tokens", "9", "--token", "hidden-token", "--lr=0.1"])
     return record
 
 

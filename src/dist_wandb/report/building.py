@@ -228,13 +228,21 @@ def _without_secrets(fact: str | list[str]) -> str | list[str]:
     shown, option = [], ""
     for argument in map(str, fact):
         name, equals, value = argument.partition("=")
-        if equals and is_secret(name, value):
+        if equals and is_secret(name, _number_in(value)):
             shown.append(f"{name}={HIDDEN}")
         else:
-            is_hidden = option.startswith("-") and is_secret(option, argument)
+            is_hidden = option and not argument.startswith("--") and is_secret(option, _number_in(argument))
             shown.append(HIDDEN if is_hidden else without_passwords(str(redacted(argument))))
-        option = argument
+        option = argument if argument.startswith("-") and not equals else ""
     return shown
+
+
+def _number_in(text: str) -> float | str:
+    """Return the number that an argument is, which the name of an option such as ``--max-tokens`` makes no secret."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

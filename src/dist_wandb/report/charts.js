@@ -217,10 +217,14 @@ function metricContent(name, which) {
   if (found.length < having.length) words.push(`${several(having.length - found.length, "run")} without this x axis.`);
   const layout = {
     shapes,
-    xaxis: { title: { text: forPlotly(to === "time" ? "minutes since the start" : to || (found.length ? found[0][1].axis : "")) }, type: state.logX ? "log" : "linear" },
+    xaxis: { title: { text: forPlotly(axisTitle(found, to)) }, type: state.logX ? "log" : "linear" },
     yaxis: { type: state.logY ? "log" : "linear" },
   };
   return { traces, layout, summary: words.join(" ") || "Not in the shown runs." };
+}
+
+function axisTitle(found, to) {
+  return to === "time" ? "minutes since the start" : to || (found.length ? found[0][1].axis : "x");
 }
 
 function extremes(found) {
@@ -233,16 +237,18 @@ function degradedShapes(run) {
 }
 
 function metricRows(name, which) {
-  const found = shownRuns().map((run) => [run, run[which].get(name)]).filter(([, chart]) => chart);
+  const to = which === "byName" ? state.axis : "";
+  const found = shownRuns().map((run) => [run, run[which].get(name)]).filter(([run, chart]) => chart && between(run, chart.axis, to));
   const rows = [];
-  const columns = [{ heading: "run" }, { heading: found.length ? found[0][1].axis : "x", numeric: true }, { heading: "value", numeric: true }, { heading: "min", numeric: true }, { heading: "max", numeric: true }];
+  const columns = [{ heading: "run" }, { heading: axisTitle(found, to), numeric: true }, { heading: "value", numeric: true }, { heading: "min", numeric: true }, { heading: "max", numeric: true }];
   for (const [run, chart] of found.slice(0, 20)) {
     const lines = chart.line ? [[run.name, chart.line]] : Object.entries(chart.ranks).slice(0, 64).map(([rank, line]) => [`${run.name} · ${rank}`, line]);
     for (const [title, line] of lines) {
+      const move = between(run, chart.axis, to);
       const step = Math.max(1, Math.ceil((line.x.length * lines.length * found.length) / 400));
       const spread = chart.line && chart.band && chart.band.every((edge) => edge.x.length === line.x.length);
       for (let at = 0; at < line.x.length; at += step) {
-        rows.push({ cells: [title, line.x[at], line.y[at], spread ? chart.band[0].y[at] : null, spread ? chart.band[1].y[at] : null] });
+        rows.push({ cells: [title, move(line.x[at]), line.y[at], spread ? chart.band[0].y[at] : null, spread ? chart.band[1].y[at] : null] });
       }
     }
   }

@@ -83,7 +83,7 @@ class Drawing:
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar
-        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, *rows.axes.names, DEGRADED}
+        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
         for name, (axis, curve) in rows.curves.items():

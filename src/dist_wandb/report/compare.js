@@ -117,7 +117,7 @@ function showOverview() {
     ["slowest rank", slowestCell],
     ...fields.map((field) => [field.heading, (run) => field.of(run), field.kind]),
     ["duration", (run) => [asTime(duration(run)), duration(run)], "time"],
-    ["ranks", (run) => run.world || run.writers.length],
+    ["ranks", (run) => [ranksOf(run), ranksOf(run) > 1 ? ranksOf(run) : -1]],
     ["mode", (run) => run.mode],
     ["rows", (run) => run.rows],
     ["degraded rows", (run) => (run.degraded.rows ? [el("span", { class: "tag warn" }, `${several(run.degraded.rows, "row")}, up to ${several(run.degraded.most, "rank")} missing`), run.degraded.rows] : null)],
@@ -137,6 +137,10 @@ function showOverview() {
   if (settings.length > MOST_SETTINGS) more.push(`${MOST_SETTINGS} of ${settings.length} values of the config that differ`);
   const table = runs.length ? tableOf("Runs", heads, rows, { sorting: compareState.sorting, group }) : el("p", { class: "empty" }, "No run matches the filter.");
   fill(byId("overview-body"), table, more.length ? el("p", { class: "summary" }, `Columns: ${more.join("; ")}.`) : null);
+}
+
+function ranksOf(run) {
+  return run.world || run.writers.length;
 }
 
 function slowestCell(run) {

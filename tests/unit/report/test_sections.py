@@ -234,7 +234,7 @@ def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path)
 def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_path: Path) -> None:
     sweep(tmp_path, runs=1, steps=20)
     found = one_run(tmp_path)
-    assert found.facts["command"] == "train.py --lr 0.1 --token '…' '--api_key=…'"
+    assert found.facts["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
     assert {name: found.facts[name] for name in ("host", "GPUs", "notes")} == {
         "host": "node-0",
         "GPUs": "8 x NVIDIA H100",
@@ -246,4 +246,4 @@ def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_pat
         "time": [0, 0.05],
     }
     (shown,) = build([tmp_path], secrets=True).runs
-    assert "--token hidden-token --api_key=hidden-key" in shown.facts["command"]
+    assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
