@@ -102,7 +102,7 @@ def test_help_lists_the_commands(argv: list[str], expected: list[str], capsys: C
 def test_argcomplete_is_given_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     stand_in = SimpleNamespace(autocomplete=lambda parser: asked.append(parser.format_usage()))
-    monkeypatch.setitem(sys.modules, "argcomplete", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "argcomplete", stand_in)
     with pytest.raises(SystemExit):
         main([])
     assert asked[0].startswith("usage: dist-wandb ")
