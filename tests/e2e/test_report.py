@@ -328,6 +328,15 @@ def test_the_table_of_runs_is_sorted_filtered_and_grouped(page: Page, thirty: Pa
     assert len(groups) == 4
     assert groups[0][:7] == "batch: "
     assert len({*page.run("report.runs.map((run) => run.color)")}) == 4, "a color for each group"
+    named = "[...cards].find((card) => card.title === 'val/loss').content().traces.filter((trace) => trace.meta)"
+    means = page.run(f"{named}.map((trace) => [trace.meta.runs, trace.y.at(-1)])")
+    assert sorted(run for runs, _ in means for run in runs) == sorted(page.run("[...state.shown]"))
+    last = page.run("report.runs.map((run) => run.byName.get('val/loss').last)")
+    assert [value for _, value in means] == pytest.approx(
+        [sum(last[run] for run in runs) / len(runs) for runs, _ in means]
+    )
+    page.run("document.getElementById('means').click()")
+    assert len(page.run(named)) == 20
 
 
 def test_thirty_runs_have_colors_of_their_own_on_the_chosen_axis(page: Page, thirty: Path) -> None:

@@ -157,7 +157,7 @@ function highlight(run) {
   for (const card of near) {
     for (const line of card.plot.querySelectorAll(".scatterlayer .trace")) {
       const { meta } = line.__data__[0].trace;
-      line.style.opacity = !run || (meta && meta.run === run.index) ? "" : "0.12";
+      line.style.opacity = !run || (meta && meta.runs.includes(run.index)) ? "" : "0.12";
     }
   }
 }
@@ -186,7 +186,7 @@ function tracesOf(run, chart, alone) {
       const color = alone ? rankColor(place, ranks.length) : run.color;
       const y = state.smoothing ? smoothed(line.y, state.smoothing) : line.y;
       const title = alone ? rank : `${run.name} · ${rank}`;
-      traces.push({ type: "scatter", mode: line.x.length === 1 ? "markers" : "lines", x: xs(line), y, name: forPlotly(title), meta: { title, run: run.index }, line: { width: 1.2, color }, marker: { color }, opacity: ranks.length > FEW_RANKS ? 0.4 : 0.85, hovertemplate: hover });
+      traces.push({ type: "scatter", mode: line.x.length === 1 ? "markers" : "lines", x: xs(line), y, name: forPlotly(title), meta: { title, runs: [run.index] }, line: { width: 1.2, color }, marker: { color }, opacity: ranks.length > FEW_RANKS ? 0.4 : 0.85, hovertemplate: hover });
     });
   }
   if (chart.line && !(lines && chart.axis === "minutes")) {
@@ -194,16 +194,40 @@ function tracesOf(run, chart, alone) {
     const color = lines && alone ? css("--text") : run.color;
     if (state.smoothing) traces.push({ type: "scatter", mode, x: xs(chart.line), y: chart.line.y, name, line: { width: 1, color: faded(run.color, 0.3) }, hoverinfo: "skip" });
     const y = state.smoothing ? smoothed(chart.line.y, state.smoothing) : chart.line.y;
-    traces.push({ type: "scatter", mode, x: xs(chart.line), y, name, meta: { title: run.name, run: run.index }, line: { width: 1.8, color, dash: run.dash }, marker: { color }, hovertemplate: hover });
+    traces.push({ type: "scatter", mode, x: xs(chart.line), y, name, meta: { title: run.name, runs: [run.index] }, line: { width: 1.8, color, dash: run.dash }, marker: { color }, hovertemplate: hover });
   }
   return traces;
+}
+
+/* The mean of the runs of each group, and the range of their values, wherever they have been. */
+function meansOf(found, to) {
+  const groups = new Map();
+  for (const [run, chart] of found) {
+    if (!chart.line || !chart.line.x.length) continue;
+    const line = { run, x: chart.line.x.map(between(run, chart.axis, to)), y: chart.line.y };
+    groups.set(groupOf(run), [...(groups.get(groupOf(run)) || []), { ...line, at: interpolated(line.x, line.y) }]);
+  }
+  return [...groups].flatMap(([title, lines]) => {
+    const all = [...new Set(lines.flatMap((line) => line.x))].sort((one, other) => one - other);
+    const x = all.filter((_, place) => place % Math.ceil(all.length / 500) === 0 || place === all.length - 1);
+    const values = x.map((at) => lines.filter((line) => line.x[0] <= at && at <= line.x.at(-1)).map((line) => line.at(at)));
+    const { run } = lines[0];
+    const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip", name: forPlotly(title) };
+    const y = values.map(mean);
+    return [
+      { ...edge, y: values.map((some) => Math.min(...some)) },
+      { ...edge, y: values.map((some) => Math.max(...some)), fill: "tonexty", fillcolor: faded(run.color, 0.15) },
+      { ...edge, y: state.smoothing ? smoothed(y, state.smoothing) : y, mode: x.length === 1 ? "markers" : "lines", hoverinfo: undefined, hovertemplate: "%{y:.5g} at %{x}<extra>%{fullData.name}</extra>", meta: { title: `mean of ${title}`, runs: lines.map((line) => line.run.index) }, line: { width: 2, color: run.color, dash: run.dash }, marker: { color: run.color } },
+    ];
+  });
 }
 
 function metricContent(name, which) {
   const having = shownRuns().map((run) => [run, run[which].get(name)]).filter(([, chart]) => chart);
   const to = which === "byName" ? state.axis : "";
   const found = having.filter(([run, chart]) => between(run, chart.axis, to));
-  const traces = found.flatMap(([run, chart]) => tracesOf(run, chart, found.length === 1));
+  const isMeans = which === "byName" && groupField() && state.means;
+  const traces = isMeans ? meansOf(found, to) : found.flatMap(([run, chart]) => tracesOf(run, chart, found.length === 1));
   const shapes = found.flatMap(([run, chart]) => (which === "byName" && !to && chart.axis !== "_step" ? degradedShapes(run) : []));
   const few = found.length > 3 ? [] : found;
   const words = few.map(([run, chart]) => {

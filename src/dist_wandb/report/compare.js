@@ -194,7 +194,7 @@ function scaleOf(field, runs) {
 
 function scatterContent(x, y) {
   const runs = shownRuns().filter((run) => x.of(run) !== null && y.of(run) !== null);
-  const traces = runs.map((run) => ({ type: "scatter", mode: "markers", x: [x.of(run)], y: [y.of(run)], name: forPlotly(run.name), meta: { title: run.name, run: run.index }, told: [describe(run, [x, y])], text: [forPlotly(describe(run, [x, y]))], hovertemplate: "%{text}<extra>%{fullData.name}</extra>", marker: { color: run.color, size: 9 } }));
+  const traces = runs.map((run) => ({ type: "scatter", mode: "markers", x: [x.of(run)], y: [y.of(run)], name: forPlotly(run.name), meta: { title: run.name, runs: [run.index] }, told: [describe(run, [x, y])], text: [forPlotly(describe(run, [x, y]))], hovertemplate: "%{text}<extra>%{fullData.name}</extra>", marker: { color: run.color, size: 9 } }));
   const axis = (field) => ({ title: { text: forPlotly(field.heading) }, type: scaleOf(field, runs) || "category" });
   const sorted = runs.filter((run) => typeof y.of(run) === "number").sort((one, other) => y.of(one) - y.of(other));
   const ends = sorted.length ? [["Lowest", sorted[0]], ["highest", sorted.at(-1)]].map(([word, run]) => `${word} ${y.heading}: ${number(y.of(run))} (${run.name}, ${x.heading} ${number(x.of(run))})`).join(", ") : "";
@@ -214,7 +214,7 @@ function parallelContent(fields) {
   });
   const traces = runs.map((run) => {
     const told = fields.map((field) => describe(run, [field]));
-    return { type: "scatter", mode: "lines+markers", x: fields.map((_, place) => place), y: fields.map((field, place) => axes[place].at(field.of(run))), name: forPlotly(run.name), meta: { title: run.name, run: run.index }, told, text: told.map(forPlotly), hovertemplate: "%{text}<extra>%{fullData.name}</extra>", line: { color: run.color, width: 1.3, shape: "spline", smoothing: 0.6, dash: run.dash }, marker: { color: run.color, size: 4 }, opacity: 0.8 };
+    return { type: "scatter", mode: "lines+markers", x: fields.map((_, place) => place), y: fields.map((field, place) => axes[place].at(field.of(run))), name: forPlotly(run.name), meta: { title: run.name, runs: [run.index] }, told, text: told.map(forPlotly), hovertemplate: "%{text}<extra>%{fullData.name}</extra>", line: { color: run.color, width: 1.3, shape: "spline", smoothing: 0.6, dash: run.dash }, marker: { color: run.color, size: 4 }, opacity: 0.8 };
   });
   const annotations = axes.flatMap(({ at, marks }, place) => marks.map((value) => ({ x: place, y: at(value), text: forPlotly(number(value).slice(0, 16)), showarrow: false, xanchor: place === fields.length - 1 ? "right" : "left", xshift: place === fields.length - 1 ? -5 : 5, font: { size: 10, color: css("--text") }, bgcolor: faded(css("--panel"), 0.75) })));
   const shapes = fields.map((_, place) => ({ type: "line", x0: place, x1: place, y0: 0, y1: 1, line: { width: 1, color: css("--muted") }, layer: "below" }));

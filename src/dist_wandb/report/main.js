@@ -53,6 +53,7 @@ function show(runs, isShown) {
 
 /* Draws all that depends on the filter, the groups and the colors. */
 function showEverything() {
+  byId("of-groups").hidden = !groupField();
   colorRuns();
   showRuns();
   showOverview();
@@ -80,6 +81,7 @@ function start() {
   byId("no-runs").addEventListener("click", () => show(filteredRuns(), false));
   byId("run-filter").addEventListener("input", later(120, () => { state.filter = byId("run-filter").value; showRuns(); showOverview(); announce(several(filteredRuns().length, "run")); }));
   byId("group-by").addEventListener("change", (event) => { state.groupBy = Number(event.target.value); showEverything(); });
+  byId("means").addEventListener("change", (event) => { state.means = event.target.checked; refresh(); });
   byId("x-axis").addEventListener("change", (event) => { state.axis = event.target.value; refresh(); });
   byId("with-deviations").addEventListener("change", (event) => { state.withDeviations = event.target.checked; showCharts(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);

@@ -19,6 +19,7 @@ const state = {
   query: "",
   filter: "",
   groupBy: -1,
+  means: true,
   axis: "",
   withDeviations: false,
   shown: new Set(report.runs.slice(0, PALETTE.length).map((run) => run.index)),
