@@ -355,7 +355,7 @@ def test_thirty_runs_have_colors_of_their_own_on_the_chosen_axis(page: Page, thi
     for axis, expected in {"_step": [9, 19, 29, 39], "global_step": [90, 190, 290, 390]}.items():
         choose(page, "#x-axis", axis)
         assert page.run(of_first) == expected
-    choose(page, "#x-axis", "time")
+    choose(page, "#x-axis", "_timestamp")
     assert page.run(of_first) == pytest.approx([step * 3 / 60 for step in (9, 19, 29, 39)])
     assert page.run(f"{drawn}.layout.xaxis.title.text") == "minutes since the start"
 

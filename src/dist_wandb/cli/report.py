@@ -46,7 +46,8 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         check_target(output)
         with working("reading the runs"):
-            report = build(directories, arguments.metric or ("*",), secrets=arguments.secrets, choose=choose)
+            metrics, by_values = arguments.metric or ("*",), bool(arguments.where)
+            report = build(directories, metrics, secrets=arguments.secrets, choose=choose, by_values=by_values)
             size = write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None

@@ -44,15 +44,16 @@ def build(
     *,
     secrets: bool = False,
     choose: Callable[[list[LocalRun]], list[LocalRun]] | None = None,
+    by_values: bool = False,
 ) -> Report:
     """Read the runs below directories, or ``.wandb`` files, of those that `choose` returns; raise `ReadError` if none.
 
-    `choose` costs one more reading: its runs have their metrics.
+    The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
     """
     paths, unseen = files_below(directories)
     refused: dict[Path, ReadError] = {}
     if choose is not None:
-        runs, refused = read_runs(paths)
+        runs, refused = read_runs(paths, metrics=("*",) if by_values else None)
         kept = {path for run in choose(brought_together(runs)) for path in run.files}
         paths = {path: within for path, within in paths.items() if path in kept}
     budget = thinning.Budget(_STRETCHES)

@@ -173,8 +173,9 @@ function tracesOf(run, chart, alone) {
   const ranks = Object.entries(chart.ranks);
   const lines = showsLines(chart);
   const name = forPlotly(run.name);
-  const move = between(run, chart.axis, chart.axis === "minutes" ? "" : state.axis);
-  const xs = (line) => (state.axis ? line.x.map(move) : line.x);
+  const to = run.bySystem.get(chart.name) === chart ? "" : state.axis;
+  const move = between(run, chart.axis, to);
+  const xs = (line) => (to ? line.x.map(move) : line.x);
   const hover = "%{y:.5g} at %{x}<extra>%{fullData.name}</extra>";
   if (chart.band && state.ranksAs !== "none" && !lines) {
     const edge = { type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
@@ -248,7 +249,7 @@ function metricContent(name, which) {
 }
 
 function axisTitle(found, to) {
-  return to === "time" ? "minutes since the start" : to || (found.length ? found[0][1].axis : "x");
+  return to === CLOCK ? "minutes since the start" : to || (found.length ? found[0][1].axis : "x");
 }
 
 function extremes(found) {
@@ -306,8 +307,8 @@ function showAxes() {
   const rises = ({ y }) => y.length > 1 && y[0] < y.at(-1) && y.every((value, at) => !at || value >= y[at - 1]);
   const isAxis = (chart) => /epoch|step|tokens|samples|iter|batch/i.test(chart.name) && chart.line && rises(chart.line);
   const names = new Set(report.runs.flatMap((run) => [...Object.keys(run.axes), ...run.charts.filter(isAxis).map((chart) => chart.name)]));
-  names.delete("time");
-  fill(byId("x-axis"), options([["", "As logged"], ["_step", "Step (_step)"], ["time", "Time (minutes)"], ...[...names].map((name) => [name, name])], state.axis));
+  names.delete(CLOCK);
+  fill(byId("x-axis"), options([["", "As logged"], ["_step", "Step (_step)"], [CLOCK, "Time (minutes)"], ...[...names].map((name) => [name, name])], state.axis));
 }
 
 function singleValues(names) {

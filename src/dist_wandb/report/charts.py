@@ -130,12 +130,12 @@ def charts_of(drawing: Drawing) -> list[Chart]:
 
 
 def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
-    """Return the values of the x axes over ``_step``, with W&B's clock as ``"time"`` in minutes since the start."""
+    """Return the values of the x axes over ``_step``, with W&B's clock in minutes since the start."""
     points = {plain(name): curve.points() for name, curve in drawing.axes.items()}
-    if times := points.pop(TIME, []):
+    if times := points.get(TIME):
         begin = min(times[0][1], seconds_of(started) or math.inf)
-        points["time"] = [(step, (time - begin) / 60) for step, time in times]
-    return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items()}
+        points[TIME] = [(step, (time - begin) / 60) for step, time in times]
+    return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items() if found}
 
 
 def system_charts_of(drawing: Drawing) -> list[Chart]:

@@ -42,7 +42,7 @@ const settings = differing("config", namesIn("config"), own("config"));
 const facts = [...differing("fact", ["state", "mode"], (run, name) => run[name]), ...differing("fact", namesIn("facts").filter((name) => name !== "id"), own("facts"))];
 
 function duration(run) {
-  return Object.hasOwn(run.axes, "time") ? run.axes.time.y.at(-1) : null;
+  return Object.hasOwn(run.axes, CLOCK) ? run.axes[CLOCK].y.at(-1) : null;
 }
 
 function asTime(minutes) {
@@ -117,7 +117,7 @@ function showOverview() {
     ["slowest rank", slowestCell],
     ...fields.map((field) => [field.heading, (run) => field.of(run), field.kind]),
     ["duration", (run) => [asTime(duration(run)), duration(run)], "time"],
-    ["ranks", (run) => [ranksOf(run), ranksOf(run) > 1 ? ranksOf(run) : -1]],
+    ["ranks", (run) => [ranksOf(run), ranksOf(run) > 1 ? ranksOf(run) : null]],
     ["mode", (run) => run.mode],
     ["rows", (run) => run.rows],
     ["degraded rows", (run) => (run.degraded.rows ? [el("span", { class: "tag warn" }, `${several(run.degraded.rows, "row")}, up to ${several(run.degraded.most, "rank")} missing`), run.degraded.rows] : null)],
@@ -157,12 +157,12 @@ function notesCell(run) {
 
 /* Config against metric: a scatter, and parallel coordinates of all that differs. */
 function showCompare() {
-  const metrics = metricNames(report.runs).slice(0, 200).flatMap(metricFields).reverse().sort((one, other) => importance(one.name) - importance(other.name));
+  const metrics = metricNames(report.runs).slice(0, 200).flatMap((name) => metricFields(name).reverse());
   const time = { name: "duration", heading: "duration in minutes", of: duration };
   const xs = [...settings, ...facts, time, ...metrics];
   const ys = [...metrics, time];
   const find = (all, heading, first) => all.find((field) => field.heading === heading) || first;
-  const distinct = (field) => (settings.includes(field) ? new Set(report.runs.map(field.of)).size : 0);
+  const distinct = (field) => (settings.includes(field) && scaleOf(field, report.runs) && !/seed/i.test(field.name) ? new Set(report.runs.map(field.of)).size : 0);
   const x = find(xs, compareState.x, [...xs].sort((one, other) => distinct(other) - distinct(one))[0]);
   const y = find(ys, compareState.y, ys[0]);
   const chosen = (id, all, field) =>

@@ -27,7 +27,7 @@ function options(values, chosen) {
 
 /* A table with sortable columns. Each column has a heading, and may be numeric; cells are nodes, texts, numbers, or pairs
    [shown, sort key]. `sorting` keeps the choice of a table that is drawn again. Rows with a `group` are below a heading
-   that `group` makes, which has the means of their numbers. */
+   that `group` makes, which has the means of the numbers in columns of a kind. */
 function tableOf(caption, columns, rows, { sorting = { by: null, down: false }, group = null } = {}) {
   const body = el("tbody");
   const keys = columns.map(({ heading }, place) => `${heading}\n${columns.slice(0, place).filter((other) => other.heading === heading).length}`);
@@ -49,7 +49,7 @@ function tableOf(caption, columns, rows, { sorting = { by: null, down: false }, 
     members,
     cells: columns.map((column, place) => {
       if (place === 0) return [group(name, members), name];
-      const found = column.numeric ? mean(members.map((row) => value(row.cells[place]))) : null;
+      const found = column.kind && column.numeric ? mean(members.map((row) => value(row.cells[place]))) : null;
       return column.kind === "time" ? [asTime(found), found] : found === null ? ["", null] : found;
     }),
   });

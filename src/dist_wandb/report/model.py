@@ -162,7 +162,7 @@ class Run:
     facts: dict[str, str]  # such as tags, notes, host, command and commit, as text
     config: dict[str, str]  # names and values, as text
     differing: list[str]  # names of facts and config whose values differ between writers
-    axes: dict[str, Line]  # over ``_step``, the values of each other x axis, and ``"time"`` in minutes since the start
+    axes: dict[str, Line]  # over ``_step``, the values of each other x axis; ``_timestamp`` in minutes since the start
     charts: list[Chart]  # charts of the metrics
     system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]

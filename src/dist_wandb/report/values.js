@@ -3,6 +3,7 @@
 const report = JSON.parse(document.getElementById("data").textContent);
 /* Each color is as far as possible from those before it (in OKLab), and visible on light and dark panels. */
 const PALETTE = ["#3b7ddd", "#d9822b", "#2a9d74", "#c4527a", "#8a63d2", "#f695ee", "#68552f", "#5fcf28", "#3fc0f2", "#e829e1", "#471ff5", "#0e5e8a", "#940aa1", "#c3b4ad", "#b01003", "#7d7784", "#057918", "#a196f1", "#fe7b90", "#f90330", "#83456d", "#aa5f04", "#8d13f4", "#48cba1", "#9ea73c", "#ce70c7", "#5d48b1", "#fb2c9c", "#e7ad01", "#7a8201"];
+const CLOCK = "_timestamp"; // of W&B; here in minutes since the start of a run
 const MOST_SHOWN = 60;
 const MOST_COLUMNS = 30; // runs beside each other
 const FEW_RANKS = 12;

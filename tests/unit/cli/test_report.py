@@ -100,7 +100,7 @@ def test_runs_of_several_directories_are_selected_as_in_show(
         return sorted(set(re.findall(r'"run_id":"(\w)"', page.read_text())))
 
     assert reported() == ["a", "b"]
-    assert reported("--where", "lr>0.1") == ["b"]
+    assert reported("--where", "lr>0.1", "--where", "loss<9") == ["b"]
     assert reported("--last") == ["b"]
     assert reported("a") == ["a"]
     capsys.readouterr()

@@ -243,7 +243,7 @@ def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_pat
     assert {name: line.y[:2] for name, line in found.axes.items()} == {
         "global_step": [0, 10],
         "epoch": [0, 0],
-        "time": [0, 0.05],
+        "_timestamp": [0, 0.05],
     }
     (shown,) = build([tmp_path], secrets=True).runs
     assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
