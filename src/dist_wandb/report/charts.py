@@ -44,14 +44,12 @@ class Drawing:
     def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
         self.metrics: dict[str, _MetricCurves] = {}
         self.axes: dict[str, Curve] = {}  # of the first writer
+        self._first = files[0][0]
         self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
         self.world = world
         self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
         for writer, file in files:
             self._add_history(writer, file, is_job)
-            for name in (*MAIN_AXES, *file.rows.axes.names) if writer == files[0][0] else ():
-                if name in file.rows.curves and file.rows.curves[name].axis == "_step":
-                    _put(self.axes, name, file.rows.curves[name].curve)
             for (name, part), curve in file.system.items():
                 _put(self.system[plain(name)], f"{writer} · {plain(part)}" if part else writer, curve)
 
@@ -87,6 +85,8 @@ class Drawing:
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
         for name, (axis, curve) in rows.curves.items():
             if name in axes:
+                if axis == "_step" and writer == self._first:
+                    _put(self.axes, name, curve)
                 continue
             metric, part = _spread_of(name, rows.curves)
             if is_job or is_secondary or (label and name.startswith(label)):
