@@ -17,7 +17,7 @@ IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from browser import Page, chromium  # noqa: E402
-from report_runs import reduced_run, shared_run  # noqa: E402
+from report_runs import reduced_run, shared_run, sweep  # noqa: E402
 
 from dist_wandb.cli.commands import main as dist_wandb  # noqa: E402
 
@@ -31,7 +31,9 @@ def main() -> None:
         reduced_run(top / "four", "baseline", slow=None)
         reduced_run(top / "four", "slow-node", slow=2, lr=0.05, seed=3)
         shared_run(top / "four", "shared-4", slow=1)
-        _take(page, top / "four", "report_4_ranks", (1000, 900))
+        _take(page, top / "four", "report_4_ranks", (1000, 1110))
+        sweep(top / "thirty")
+        _take(page, top / "thirty", "report_30_runs", (1280, 1080))
         reduced_run(top / "many", "big", ranks=256, slow=137, steps=120)
         _take(page, top / "many", "report_256_ranks", (1000, 760), beside="#ranks")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from browser import Page, chromium
+from PIL import Image
 from record_files import end, header, run, write_run
-from report_runs import definition, history, printed, reduced_run, shared_run
+from report_runs import definition, environment, history, printed, reduced_run, shared_run, sweep
 
 from dist_wandb.cli.commands import main
 
@@ -39,6 +40,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("many")
     reduced_run(top / "runs", "big", ranks=256, slow=137, steps=60)
     shared_run(top / "runs", "together", ranks=20, slow=11, steps=30)
+    return written(top)
+
+
+@pytest.fixture(scope="module")
+def thirty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of 30 runs of a sweep."""
+    top = tmp_path_factory.mktemp("thirty")
+    sweep(top / "runs")
     return written(top)
 
 
@@ -140,14 +149,14 @@ def test_everything_is_reachable_by_keyboard(page: Page, few: Path) -> None:
         reached.append(page.run("document.activeElement.className || document.activeElement.id"))
         if reached[-1].startswith("plot"):
             break
-    assert reached[:4] == ["smoothing", "log-x", "log-y", "ranks-as"]
+    assert reached[:5] == ["x-axis", "smoothing", "log-x", "log-y", "ranks-as"]
     page.wait("document.activeElement.data")
     page.key("ArrowRight")
     first = page.run("document.getElementById('live').textContent")
     page.key("ArrowRight")
     second = page.run("document.getElementById('live').textContent")
     assert first.endswith("at 0")
-    assert second.endswith("at 1")
+    assert second.endswith("at 20")  # losses of validations are first
     page.key("+")
     page.wait("document.activeElement.layout.xaxis.range[0] > 0")
     unnamed = "input:not([aria-label]):not([aria-labelledby]), select"
@@ -244,31 +253,134 @@ def test_256_ranks_stay_readable(page: Page, many: Path) -> None:
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> None:
     page.size(390, 800, mobile=True)
     page.open(few)
-    page.wait("document.querySelector('#charts .main-svg')")
+    page.wait("document.querySelector('.main-svg')")
     assert page.run("document.documentElement.scrollWidth") <= 390
     assert not page.run("document.getElementById('runs-panel').open")
+    assert page.run("document.getElementById('legend').offsetHeight") > 0
 
 
 def test_texts_of_files_are_shown_and_never_executed(page: Page, tmp_path: Path) -> None:
-    values = {EVIL: 1.0, f"time/{EVIL}": 2.0, "time/step": 1.0, "_step": 0, "global_step": 0}
-    described = {"display_name": EVIL, "run_group": EVIL, "job_type": EVIL}
-    records = [
-        header(),
-        run(config={EVIL: EVIL}, **described),
-        definition(),
-        history(values),
-        printed(f"{EVIL}\n"),
-        end(),
-    ]
-    write_run(tmp_path / "runs" / "<b>", records=records)
+    values: dict[str, float] = {EVIL: 1.0, f"time/{EVIL}": 2.0, "time/step": 1.0, f"epoch{EVIL}": 0, f"single{EVIL}": 1}
+    described = {"display_name": EVIL, "run_group": EVIL, "job_type": EVIL, "notes": EVIL}
+    for number in range(5):
+        rows = [values, dict.fromkeys(list(values)[:4], 2.0)]
+        about = environment(number)
+        about.environment.host = about.environment.program = f"{EVIL}{number}"
+        records = [
+            header(),
+            run(f"exp{number}", config={EVIL: f"{EVIL}{number}", "b": number}, **described),
+            about,
+            definition(axis=f"axis{EVIL}"),
+            *(history({**row, "_step": at, f"axis{EVIL}": at}) for at, row in enumerate(rows)),
+            printed(f"{EVIL}\n"),
+            end(),
+        ]
+        write_run(tmp_path / "runs" / "<b>", f"exp{number}", records=records)
     page.open(written(tmp_path))
+    page.wait("document.querySelectorAll('#compare .main-svg').length >= 4")
+    page.run("document.getElementById('charts').scrollIntoView()")
     page.wait("document.querySelector('#charts .main-svg')")
     assert EVIL in shown_charts(page)
+    assert f"single{EVIL}" in texts(page, "#charts tbody th")
+    for axis in (f"axis{EVIL}", f"epoch{EVIL}"):
+        assert axis in texts(page, "#x-axis option")
+        choose(page, "#x-axis", axis)
+    for chosen in page.run("[...document.querySelectorAll('#group-by option')].map((one) => one.value)"):
+        choose(page, "#group-by", chosen)
+    page.wait("near.size && [...near].every((card) => !card.stale)")
     assert texts(page, "#console pre") == [EVIL]
     assert EVIL in texts(page, "#runs .run-name")
     assert page.run("window.hacked === undefined")
     assert page.run("document.querySelectorAll('script').length") == 3
     assert page.run("[...document.images].length") == 0
+
+
+def cells(page: Page, heading: str) -> list[str]:
+    """The cells of a column of the runs table."""
+    place = texts(page, "#overview thead th").index(heading)
+    return texts(page, f"#overview tbody tr > :nth-child({place + 1})")
+
+
+def test_the_table_of_runs_is_sorted_filtered_and_grouped(page: Page, thirty: Path) -> None:
+    page.open(thirty)
+    titles = texts(page, "#overview thead th")
+    assert titles[:8] == ["run", "state", "batch", "lr", "optim.name", "val/loss", "val/loss min", "train/loss"]
+    assert "layers" not in titles, "equal in all runs"
+    assert {"test/accuracy", "val/accuracy max", "duration", "tags", "notes"} <= {*titles}
+    page.run("[...document.querySelectorAll('.sort')].find((one) => one.textContent === 'val/loss').focus()")
+    for is_falling in (False, True):
+        page.key("Enter")
+        values = [float(text) for text in cells(page, "val/loss")]
+        assert values == sorted(values, reverse=is_falling)
+    page.run("{const one = document.getElementById('run-filter'); one.focus(); one.value = 'optim.name=adam'}")
+    page.key(" ")
+    page.wait("document.querySelectorAll('#overview tbody tr').length === 10")
+    assert {*cells(page, "optim.name")} == {"adam"}
+    page.run("document.getElementById('no-runs').click()")
+    assert texts(page, ".run-count") == ["20 of 30 shown"] * 3
+    page.wait("near.size && [...near].every((card) => !card.stale)")
+    assert "20 of 30 runs" in texts(page, "#compare .summary")[0]
+    page.key("Escape")
+    page.wait("document.querySelectorAll('#overview tbody tr').length === 30")
+    place = texts(page, "#group-by option").index("batch") - 1
+    choose(page, "#group-by", str(place))
+    groups = texts(page, "#overview .of-group th")
+    assert len(groups) == 4
+    assert groups[0][:7] == "batch: "
+    assert len({*page.run("report.runs.map((run) => run.color)")}) == 4, "a color for each group"
+    named = "[...cards].find((card) => card.title === 'val/loss').content().traces.filter((trace) => trace.meta)"
+    means = page.run(f"{named}.map((trace) => [trace.meta.runs, trace.y.at(-1)])")
+    assert sorted(run for runs, _ in means for run in runs) == sorted(page.run("[...state.shown]"))
+    last = page.run("report.runs.map((run) => run.byName.get('val/loss').last)")
+    assert [value for _, value in means] == pytest.approx(
+        [sum(last[run] for run in runs) / len(runs) for runs, _ in means]
+    )
+    page.run("document.getElementById('means').click()")
+    assert len(page.run(named)) == 20
+
+
+def test_thirty_runs_have_colors_of_their_own_on_the_chosen_axis(page: Page, thirty: Path) -> None:
+    page.open(thirty)
+    shown = shown_charts(page)
+    assert shown == ["val/loss", "val/accuracy", "train/loss", "train/lr", "time/step"], "losses first"
+    assert texts(page, "#charts tbody th") == ["test/accuracy"], "no chart of one value"
+    page.run("document.getElementById('with-deviations').click()")
+    assert "train/loss/std" in shown_charts(page)
+    drawn = "[...cards].find((card) => card.title === 'val/loss').content()"
+    colors = page.run(f"{drawn}.traces.map((trace) => trace.line.color)")
+    assert len({*colors}) == 30
+    assert colors == page.run("[...cards][0].content().traces.map((trace) => trace.marker.color)")
+    of_first = f"{drawn}.traces.find((trace) => trace.name === 'sweep-00').x"
+    assert page.run(of_first) == [0, 1, 2, 3]
+    for axis, expected in {"_step": [9, 19, 29, 39], "global_step": [90, 190, 290, 390]}.items():
+        choose(page, "#x-axis", axis)
+        assert page.run(of_first) == expected
+    choose(page, "#x-axis", "_timestamp")
+    assert page.run(of_first) == pytest.approx([step * 3 / 60 for step in (9, 19, 29, 39)])
+    assert page.run(f"{drawn}.layout.xaxis.title.text") == "minutes since the start"
+
+
+def test_config_is_compared_with_a_metric_and_a_chart_is_saved(page: Page, thirty: Path, tmp_path: Path) -> None:
+    page.open(thirty)
+    choose(page, "#compare-x", "optim.name")
+    choose(page, "#compare-y", "val/accuracy max")
+    page.wait("document.querySelectorAll('#compare .plot')[1].data")
+    scatter, parallel = page.run(
+        "[...document.querySelectorAll('#compare .plot')].map((one) => one.data.map((trace) => trace.told))"
+    )
+    assert len(scatter) == len(parallel) == 30
+    assert scatter[-1][0].startswith("optim.name adam, val/accuracy max 0.")
+    assert [told.split()[0] for told in parallel[0]] == ["batch", "lr", "optim.name", "val/accuracy"]
+    facts = {"s00", "a baseline", "node-0", "8 x NVIDIA H100", "CPython 3.11.7", "5ed799f4fd71", "night"}
+    command = "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
+    assert facts | {command} <= {*texts(page, "#config td")}
+    page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.run("document.querySelector('#compare .buttons button').click()")
+    page.wait("new Promise((done) => setTimeout(() => done(true), 1500))")
+    (saved,) = tmp_path.glob("*.png")
+    with Image.open(saved) as picture:
+        assert picture.width > 800
+        assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 30
 
 
 def test_the_policy_prevents_network_access(browser: Page, few: Path) -> None:

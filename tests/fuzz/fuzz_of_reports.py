@@ -33,6 +33,7 @@ def _inspections() -> list[bytes]:
     picture = {"image._type": "image-file", "image.path": "media/images/a.png", "image.width": 28}
     contents: Iterable[tuple[str, dict[str, Any]]] = (
         ("run", {"run_id": "exp", "display_name": "night", "config": {"update": {"lr": 0.1, "net": {"deep": [1]}}}}),
+        ("environment", {"host": "node", "gpu_count": 8, "program": "a.py", "args": ["--token", "x"], "git": {}}),
         ("metric", {"glob_name": "*", "step_metric": "global_step"}),
         ("metric", {"name": "val/acc", "step_metric": "epoch"}),
         ("history", {"item": row}),
@@ -53,7 +54,7 @@ def _read_inspection(data: bytes) -> None:
         reader.add(record)
     file = reader.result(_RUN_FILE, [])
     runs = sections([file], media.Budget(1000))
-    text = json_of(Report("d", "now", "1", runs, []))
+    text = json_of(Report(["d"], "now", "1", runs, []))
     assert not set("<>&") & set(text)
     (run,) = json.loads(text)["runs"]
     for chart in run["charts"] + run["system"]:

@@ -55,7 +55,7 @@ class Page:
 
     def __init__(self, send: int, receive: int) -> None:
         self.requests: list[str] = []
-        """Addresses that the page requested, except its own and data URIs of images."""
+        """Addresses that the page requested, except its own and what it holds itself: data URIs and blobs."""
         self.errors: list[str] = []
         """Errors and warnings of the console, and uncaught exceptions."""
         self._send, self._receive = send, receive
@@ -147,7 +147,7 @@ class Page:
         method, params = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
             url = params["request"]["url"]
-            if url.partition("#")[0] != self._own and not url.startswith(("data:", "about:")):
+            if url.partition("#")[0] != self._own and not url.startswith(("data:", "about:", "blob:")):
                 self.requests.append(url)
         elif method == "Runtime.exceptionThrown":
             self.errors.append(str(params["exceptionDetails"].get("exception", params)))

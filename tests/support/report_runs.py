@@ -161,6 +161,40 @@ def shared_run(top: Path, run_id: str = "shared", *, ranks: int = 4, slow: int |
         _sidecar(directory, run_id=run_id, base_id=run_id, label=label, world_size=ranks, **role, **place)
 
 
+def sweep(top: Path, runs: int = 30, steps: int = 40) -> None:
+    """Write runs of one process with different configs: curves over a step and an epoch, single values, and facts."""
+    for number in range(runs):
+        draw = random.Random(number)
+        rate, optimizer = 10 ** draw.uniform(-4, -1), ("adam", "sgd", "lion")[number % 3]
+        settings = {"lr": rate, "optim": {"name": optimizer}, "batch": 2 ** (4 + number % 4), "layers": 12}
+        facts = {"run_group": "sweep", "notes": "a baseline" if not number else ""}
+        first = run(f"s{number:02d}", display_name=f"sweep-{number:02d}", config=settings, **facts)
+        first.run.tags.append("night")
+        first.run.start_time.FromSeconds(START + 600 * number)
+        best = 0.2 + abs(math.log10(rate) + 2.5) / 4 + 0.1 * (number % 3)
+        records = [header(), first, environment(number), definition("val/*", "epoch"), definition("*")]
+        for step in range(steps):
+            loss = best + 2 * math.exp(-step * rate**0.3 / 2) + draw.gauss(0, 0.02)
+            seconds = START + 600 * number + step * (3 + number / 10)
+            row = {"global_step": 10 * step, "_step": step, "_timestamp": seconds, "epoch": step // 10}
+            row |= {"train/loss": loss, "train/loss/std": 0.1, "time/step": 0.3 + draw.random() / 50, "train/lr": rate}
+            if step % 10 == 9:
+                row |= {"val/accuracy": 1 - best / 2 - 0.5 / (step + 1), "val/loss": loss * 1.1}
+            records.append(history(row))
+        records.append(history({"test/accuracy": 1 - best / 2, "_step": steps, "_timestamp": seconds}))
+        write_run(top, f"s{number:02d}", records=[*records, end(int(number == 7))])
+
+
+def environment(number: int) -> Record:
+    """Return the record of host, devices and command."""
+    record = pb.Record()
+    about = record.environment
+    about.host, about.python, about.program = f"node-{number % 2}", "CPython 3.11.7", "train.py"
+    about.gpu_count, about.gpu_type, about.git.commit = 8, "NVIDIA H100", "5ed799f4fd71"
+    about.args.extend(["--api_key=hidden-key", "--max-tokens", "9", "--token", "hidden-token", "--lr=0.1"])
+    return record
+
+
 def timed_run(top: Path, *, marked: bool) -> None:
     """Write a run whose ranks wait in a backward pass for rank 2, which loads its data twice as long."""
     times = {"time/data": [0.03, 0.03, 0.06], "time/backward": [0.03, 0.031, 0.001], "time/step": [0.061] * 3}

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 from rich import box
 from rich.cells import cell_len
@@ -23,7 +24,12 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from dist_wandb.errors import ReadError
+from dist_wandb.reading.runs import LocalRun
+from dist_wandb.reading.selection import Condition, chosen
 from dist_wandb.runs.destination import TRUST_OPTION, is_address
+from dist_wandb.wandb_files.environment import usual_directories
+from dist_wandb.wandb_files.reading import State
 
 _SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -52,6 +58,55 @@ def add_secrets_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secrets", action="store_true", help="show values of the config that are secrets by name, such as a token"
     )
+
+
+def add_selection_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Add the directories and the options that select runs; return the group of these options."""
+    parser.add_argument(
+        "what",
+        metavar="DIR|RUN",
+        nargs="*",
+        help="directories to search, at any depth, or .wandb files (default: ./wandb, $WANDB_DIR and "
+        "./lightning_logs); and ids, names or patterns of runs",
+    )
+    selection = parser.add_argument_group("which runs")
+    selection.add_argument("--last", action="store_true", help="only the run that was started last")
+    selection.add_argument(
+        "--state", choices=get_args(State), help="only runs that ended in this way; unfinished: no end recorded"
+    )
+    selection.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only runs with such a value in their config, or such a last value of a metric: 'lr>=0.1', 'name=night*'; "
+        "may be given several times",
+    )
+    return selection
+
+
+def directories_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the directories that were given, else the usual ones, and the names of runs; raise `ReadError` if none."""
+    directories = [Path(text) for text in what if _is_path(text)]
+    names = [text for text in what if not _is_path(text)]
+    directories = directories or usual_directories()
+    if not directories:
+        missing = f"There is no directory {names[0]!r}. " if names else ""
+        raise ReadError(
+            f"{missing}No directory was given, and none of ./wandb, $WANDB_DIR and ./lightning_logs exists. Give the "
+            "directory that W&B wrote to."
+        )
+    return directories, names
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.endswith(".wandb") or Path(text).exists()
+
+
+def selected(runs: Sequence[LocalRun], names: Sequence[str], arguments: argparse.Namespace) -> list[LocalRun]:
+    """Return the runs with one of the names, if any, that the options select."""
+    found = chosen(runs, names, [Condition.parse(text) for text in arguments.where], arguments.state)
+    return found[-1:] if arguments.last else found
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:

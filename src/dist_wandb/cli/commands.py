@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dist_wandb import __version__
@@ -26,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:  # closed by the parent process
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
-    arguments, unknown = _parser().parse_known_args(argv)
+    parser = _parser()
+    with suppress(ModuleNotFoundError):  # completes a command line for the shell, and ends the process
+        importlib.import_module("argcomplete").autocomplete(parser)
+    arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

@@ -6,7 +6,15 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from dist_wandb.cli.command import Command, add_secrets_argument, number_of, working
+from dist_wandb.cli.command import (
+    Command,
+    add_secrets_argument,
+    add_selection_arguments,
+    directories_and_names,
+    number_of,
+    selected,
+    working,
+)
 from dist_wandb.errors import ReadError, visible
 from dist_wandb.report.building import build
 from dist_wandb.report.page import check_target, plotly_script, write_page
@@ -15,9 +23,7 @@ _OUTPUT = "report.html"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="directory to search, at any depth; or one .wandb file"
-    )
+    add_selection_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path(_OUTPUT), help=f"the file to write ({_OUTPUT})"
     )
@@ -33,11 +39,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
+    directories, names = directories_and_names(arguments.what)
+    is_selective = names or arguments.last or arguments.state or arguments.where
+    choose = (lambda runs: selected(runs, names, arguments)) if is_selective else None
     plotly_script()  # fails before the runs are read, which may take long
     try:
         check_target(output)
         with working("reading the runs"):
-            report = build(arguments.directory, arguments.metric or ("*",), secrets=arguments.secrets)
+            metrics, by_values = arguments.metric or ("*",), bool(arguments.where)
+            report = build(directories, metrics, secrets=arguments.secrets, choose=choose, by_values=by_values)
             size = write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
@@ -51,11 +61,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="report",
-    summary="write the W&B runs below a directory into one HTML file",
-    description="Write the W&B runs below a directory into one HTML file that needs no network: curves with the ranks' "
-    "spread, who is slow and when, system metrics, config, media and console. Needs plotly: pip install "
-    "'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
-    example="wandb -o report.html --open",
+    summary="write W&B runs into one HTML file that compares them",
+    description="Write the W&B runs below directories into one HTML file that needs no network: a table that compares "
+    "the runs, curves with the ranks' spread, who is slow and when, system metrics, config, media and console. Needs "
+    "plotly: pip install 'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
+    example="wandb --where 'lr>=0.1' --open",
     add_arguments=_add_arguments,
     run=_run,
 )

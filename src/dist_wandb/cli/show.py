@@ -27,12 +27,15 @@ from dist_wandb.cli.command import (
     Column,
     Command,
     add_secrets_argument,
+    add_selection_arguments,
     console,
+    directories_and_names,
     fitting,
     left_out,
     number,
     number_of,
     print_json,
+    selected,
     shortened,
     table_of,
     working,
@@ -42,10 +45,9 @@ from dist_wandb.cli.show_follow import follow, just_begun
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.files import rows_of, runs_below
 from dist_wandb.reading.runs import SPREAD, LocalRun, brought_together, of_rank
-from dist_wandb.reading.selection import Condition, check_metrics, chosen, differing, ordered, value_of
+from dist_wandb.reading.selection import check_metrics, differing, ordered, value_of
 from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
-from dist_wandb.wandb_files.environment import usual_directories
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _RANKS = {"started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
@@ -56,26 +58,7 @@ _MOST_CARDS = 5  # more runs are a table, unless --details is given
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        metavar="DIR|RUN",
-        nargs="*",
-        help="directories to search, at any depth, or .wandb files (default: ./wandb, $WANDB_DIR and "
-        "./lightning_logs); and ids, names or patterns of runs",
-    )
-    selection = parser.add_argument_group("which runs")
-    selection.add_argument("--last", action="store_true", help="only the run that was started last")
-    selection.add_argument(
-        "--state", choices=list(STATES), help="only runs that ended in this way; unfinished: no end recorded"
-    )
-    selection.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="CONDITION",
-        help="only runs with such a value in their config, or such a last value of a metric: 'lr>=0.1', 'name=night*'; "
-        "may be given several times",
-    )
+    selection = add_selection_arguments(parser)
     selection.add_argument("--sort", metavar="KEY", help="sort by a value, such as val/loss")
     selection.add_argument("--reverse", action="store_true", help="reverse the order")
     content = parser.add_argument_group("what to show")
@@ -98,15 +81,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    directories, names = _directories_and_names(arguments.what)
+    directories, names = directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
     wanted = ["*"] if arguments.where or arguments.sort else None if arguments.rows else patterns  # for statistics
     with working("reading the runs"):
         files, errors = runs_below(directories, wanted)
-    where = [Condition.parse(text) for text in arguments.where]
     all_runs = brought_together(files)
-    runs = chosen(all_runs, names, where, arguments.state) if all_runs else []
-    runs = runs[-1:] if arguments.last or (arguments.follow and not names) else runs
+    runs = selected(all_runs, names, arguments) if all_runs else []
+    runs = runs[-1:] if arguments.follow and not names else runs
     if arguments.sort:
         runs = ordered(runs, arguments.sort, reverse=arguments.reverse)
     elif arguments.reverse:
@@ -145,23 +127,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigurationError("--csv is for rows. Name the metrics: --rows NAME... --csv")
     if arguments.follow and arguments.json:
         raise ConfigurationError("--follow prints no JSON. Leave out one of the two.")
-
-
-def _directories_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
-    directories = [Path(text) for text in what if _is_path(text)]
-    names = [text for text in what if not _is_path(text)]
-    directories = directories or usual_directories()
-    if not directories:
-        missing = f"There is no directory {names[0]!r}. " if names else ""
-        raise ReadError(
-            f"{missing}No directory was given, and none of ./wandb, $WANDB_DIR and ./lightning_logs exists. Give the "
-            "directory that W&B wrote to."
-        )
-    return directories, names
-
-
-def _is_path(text: str) -> bool:
-    return "/" in text or text.endswith(".wandb") or Path(text).exists()
 
 
 def _print(

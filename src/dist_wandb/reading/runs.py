@@ -93,7 +93,8 @@ class LocalRun:
 
     Examples:
         >>> for run in dist_wandb.read_runs("wandb"):
-        ...     print(run.id, run.state, run.config.get("lr"), run.history("train/loss")["train/loss"][-1])
+        ...     losses = run.history("train/loss")["train/loss"]
+        ...     print(run.id, run.state, run.config.get("lr"), losses[-1])
     """
 
     id: str

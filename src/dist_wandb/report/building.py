@@ -5,29 +5,30 @@ A run of a report is a shared run, or a job that has a run for each rank.
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from dist_wandb import __version__
-from dist_wandb.errors import ReadError
+from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.reading.files import files_below
-from dist_wandb.reading.runs import brought_together
+from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.stragglers import findings
 from dist_wandb.report import media, thinning
-from dist_wandb.report.charts import Drawing, charts_of, heat_maps_of, system_charts_of
+from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of, system_charts_of
 from dist_wandb.report.files import MOST_NAMES, FileForReport, read_for_report
 from dist_wandb.report.media import Budget, MediaReader, cell_text
 from dist_wandb.report.model import Console, Degraded, Image, Report, Run, State, Table, Writer, plain
-from dist_wandb.settings.config_secrets import redacted
+from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.interruptible import read_each
-from dist_wandb.wandb_files.reading import StoredRun
+from dist_wandb.wandb_files.reading import StoredRun, read_runs
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
@@ -37,23 +38,44 @@ _SHOWN_VALUES = 8  # of one name of the config, if writers differ
 _LINES_OF_CONSOLE = 20_000  # of one run
 
 
-def build(directory: Path, metrics: Sequence[str] = ("*",), *, secrets: bool = False) -> Report:
-    """Read the runs below a directory, or one ``.wandb`` file; raise `ReadError` if there are none to be read."""
-    paths, unseen = files_below([directory])
+def build(
+    directories: Sequence[Path],
+    metrics: Sequence[str] = ("*",),
+    *,
+    secrets: bool = False,
+    choose: Callable[[list[LocalRun]], list[LocalRun]] | None = None,
+    by_values: bool = False,
+) -> Report:
+    """Read the runs below directories, or ``.wandb`` files, of those that `choose` returns; raise `ReadError` if none.
+
+    The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
+    """
+    paths, unseen = files_below(directories)
+    refused: dict[Path, ReadError] = {}
+    if choose is not None:
+        runs, refused = read_runs(paths, metrics=("*",) if by_values else None)
+        kept = {path for run in choose(brought_together(runs)) for path in run.files}
+        paths = {path: within for path, within in paths.items() if path in kept}
     budget = thinning.Budget(_STRETCHES)
 
     def read(path: Path, stopped: threading.Event) -> FileForReport:
         file = read_for_report(path, paths[path], budget, metrics=metrics, stopped=stopped)
-        config = file.stored.config  # without secrets by default: the page may be handed on
-        return replace(file, stored=replace(file.stored, config=config if secrets else redacted(config)))
+        if secrets:
+            return file
+        stored = replace(file.stored, config=redacted(file.stored.config))  # the page may be handed on
+        facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
+        return replace(file, stored=stored, facts=facts)
 
     found, unreadable = read_each(list(paths), read, _PARALLEL_READERS)
-    problems = [str(error) for error in (*unreadable.values(), *(error for _, error in unseen))]
+    errors = (*refused.values(), *unreadable.values(), *(error for _, error in unseen))
+    problems = [str(error) for error in errors]
+    below = " or ".join(repr(str(directory)) for directory in directories)
+    if not found and (problems or choose is None):
+        raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
     if not found:
-        reasons = " ".join(problems[:5])
-        raise ReadError(f"None of the runs below {str(directory)!r} can be read. {reasons}")
+        raise ConfigurationError(f"No run below {below} is selected. Give other names, --where or --state.")
     return Report(
-        directory=str(directory),
+        directories=[str(directory) for directory in directories],
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=__version__,
         runs=sections(found, media.Budget(_ROOM_FOR_MEDIA)),
@@ -99,7 +121,9 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )
-    config, differing = _config(files, names)
+    facts, differing = _together([_facts_of(file) for file in files], names)
+    config, more_differing = _together([_flat(file.stored.config) for file in files], names)
+    started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
     run_id = plain(_key(first)[2] or _key(first)[3] if is_job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in files}
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
@@ -109,9 +133,7 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         run_id=run_id,
         project=_text(first.project),
         group=_text(first.group),
-        job_type=_text(first.job_type),
-        tags=[plain(tag)[:_LONGEST_NAME] for tag in first.tags[:50]],
-        started=_text(min((file.stored.started for file in files if file.stored.started), default=None)),
+        started=started,
         state=state,
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
@@ -122,8 +144,10 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
             max(progress.most for progress in progresses),
             sorted(span for progress in progresses for span in progress.spans)[:100],
         ),
+        facts=facts,
         config=config,
-        differing=differing,
+        differing=[*differing, *more_differing],
+        axes=axes_of(drawing, started),
         charts=charts_of(drawing),
         system=system_charts_of(drawing),
         heat=heat_maps_of(drawing),
@@ -189,9 +213,41 @@ def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Conso
     return consoles
 
 
-def _config(files: Sequence[FileForReport], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _facts_of(file: FileForReport) -> dict[str, str]:
+    """Return what is known of a run beside its config, as text."""
+    stored, facts = file.stored, file.facts
+    known: dict[str, Any] = {"tags": ", ".join(stored.tags), "job type": stored.job_type, **facts}
+    if "command" in facts:
+        known["command"] = shlex.join(map(str, facts["command"]))
+    return {name: cell_text(value) for name, value in known.items() if value}
+
+
+def _without_secrets(fact: str | list[str]) -> str | list[str]:
+    """Return a fact as `redacted` does; of a command, also without values whose options name secrets."""
+    if isinstance(fact, str):
+        return str(redacted(fact))
+    shown, option = [], ""
+    for argument in map(str, fact):
+        name, equals, value = argument.partition("=")
+        if equals and is_secret(name, _number_in(value)):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            is_hidden = option and not argument.startswith("--") and is_secret(option, _number_in(argument))
+            shown.append(HIDDEN if is_hidden else without_passwords(str(redacted(argument))))
+        option = argument if argument.startswith("-") and not equals else ""
+    return shown
+
+
+def _number_in(text: str) -> float | str:
+    """Return the number that an argument is, which the name of an option such as ``--max-tokens`` makes no secret."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the config of the first file, with all values of names that differ between files; and these names."""
-    configs = [_flat(file.stored.config) for file in files]
     shown: dict[str, str] = {}
     differing = []
     for name in dict.fromkeys(name for config in configs for name in config):

@@ -75,6 +75,7 @@ function chartCard(title, content, rows, height) {
   const table = el("details", { class: "data" }, el("summary", {}, "Data", quiet(` of ${title}`)), body);
   const figure = el("figure", { class: "card" });
   const card = { title, plot, summary, table, body, figure, content, rows, stale: true };
+  const save = el("button", { type: "button", class: "small", onclick: () => savePicture(card) }, "PNG", quiet(` of ${title}`));
   const widen = el(
     "button",
     {
@@ -90,13 +91,25 @@ function chartCard(title, content, rows, height) {
     "Wide",
     quiet(` chart of ${title}`),
   );
-  figure.append(el("figcaption", {}, el("h4", { title }, title), widen), plot, summary, table);
+  figure.append(el("figcaption", {}, el("h4", { title }, title), el("span", { class: "buttons" }, save, widen)), plot, summary, table);
   plot.card = card;
   plot.addEventListener("keydown", (event) => steer(card, event));
   table.addEventListener("toggle", () => table.open && fillData(card));
   cards.add(card);
   watcher.observe(plot);
   return card;
+}
+
+/* Saves a chart as PNG, with a title and, of several runs, their legend. */
+function savePicture(card) {
+  if (card.stale || !card.plot.data) draw(card);
+  const { clientWidth: width, clientHeight: height } = card.plot;
+  const named = card.plot.data.filter((trace) => trace.meta).length;
+  const size = { width: width + (named > 1 ? 220 : 0), height: Math.max(height + 40, 80 + 19 * named) };
+  const data = card.plot.data.map((trace) => ({ ...trace, showlegend: Boolean(trace.meta) }));
+  const title = { text: forPlotly(card.title), font: { size: 13, color: css("--text") } };
+  const margin = { ...card.plot.layout.margin, t: 40 };
+  Plotly.downloadImage({ data, layout: { ...card.plot.layout, ...size, title, margin, showlegend: named > 1, paper_bgcolor: css("--panel") } }, { format: "png", scale: 2, ...size, filename: card.title.replace(/[^\w.-]+/g, "_").slice(0, 80) });
 }
 
 function fillData(card) {
@@ -134,9 +147,19 @@ function steer(card, event) {
     at.point = Math.max(0, Math.min(trace.x.length - 1, at.point + (key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0)));
     card.at = at;
     Plotly.Fx.hover(card.plot, [{ curveNumber: place, pointNumber: at.point }]);
-    announce(`${trace.meta}: ${number(trace.y[at.point])} at ${number(trace.x[at.point])}`);
+    announce(`${trace.meta.title}: ${trace.told ? trace.told[at.point] : `${number(trace.y[at.point])} at ${number(trace.x[at.point])}`}`);
   } else return;
   event.preventDefault();
+}
+
+/* Fades all lines but those of one run; `null` ends that. */
+function highlight(run) {
+  for (const card of near) {
+    for (const line of card.plot.querySelectorAll(".scatterlayer .trace")) {
+      const { meta } = line.__data__[0].trace;
+      line.style.opacity = !run || (meta && meta.runs.includes(run.index)) ? "" : "0.12";
+    }
+  }
 }
 
 function showsLines(chart) {
@@ -150,47 +173,88 @@ function tracesOf(run, chart, alone) {
   const ranks = Object.entries(chart.ranks);
   const lines = showsLines(chart);
   const name = forPlotly(run.name);
+  const to = run.bySystem.get(chart.name) === chart ? "" : state.axis;
+  const move = between(run, chart.axis, to);
+  const xs = (line) => (to ? line.x.map(move) : line.x);
   const hover = "%{y:.5g} at %{x}<extra>%{fullData.name}</extra>";
   if (chart.band && state.ranksAs !== "none" && !lines) {
     const edge = { type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
-    traces.push({ ...edge, x: chart.band[0].x, y: chart.band[0].y, name: `${name} smallest` });
-    traces.push({ ...edge, x: chart.band[1].x, y: chart.band[1].y, name: `${name} largest`, fill: "tonexty", fillcolor: faded(run.color, 0.22) });
+    traces.push({ ...edge, x: xs(chart.band[0]), y: chart.band[0].y, name: `${name} smallest` });
+    traces.push({ ...edge, x: xs(chart.band[1]), y: chart.band[1].y, name: `${name} largest`, fill: "tonexty", fillcolor: faded(run.color, 0.22) });
   }
   if (lines) {
     ranks.forEach(([rank, line], place) => {
       const color = alone ? rankColor(place, ranks.length) : run.color;
       const y = state.smoothing ? smoothed(line.y, state.smoothing) : line.y;
       const title = alone ? rank : `${run.name} · ${rank}`;
-      traces.push({ type: "scatter", mode: line.x.length === 1 ? "markers" : "lines", x: line.x, y, name: forPlotly(title), meta: title, line: { width: 1.2, color }, marker: { color }, opacity: ranks.length > FEW_RANKS ? 0.4 : 0.85, hovertemplate: hover });
+      traces.push({ type: "scatter", mode: line.x.length === 1 ? "markers" : "lines", x: xs(line), y, name: forPlotly(title), meta: { title, runs: [run.index] }, line: { width: 1.2, color }, marker: { color }, opacity: ranks.length > FEW_RANKS ? 0.4 : 0.85, hovertemplate: hover });
     });
   }
   if (chart.line && !(lines && chart.axis === "minutes")) {
     const mode = chart.line.x.length === 1 ? "markers" : "lines";
     const color = lines && alone ? css("--text") : run.color;
-    if (state.smoothing) traces.push({ type: "scatter", mode, x: chart.line.x, y: chart.line.y, name, line: { width: 1, color: faded(run.color, 0.3) }, hoverinfo: "skip" });
+    if (state.smoothing) traces.push({ type: "scatter", mode, x: xs(chart.line), y: chart.line.y, name, line: { width: 1, color: faded(run.color, 0.3) }, hoverinfo: "skip" });
     const y = state.smoothing ? smoothed(chart.line.y, state.smoothing) : chart.line.y;
-    traces.push({ type: "scatter", mode, x: chart.line.x, y, name, meta: run.name, line: { width: 1.8, color }, marker: { color }, hovertemplate: hover });
+    traces.push({ type: "scatter", mode, x: xs(chart.line), y, name, meta: { title: run.name, runs: [run.index] }, line: { width: 1.8, color, dash: run.dash }, marker: { color }, hovertemplate: hover });
   }
   return traces;
 }
 
+/* The mean of the runs of each group, and the range of their values, wherever they have been. */
+function meansOf(found, to) {
+  const groups = new Map();
+  for (const [run, chart] of found) {
+    if (!chart.line || !chart.line.x.length) continue;
+    const line = { run, x: chart.line.x.map(between(run, chart.axis, to)), y: chart.line.y };
+    groups.set(groupOf(run), [...(groups.get(groupOf(run)) || []), { ...line, at: interpolated(line.x, line.y) }]);
+  }
+  return [...groups].flatMap(([title, lines]) => {
+    const all = [...new Set(lines.flatMap((line) => line.x))].sort((one, other) => one - other);
+    const x = all.filter((_, place) => place % Math.ceil(all.length / 500) === 0 || place === all.length - 1);
+    const values = x.map((at) => lines.filter((line) => line.x[0] <= at && at <= line.x.at(-1)).map((line) => line.at(at)));
+    const { run } = lines[0];
+    const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip", name: forPlotly(title) };
+    const y = values.map(mean);
+    return [
+      { ...edge, y: values.map((some) => Math.min(...some)) },
+      { ...edge, y: values.map((some) => Math.max(...some)), fill: "tonexty", fillcolor: faded(run.color, 0.15) },
+      { ...edge, y: state.smoothing ? smoothed(y, state.smoothing) : y, mode: x.length === 1 ? "markers" : "lines", hoverinfo: undefined, hovertemplate: "%{y:.5g} at %{x}<extra>%{fullData.name}</extra>", meta: { title: `mean of ${title}`, runs: lines.map((line) => line.run.index) }, line: { width: 2, color: run.color, dash: run.dash }, marker: { color: run.color } },
+    ];
+  });
+}
+
 function metricContent(name, which) {
-  const found = shownRuns().map((run) => [run, run[which].get(name)]).filter(([, chart]) => chart);
-  const traces = found.flatMap(([run, chart]) => tracesOf(run, chart, found.length === 1));
-  const shapes = found.flatMap(([run, chart]) => (which === "byName" && chart.axis !== "_step" ? degradedShapes(run) : []));
-  const words = found.slice(0, 3).map(([run, chart]) => {
+  const having = shownRuns().map((run) => [run, run[which].get(name)]).filter(([, chart]) => chart);
+  const to = which === "byName" ? state.axis : "";
+  const found = having.filter(([run, chart]) => between(run, chart.axis, to));
+  const isMeans = which === "byName" && groupField() && state.means;
+  const traces = isMeans ? meansOf(found, to) : found.flatMap(([run, chart]) => tracesOf(run, chart, found.length === 1));
+  const shapes = found.flatMap(([run, chart]) => (which === "byName" && !to && chart.axis !== "_step" ? degradedShapes(run) : []));
+  const few = found.length > 3 ? [] : found;
+  const words = few.map(([run, chart]) => {
     const ranks = Object.keys(chart.ranks).length;
     const of = found.length > 1 ? `${run.name}: ` : "";
     const gaps = chart.gaps ? `, ${chart.gaps} NaN or infinite` : "";
     return `${of}last ${number(chart.last)}, min ${number(chart.least)}, max ${number(chart.most)}${ranks ? `, ${several(ranks, "line")}` : ""}${gaps}.`;
   });
-  if (found.length > 3) words.push(`And ${found.length - 3} more runs.`);
+  if (found.length > 3) words.push(extremes(found));
+  if (report.runs.length > 1 && found.length < report.runs.length) words.push(`${found.length} of ${report.runs.length} runs.`);
+  if (found.length < having.length) words.push(`${several(having.length - found.length, "run")} without this x axis.`);
   const layout = {
     shapes,
-    xaxis: { title: { text: forPlotly(found.length ? found[0][1].axis : "") }, type: state.logX ? "log" : "linear" },
+    xaxis: { title: { text: forPlotly(axisTitle(found, to)) }, type: state.logX ? "log" : "linear" },
     yaxis: { type: state.logY ? "log" : "linear" },
   };
   return { traces, layout, summary: words.join(" ") || "Not in the shown runs." };
+}
+
+function axisTitle(found, to) {
+  return to === CLOCK ? "minutes since the start" : to || (found.length ? found[0][1].axis : "x");
+}
+
+function extremes(found) {
+  const last = found.filter(([, chart]) => chart.last !== null).sort(([, one], [, other]) => one.last - other.last);
+  return last.length ? `Last values from ${number(last[0][1].last)} (${last[0][0].name}) to ${number(last.at(-1)[1].last)} (${last.at(-1)[0].name}).` : "";
 }
 
 function degradedShapes(run) {
@@ -198,21 +262,24 @@ function degradedShapes(run) {
 }
 
 function metricRows(name, which) {
-  const found = shownRuns().map((run) => [run, run[which].get(name)]).filter(([, chart]) => chart);
+  const to = which === "byName" ? state.axis : "";
+  const found = shownRuns().map((run) => [run, run[which].get(name)]).filter(([run, chart]) => chart && between(run, chart.axis, to));
   const rows = [];
-  const columns = [{ heading: "run" }, { heading: found.length ? found[0][1].axis : "x", numeric: true }, { heading: "value", numeric: true }, { heading: "min", numeric: true }, { heading: "max", numeric: true }];
+  const columns = [{ heading: "run" }, { heading: axisTitle(found, to), numeric: true }, { heading: "value", numeric: true }, { heading: "min", numeric: true }, { heading: "max", numeric: true }];
   for (const [run, chart] of found.slice(0, 20)) {
     const lines = chart.line ? [[run.name, chart.line]] : Object.entries(chart.ranks).slice(0, 64).map(([rank, line]) => [`${run.name} · ${rank}`, line]);
     for (const [title, line] of lines) {
+      const move = between(run, chart.axis, to);
       const step = Math.max(1, Math.ceil((line.x.length * lines.length * found.length) / 400));
       const spread = chart.line && chart.band && chart.band.every((edge) => edge.x.length === line.x.length);
       for (let at = 0; at < line.x.length; at += step) {
-        rows.push({ cells: [title, line.x[at], line.y[at], spread ? chart.band[0].y[at] : null, spread ? chart.band[1].y[at] : null] });
+        rows.push({ cells: [title, move(line.x[at]), line.y[at], spread ? chart.band[0].y[at] : null, spread ? chart.band[1].y[at] : null] });
       }
     }
   }
   const thinned = found.some(([, chart]) => chart.thinned);
-  const note = thinned ? "The charts have fewer points than were logged; smallest and largest values are kept." : "";
+  const notes = [thinned && "The charts have fewer points than were logged; smallest and largest values are kept.", found.length > 20 && `The first 20 of ${found.length} runs.`];
+  const note = notes.filter(Boolean).join(" ");
   return { columns, rows: rows.slice(0, 1000), note };
 }
 
@@ -235,12 +302,34 @@ function namesOf(which) {
   return [...names];
 }
 
+/* The x axes that can be chosen: those of all runs, and metrics that never fall, such as an epoch. */
+function showAxes() {
+  const rises = ({ y }) => y.length > 1 && y[0] < y.at(-1) && y.every((value, at) => !at || value >= y[at - 1]);
+  const isAxis = (chart) => /epoch|step|tokens|samples|iter|batch/i.test(chart.name) && chart.line && rises(chart.line);
+  const names = new Set(report.runs.flatMap((run) => [...Object.keys(run.axes), ...run.charts.filter(isAxis).map((chart) => chart.name)]));
+  names.delete(CLOCK);
+  fill(byId("x-axis"), options([["", "As logged"], ["_step", "Step (_step)"], [CLOCK, "Time (minutes)"], ...[...names].map((name) => [name, name])], state.axis));
+}
+
+function singleValues(names) {
+  const runs = shownRuns().slice(0, MOST_COLUMNS);
+  const rows = names.map((name) => ({ cells: [name, ...runs.map((run) => (run.byName.has(name) ? run.byName.get(name).last : null))] }));
+  const columns = [{ heading: "metric" }, ...runs.map((run) => ({ heading: run.name, numeric: true }))];
+  return el("details", { class: "group", open: true }, el("summary", {}, el("h3", {}, "Single values", el("span", { class: "count" }, String(names.length)))), notAll(runs), tableOf("Metrics with one value", columns, rows));
+}
+
 function showCharts() {
-  const names = namesOf("byName");
+  const all = namesOf("byName");
+  const deviations = all.filter((name) => isDeviation(name, all));
+  byId("deviations").hidden = !deviations.length;
+  const names = byImportance(all.filter((name) => state.withDeviations || !deviations.includes(name)));
+  const runs = shownRuns();
+  const isCurve = (name) => runs.some((run) => run.byName.has(name) && pointsOf(run.byName.get(name)) > 1);
   const found = names.filter(matches);
+  const singles = found.filter((name) => !isCurve(name));
   const kept = new Set();
   const parts = [];
-  for (const [prefix, all] of grouped(found)) {
+  for (const [prefix, all] of grouped(found.filter(isCurve))) {
     const grid = el("div", { class: "grid" });
     const more = el("button", { type: "button", class: "more" });
     let count = 0;
@@ -265,6 +354,7 @@ function showCharts() {
     add();
     parts.push(el("details", { open: true, class: "group" }, el("summary", {}, el("h3", {}, prefix, el("span", { class: "count" }, String(all.length)))), grid, more));
   }
+  if (singles.length) parts.push(singleValues(singles));
   dropCards((card) => card.kind === "metric" && !kept.has(card));
   const empty = names.length ? "No metric of the shown runs matches the search." : "No metric was logged, or no run is shown.";
   fill(byId("chart-sections"), parts.length ? parts : el("p", { class: "empty" }, empty));

@@ -11,8 +11,8 @@ from functools import partial
 
 from dist_wandb.reading.runs import of_rank
 from dist_wandb.reading.stragglers import Timing, has_marked
-from dist_wandb.report.files import MAIN_AXES, FileForReport
-from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
+from dist_wandb.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
+from dist_wandb.report.model import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.report.thinning import STRAGGLER, Blame, Curve, Stretch, cells, edges_of
 from dist_wandb.settings.reduction import DEGRADED, TIMES
 from dist_wandb.wandb_files.finding import natural_order
@@ -43,6 +43,8 @@ class Drawing:
 
     def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
         self.metrics: dict[str, _MetricCurves] = {}
+        self.axes: dict[str, Curve] = {}  # of the first writer
+        self._first = files[0][0]
         self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
         self.world = world
         self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
@@ -78,11 +80,13 @@ class Drawing:
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar
-        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, DEGRADED}
+        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
         for name, (axis, curve) in rows.curves.items():
             if name in axes:
+                if axis == "_step" and writer == self._first:
+                    _put(self.axes, name, curve)
                 continue
             metric, part = _spread_of(name, rows.curves)
             if is_job or is_secondary or (label and name.startswith(label)):
@@ -123,6 +127,15 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
 def charts_of(drawing: Drawing) -> list[Chart]:
     """Return the charts of the metrics, in natural order."""
     return [_chart(name, drawing.metrics[name]) for name in sorted(drawing.metrics, key=natural_order)]
+
+
+def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
+    """Return the values of the x axes over ``_step``, with W&B's clock in minutes since the start."""
+    points = {plain(name): curve.points() for name, curve in drawing.axes.items()}
+    if times := points.get(TIME):
+        begin = min(times[0][1], seconds_of(started) or math.inf)
+        points[TIME] = [(step, (time - begin) / 60) for step, time in times]
+    return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items() if found}
 
 
 def system_charts_of(drawing: Drawing) -> list[Chart]:

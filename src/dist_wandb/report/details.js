@@ -28,33 +28,8 @@ function showNotices() {
   const found = [];
   if (report.unreadable.length) found.push(el("details", { class: "notice" }, el("summary", {}, `${several(report.unreadable.length, "file")} could not be read`), el("ul", {}, report.unreadable.map((reason) => el("li", {}, reason)))));
   const missing = report.runs.filter((run) => uploaded(run) < run.writers.length);
-  if (missing.length) found.push(el("p", { class: "notice" }, `${several(missing.length, "run")} not, or not wholly, uploaded: `, el("code", {}, `dist-wandb sync ${report.directory}`)));
+  if (missing.length) found.push(el("p", { class: "notice" }, `${several(missing.length, "run")} not, or not wholly, uploaded: `, el("code", {}, `dist-wandb sync ${report.directories.join(" ")}`)));
   fill(byId("notices"), found);
-}
-
-function showOverview() {
-  const rows = shownRuns().map((run) => {
-    const slow = outstanding(run);
-    const problems = problemsOf(run);
-    const degraded = run.degraded.rows ? el("span", { class: "tag warn" }, `${several(run.degraded.rows, "row")}, up to ${several(run.degraded.most, "rank")} missing`) : "none";
-    const more = problems.length ? el("details", {}, el("summary", {}, several(problems.length, "note")), el("ul", {}, problems.slice(0, 50).map((text) => el("li", {}, text)))) : "";
-    return {
-      cells: [
-        [el("span", { class: "one-line" }, dot(run), run.name), run.name],
-        [stateBadge(run.state, (run.writers.find((writer) => writer.exit_code) || {}).exit_code), run.state],
-        [slow ? el("span", { class: "finding" }, el("span", { class: "tag bad" }, `rank ${slow.rank}`), ` ${slow.name}, ${percent(slow.share)} of rows, +${amount(slow)}`) : run.slowest.length ? "none stands out" : "", slow ? slow.rank : -1],
-        run.world || run.writers.length,
-        run.mode,
-        run.rows,
-        [degraded, run.degraded.rows],
-        [uploadText(run), uploaded(run)],
-        [el("span", { class: "one-line" }, (run.started || "").replace("T", " ").slice(0, 16)), run.started || ""],
-        [more, problems.length],
-      ],
-    };
-  });
-  const columns = ["run", "state", "slowest rank", "ranks", "mode", "rows", "degraded rows", "uploaded", "started (UTC)", "notes"].map((heading, place) => ({ heading, numeric: place === 3 || place === 5 }));
-  fill(byId("overview-body"), rows.length ? tableOf("Shown runs", columns, rows) : el("p", { class: "empty" }, "No run is shown. Select runs in the list."));
 }
 
 function showSystem() {
@@ -74,21 +49,32 @@ function showSystem() {
 const configState = { differing: false };
 
 function showConfig() {
-  const runs = shownRuns().slice(0, 12);
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
+  const runs = shownRuns().slice(0, MOST_COLUMNS);
   let count = 0;
   const rows = [];
-  for (const name of names) {
-    const values = runs.map((run) => (Object.hasOwn(run.config, name) ? run.config[name] : ""));
-    const differs = new Set(values).size > 1 || runs.some((run) => run.differing.includes(name));
+  const add = (name, of, isOfWriters = false) => {
+    const values = runs.map(of);
+    const differs = new Set(values).size > 1 || isOfWriters;
     count += differs;
-    if (configState.differing && !differs) continue;
+    if (configState.differing && !differs) return;
     rows.push({ cells: [[el("span", {}, name, differs ? el("span", { class: "tag warn" }, "differs") : ""), name], ...values], mark: differs ? "differs" : "" });
+  };
+  add("started (UTC)", (run) => (run.started || "").replace("T", " ").slice(0, 19));
+  add("duration", (run) => asTime(duration(run)));
+  for (const part of ["facts", "config"]) {
+    const names = new Set(runs.flatMap((run) => Object.keys(run[part])));
+    for (const name of part === "config" ? [...names].sort() : names) add(name, (run) => own(part)(run, name) || "", runs.some((run) => run.differing.includes(name)));
   }
   const only = el("input", { id: "only-differing", type: "checkbox", checked: configState.differing, onchange: (event) => { configState.differing = event.target.checked; showConfig(); byId("only-differing").focus(); } });
   const columns = [{ heading: "name" }, ...runs.map((run) => ({ heading: run.name }))];
-  const controls = el("div", { class: "row controls" }, el("label", {}, only, ` only differing values (${count})`));
-  fill(byId("config-body"), names.length ? [controls, tableOf("Config of the shown runs", columns, rows.slice(0, 1000))] : el("p", { class: "empty" }, "No config was recorded."));
+  const controls = el("div", { class: "row controls" }, el("label", {}, only, ` only differing values (${count})`), notAll(runs));
+  fill(byId("config-body"), runs.length ? [controls, tableOf("Facts and config of the shown runs", columns, rows.slice(0, 1000))] : el("p", { class: "empty" }, "No run is shown."));
+}
+
+/* Says which of the shown runs a section has, if not all. */
+function notAll(runs) {
+  const count = shownRuns().length;
+  return runs.length < count ? el("span", {}, `The first ${runs.length} of the ${count} shown runs.`) : null;
 }
 
 function showMedia() {

@@ -32,6 +32,9 @@ _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
 _MOST_KINDS = 50  # media of one row
 _NUMBERS = frozenset({int, float})  # without bool
+TIME = "_timestamp"
+"""W&B's name of the time of a row, in seconds since the epoch."""
+
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
@@ -40,6 +43,7 @@ _BUSY = "time/busy"
 MOST_SYSTEM = 500
 """Largest number of system metrics that the page shows of one file."""
 
+_FACTS = ("host", "gpu_count", "gpu_type", "code_path_local", "program", "args", "python", "git")
 _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
@@ -76,6 +80,8 @@ class Axes:
     """The x axes of the metrics, as a file defines them (``run.define_metric``)."""
 
     def __init__(self) -> None:
+        self.names: set[str] = {TIME}
+        """The defined axes, and W&B's clock."""
         self._exact: dict[str, str] = {}
         self._patterns: dict[str, str] = {}
 
@@ -84,6 +90,8 @@ class Axes:
         axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
         if not isinstance(axis, str) or not axis:
             return
+        if len(self.names) < MOST_NAMES:
+            self.names.add(axis)
         if isinstance(name, str) and name:
             self._exact[name] = axis
         elif isinstance(pattern, str) and len(self._patterns) < MOST_NAMES:
@@ -156,14 +164,15 @@ class Rows:
 
     def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
         """Start the curve of a new name. Return its axis and the function that adds a point, or `None` to skip it."""
-        is_wanted = name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None
+        is_axis = name in self.axes.names
+        is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
         if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
             if is_wanted and len(self.left_out) < 10 * MOST_NAMES:
                 self.left_out.add(hash(name))
             if len(self._adders) < 10 * MOST_NAMES:
                 self._adders[name] = None
             return None
-        axis = self.axes.of(name)
+        axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:
             axis = axis if _is_position(row.get(axis)) else "_step"
             position = row.get(axis, math.nan)
@@ -230,6 +239,7 @@ class FileForReport:
     rows: Rows
     system: dict[tuple[str, str], Curve]  # by name and part (``"gpu 0"``; empty for the whole)
     console: ConsoleTail  # the last lines that the process printed
+    facts: dict[str, str | list[str]]  # where and how the process was started; the command as a list
 
 
 class Reader:
@@ -240,6 +250,7 @@ class Reader:
         self.contents: Contents = Contents()
         self.system: dict[tuple[str, str], Curve] = {}
         self.console: ConsoleTail = ConsoleTail()
+        self._environment: dict[str, Any] = {}
         self._budget = budget
         self._started = math.nan
         self._parts: dict[str, tuple[str, str]] = {}
@@ -259,6 +270,8 @@ class Reader:
             line = record["output_raw"].get("line")
             if isinstance(line, str):
                 self.console.add(line)
+        elif kind == "environment":
+            self._environment |= {name: record[kind][name] for name in _FACTS if name in record[kind]}
         elif kind in ("run", "config", "exit"):
             self.contents.add(record)
 
@@ -270,11 +283,26 @@ class Reader:
             reason = f": {'; '.join(problems)}" if problems else " yet"
             raise ReadError(f"{path}: no data of a run can be read from it{reason}.")
         stored = self.contents.as_run(path, problems, directory)
-        return FileForReport(stored, self.rows, self.system, self.console)
+        return FileForReport(stored, self.rows, self.system, self.console, self._facts())
+
+    def _facts(self) -> dict[str, str | list[str]]:
+        known = {"notes": None, **self.contents.run, **self._environment}
+        git, args = known.get("git"), known.get("args")
+        count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
+        gpus = f"{count} x {known.get('gpu_type') or 'unknown'}" if type(count) is int and count else None
+        found = {
+            "notes": known["notes"],
+            "host": known.get("host"),
+            "GPUs": gpus,
+            "command": [program, *(args if isinstance(args, list) else ())] if program else None,
+            "Python": known.get("python"),
+            "git commit": git.get("commit") if isinstance(git, dict) else None,
+        }
+        return {name: value for name, value in found.items() if value and (isinstance(value, str) or name == "command")}
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
-        items, seconds = stats.get("item"), _seconds(stats.get("timestamp"))
+        items, seconds = stats.get("item"), seconds_of(stats.get("timestamp"))
         if not isinstance(items, dict) or seconds is None:
             return
         if math.isnan(self._started):
@@ -315,7 +343,7 @@ def read_for_report(
     return reader.result(path, problems, directory)
 
 
-def _seconds(timestamp: object) -> float | None:
+def seconds_of(timestamp: object) -> float | None:
     """Return the seconds since the epoch of a time in W&B's format; `None` if it is not one."""
     if not isinstance(timestamp, str) or len(timestamp) > 40:  # noqa: PLR2004
         return None

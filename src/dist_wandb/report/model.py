@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-_DIGITS_OF_X = 12
+DIGITS_OF_X = 12
+"""Number of significant digits of a position on an x axis."""
+
 _DIGITS = 6
 
 State = Literal["finished", "failed", "unfinished"]
@@ -31,9 +33,9 @@ class Line:
     y: list[float]  # the values at these positions
 
     @classmethod
-    def of(cls, points: Iterable[tuple[float, float]]) -> Line:
+    def of(cls, points: Iterable[tuple[float, float]], digits: int = _DIGITS) -> Line:
         """Return the curve through points, with only the digits that are visible in a chart."""
-        pairs = [(shortened(x, _DIGITS_OF_X), shortened(y, _DIGITS)) for x, y in points]
+        pairs = [(shortened(x, DIGITS_OF_X), shortened(y, digits)) for x, y in points]
         return cls([x for x, _ in pairs], [y for _, y in pairs])
 
 
@@ -150,8 +152,6 @@ class Run:
     run_id: str  # id of the run, or name of the job's group
     project: str | None
     group: str | None
-    job_type: str | None
-    tags: list[str]
     started: str | None  # start time of the first writer (ISO 8601, UTC)
     state: State  # failed if one writer failed, else unfinished if the end of one is not recorded
     mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
@@ -159,8 +159,10 @@ class Run:
     rows: int  # number of history rows of all writers
     writers: list[Writer]  # the files of the run
     degraded: Degraded  # rows to which some ranks did not contribute
+    facts: dict[str, str]  # such as tags, notes, host, command and commit, as text
     config: dict[str, str]  # names and values, as text
-    differing: list[str]  # names of the config whose values differ between writers
+    differing: list[str]  # names of facts and config whose values differ between writers
+    axes: dict[str, Line]  # over ``_step``, the values of each other x axis; ``_timestamp`` in minutes since the start
     charts: list[Chart]  # charts of the metrics
     system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]
@@ -176,7 +178,7 @@ class Run:
 class Report:
     """All contents of a page."""
 
-    directory: str  # path of the directory that contains the runs
+    directories: list[str]  # paths of the directories that contain the runs
     made: str  # time at which the report was made (ISO 8601)
     version: str
     runs: list[Run]  # the runs, sorted by project and group, newest first within each group

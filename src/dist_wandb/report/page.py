@@ -28,7 +28,7 @@ LARGEST = 20 * 10**6
 MARK = b'<meta name="generator" content="dist-wandb report '
 """Identifies a page: no other file is replaced."""
 
-_SCRIPTS = ("values.js", "dom.js", "charts.js", "ranks.js", "details.js", "main.js")
+_SCRIPTS = ("values.js", "dom.js", "charts.js", "ranks.js", "compare.js", "details.js", "main.js")
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _MARK_WITHIN = 4096  # first bytes of a file, in which the mark must be
 
@@ -78,13 +78,13 @@ def page_of(report: Report, plotly: str) -> bytes:
             "The report would be too large, even with few points. Give a narrower directory or use --metric."
         )
     policy = (
-        f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     parts = {
         "POLICY": policy,
         "VERSION": escape(report.version),
-        "TITLE": escape(f"{Path(report.directory).name or report.directory} - dist-wandb report"),
+        "TITLE": escape(f"{', '.join(Path(one).name or one for one in report.directories)} - dist-wandb report"),
         "STYLE": _as_element_text(_asset("page.css")),
         "DATA": data,
         "PLOTLY": plotly,
@@ -134,7 +134,12 @@ def _sparser(report: Report, keep: float) -> Report:
         return replace(one, line=line(one.line), band=band, ranks=ranks, thinned=True)
 
     runs = [
-        replace(run, charts=[chart(one) for one in run.charts], system=[chart(one) for one in run.system])
+        replace(
+            run,
+            charts=[chart(one) for one in run.charts],
+            system=[chart(one) for one in run.system],
+            axes={name: line(one) or one for name, one in run.axes.items()},
+        )
         for run in report.runs
     ]
     return replace(report, runs=runs)

@@ -100,7 +100,7 @@ function showRanks() {
     const heatCard = chartCard(`Ranks and time: ${heat.name}`, heatContent, heatRows, height);
     heatCard.kind = "heat";
     heatCard.figure.classList.add("wide");
-    heatCard.figure.querySelector("button").remove();
+    heatCard.figure.querySelector("[aria-pressed]").remove();
     parts.push(el("div", { class: "grid" }, heatCard.figure));
     const named = run.slowest.filter((one) => one.stands_out);
     const small = run.slowest.filter((one) => !one.by_chance);
@@ -108,7 +108,9 @@ function showRanks() {
     const said = run.findings.length ? run.findings.map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`) : named.length ? named.map((one) => slowestText(run, one)) : none;
     if (run.slowest.length) parts.unshift(el("ul", { class: named.length ? "findings alert" : "findings" }, said.slice(0, 4).map((one) => el("li", {}, one))));
   } else parts.push(el("p", { class: "empty" }, "No shown run has values of single ranks. They come from timings, `spread`, or the run modes `shared` and `new`."));
-  for (const one of run ? [run, ...shownRuns().filter((other) => other !== run)].slice(0, 5) : shownRuns().slice(0, 5)) parts.push(rankTable(one, one === run ? heat : one.heat[0] || null));
+  const several = shownRuns().filter((one) => one !== run && (one.writers.length > 1 || one.heat.length));
+  for (const one of [...(run ? [run] : []), ...several].slice(0, 5)) parts.push(rankTable(one, one === run ? heat : one.heat[0] || null));
+  if (several.length > 5) parts.push(el("p", { class: "summary" }, "Only 5 runs with several ranks are here. Hide runs to see others."));
   fill(byId("ranks-body"), parts);
 }
 

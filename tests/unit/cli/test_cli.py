@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -96,6 +97,15 @@ def test_help_lists_the_commands(argv: list[str], expected: list[str], capsys: C
         main(argv)
     out = capsys.readouterr().out
     assert all(word in out for word in expected)
+
+
+def test_argcomplete_is_given_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    stand_in = SimpleNamespace(autocomplete=lambda parser: asked.append(parser.format_usage()))
+    monkeypatch.setitem(sys.modules, "argcomplete", stand_in)
+    with pytest.raises(SystemExit):
+        main([])
+    assert asked[0].startswith("usage: dist-wandb ")
 
 
 def test_without_a_command_the_usage_is_shown(capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import webbrowser
 from pathlib import Path
 
@@ -85,6 +86,26 @@ def test_without_plotly_the_extra_is_named(
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
     assert "pip install 'dist-wandb[report]'" in capsys.readouterr().err
+
+
+def test_runs_of_several_directories_are_selected_as_in_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, rate in {"a": 0.1, "b": 0.2, "c": 0.3}.items():
+        write_run(tmp_path / name, name, config={"lr": rate})
+    page = tmp_path / "a.html"
+
+    def reported(*arguments: str) -> list[str]:
+        assert main(["report", "-o", str(page), str(tmp_path / "a"), str(tmp_path / "b"), *arguments]) == 0
+        return sorted(set(re.findall(r'"run_id":"(\w)"', page.read_text())))
+
+    assert reported() == ["a", "b"]
+    assert reported("--where", "lr>0.1", "--where", "loss<9") == ["b"]
+    assert reported("--last") == ["b"]
+    assert reported("a") == ["a"]
+    capsys.readouterr()
+    assert main(["report", str(tmp_path), "-o", str(page), "--where", "lr>1"]) == 2
+    assert f"No run below {str(tmp_path)!r} is selected. Give other names" in capsys.readouterr().err
 
 
 def test_only_wanted_metrics_are_in_the_page(tmp_path: Path) -> None:

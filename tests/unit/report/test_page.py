@@ -23,8 +23,6 @@ RUN = Run(
     run_id="exp",
     project=None,
     group=None,
-    job_type=None,
-    tags=[],
     started=None,
     state="finished",
     mode="",
@@ -32,8 +30,10 @@ RUN = Run(
     rows=1,
     writers=[],
     degraded=Degraded(0, 0, []),
+    facts={EVIL: EVIL},
     config={EVIL: EVIL},
     differing=[],
+    axes={EVIL: Line([0, 1], [0, 1])},
     charts=[Chart(EVIL, "_step", Line([0, 1], [0.5, math.nan]))],
     system=[],
     heat=[],
@@ -44,7 +44,7 @@ RUN = Run(
     console=[],
     notes=[EVIL],
 )
-REPORT = Report(f"dir{EVIL}", "2026-01-01T00:00:00+00:00", "1.0", [RUN], [EVIL])
+REPORT = Report([f"dir{EVIL}"], "2026-01-01T00:00:00+00:00", "1.0", [RUN], [EVIL])
 
 
 def elements(text: str, tag: str) -> list[str]:
@@ -80,12 +80,12 @@ def test_the_policy_names_the_scripts_and_allows_no_connection() -> None:
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts}
     assert set(rules["script-src"].split()) == hashes
     assert rules["default-src"] == "'none'"
-    assert rules["img-src"] == "data:"
+    assert rules["img-src"] == "data: blob:"  # blob: PNGs that the page itself makes
     assert not {"connect-src", "frame-src", "font-src", "object-src"} & rules.keys()
 
 
 def test_inserted_text_is_not_searched_again() -> None:
-    text = page_of(replace(REPORT, directory="%DATA%%SCRIPT%"), "var a = '%SCRIPT%';").decode()
+    text = page_of(replace(REPORT, directories=["%DATA%%SCRIPT%"]), "var a = '%SCRIPT%';").decode()
     assert len(elements(text, "script")) == 3
     assert elements(text, "script")[1] == "var a = '%SCRIPT%';"
 

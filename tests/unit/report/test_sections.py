@@ -9,7 +9,7 @@ import pytest
 import report_runs
 from offline_runs import sidecar_record
 from record_files import end, header, row, run, write_run
-from report_runs import definition, history, png, reduced_run, shared_run, timed_run
+from report_runs import definition, history, png, reduced_run, shared_run, sweep, timed_run
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
@@ -22,7 +22,7 @@ ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
 
 
 def one_run(top: Path) -> Run:
-    (found,) = build(top).runs
+    (found,) = build([top]).runs
     return found
 
 
@@ -199,7 +199,7 @@ def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
 def test_an_unreadable_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "good")
     (write_run(tmp_path / "empty", "empty") / "run-empty.wandb").write_bytes(b"")
-    found = build(tmp_path)
+    found = build([tmp_path])
     assert len(found.runs) == 1
     assert len(found.unreadable) == 1
     assert "run-empty.wandb" in found.unreadable[0]
@@ -219,7 +219,7 @@ def test_an_error_is_raised_if_nothing_can_be_read(tmp_path: Path, what: str) ->
     if what == "empty":
         (write_run(tmp_path) / "run-exp.wandb").write_bytes(b"")
     with pytest.raises(ReadError, match=r"No W&B run was found below|None of the runs"):
-        build(tmp_path)
+        build([tmp_path])
 
 
 def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
@@ -227,5 +227,23 @@ def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path)
     write_run(tmp_path, records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
     hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
     assert one_run(tmp_path).config == hidden
-    (shown,) = build(tmp_path, secrets=True).runs
+    (shown,) = build([tmp_path], secrets=True).runs
     assert {shown.config[name] for name in ("hf_token", "db.password")} == {"s3cret"}
+
+
+def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_path: Path) -> None:
+    sweep(tmp_path, runs=1, steps=20)
+    found = one_run(tmp_path)
+    assert found.facts["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
+    assert {name: found.facts[name] for name in ("host", "GPUs", "notes")} == {
+        "host": "node-0",
+        "GPUs": "8 x NVIDIA H100",
+        "notes": "a baseline",
+    }
+    assert {name: line.y[:2] for name, line in found.axes.items()} == {
+        "global_step": [0, 10],
+        "epoch": [0, 0],
+        "_timestamp": [0, 0.05],
+    }
+    (shown,) = build([tmp_path], secrets=True).runs
+    assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
