@@ -71,7 +71,8 @@ class Options:
         given = self.stall_timeout
         if given not in ("auto", None) and (isinstance(given, (bool, str)) or not 0 < given < _LONGEST):
             raise ConfigurationError(
-                f"stall_timeout={given!r} is neither a positive number of seconds nor 'auto' nor None. Pass one of them."
+                f"stall_timeout={given!r} is neither a positive number of seconds nor 'auto' nor None. Pass one of "
+                "them."
             )
         if self.on_stall is not None and not callable(self.on_stall):
             raise ConfigurationError(f"on_stall={self.on_stall!r} cannot be called. Pass a function of one argument.")

@@ -1,9 +1,9 @@
 """The question where all ranks are, and its answers, through the job's store. Nothing blocks in the store.
 
 Keys: ``asked``, the number N of the last question; ``ask/N``, claimed by the rank that asks; ``answers/N``, a list of
-what the ranks say, which only that rank reads; ``stack/DIGEST``, a stack that several ranks may share; ``look/N``, which
-rank is to look at which processes of its host, and ``seen/N/RANK``, what it has seen; ``told``, the last question of
-which the verdict was told; ``at/RANK``, the host and process of a rank, and whether it has a session.
+what the ranks say, which only that rank reads; ``stack/DIGEST``, a stack that several ranks may share; ``look/N``,
+which rank is to look at which processes of its host, and ``seen/N/RANK``, what it has seen; ``told``, the last question
+of which the verdict was told; ``at/RANK``, the host and process of a rank, and whether it has a session.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,8 +20,9 @@ from dist_wandb.stalls.verdict import Absent, Answer, Missing
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller
+from dist_wandb.topology.launch import node_identity
 
-ANSWERS = 9.0  # seconds in which ranks answer: a pause between two looks at the store, evidence, and the store
+ANSWERS = 8.5  # seconds in which ranks answer: a pause between two looks at the store, evidence, and the store
 _LOOK = 3.0  # seconds in which another rank looks at processes of its host
 _MOST_ABSENT = 32  # ranks without an answer that are looked for
 
@@ -43,7 +43,7 @@ class Questions:
         self._rank = rank
         self._world_size = world_size
         self._wait = wait  # for some seconds, unless the watcher ends
-        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._host, self._pid = node_identity(), os.getpid()
         self._store: JobStore | None = None
         self._own: str | None = None  # key of this rank's last answer
 
@@ -115,7 +115,7 @@ class Questions:
         """Return what all ranks say to the question that this rank has asked at a time of the monotonic clock."""
         listed = SharedList(self._there, f"answers/{self.number}")
         while listed.count() < self._world_size and time.monotonic() < since + ANSWERS:
-            self._wait(1.0)
+            self._wait(min(1.0, max(0.0, since + ANSWERS - time.monotonic())))
         listed.read_new()
         values = [one for one in listed.values if isinstance(one, list) and one]
         digests = list(dict.fromkeys(str(one[0]) for one in values))

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from dist_wandb.stalls.verdict import Answer, Calls, Frame, Missing, Worker
 
-MOST = 32 * 1024  # bytes of one rank's answer, and of its stacks
+MOST = 28 * 1024  # characters of the stacks that one rank publishes; encoded, with its answer, 32 KiB
 _MOST_FRAMES = 60  # of a stack: the outermost and the innermost ones
 _MOST_WORKERS = 16
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))

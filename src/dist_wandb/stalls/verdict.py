@@ -94,7 +94,7 @@ class Answer:
     """What a rank says about its training thread."""
 
     rank: int
-    host: str
+    host: str  # its name, and after a slash what tells it from others of that name
     pid: int
     quiet: float  # seconds since its last sign
     cpu: float  # share of the last seconds in which the thread has computed
@@ -199,7 +199,8 @@ def _place(answer: Answer) -> StalledRank:
     at = _users(answer.frames)
     frame, inner = answer.frames[at] if answer.frames else Frame("", 0, "", ""), answer.frames[at + 1 :]
     kind, call = _doing(answer, frame, inner)
-    return StalledRank(answer.rank, kind, call, frame.file, frame.line, frame.function, answer.host, answer.pid)
+    host = answer.host.partition("/")[0]
+    return StalledRank(answer.rank, kind, call, frame.file, frame.line, frame.function, host, answer.pid)
 
 
 def _users(frames: Sequence[Frame]) -> int:
@@ -245,7 +246,7 @@ def _waits_for_workers(answer: Answer) -> bool:
 
 
 def _absent(absent: Absent) -> StalledRank:
-    return StalledRank(absent.rank, absent.kind, host=absent.host, pid=absent.pid)
+    return StalledRank(absent.rank, absent.kind, host=absent.host.partition("/")[0], pid=absent.pid)
 
 
 # --- the message ------------------------------------------------------------------------------------------------------

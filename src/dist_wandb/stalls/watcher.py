@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -35,13 +34,14 @@ from dist_wandb.stalls.evidence import Collectives, Thread, Work
 from dist_wandb.stalls.verdict import Answer, Stall, is_debugged, judge, may_be_slow
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import UnansweredError
+from dist_wandb.topology.launch import node_identity
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import named
 from dist_wandb.wandb_files.small_files import write_small
 
 _log = logging.getLogger("dist_wandb")
 
-_PAUSE = 5.0  # seconds between two looks at signs and questions
+_PAUSE = 5.0  # seconds between two looks at signs and questions; less if the user's limit is short
 _WINDOW = 3.0  # seconds in which the work of the training thread is measured
 _LEAST = 300.0  # seconds: the shortest limit of "auto"
 _PAUSES = 10  # times the longest pause so far: the limit of "auto", if it is larger
@@ -85,6 +85,11 @@ class Clock:
         self._has_begun = False  # whether there was a sign
         self._longest = 0.0  # the longest pause between two signs, in seconds
         self._look = 0.0  # when this rank may ask next
+
+    @property
+    def pause(self) -> float:
+        """How many seconds to wait between two looks at signs and questions: less if the user's limit is short."""
+        return _PAUSE if self._timeout == "auto" else min(_PAUSE, self._timeout / 8)
 
     @property
     def limit(self) -> float:
@@ -150,8 +155,10 @@ class Watcher:
                 return
             now = time.monotonic()
             due = self._clock.due()
-            pause = min(_PAUSE, due - now) if due > now and not self._clock.is_told else _PAUSE
-            if self._silent_since is not None and due < now + _PAUSE:
+            pause = self._clock.pause
+            if due > now and not self._clock.is_told:
+                pause = min(pause, due - now)
+            elif self._silent_since is not None:
                 pause = 1.0
             self._awake_by = now + pause + _SUSPENDED
         with suppress(RendezvousError, UnansweredError):
@@ -161,7 +168,7 @@ class Watcher:
         now, clock = time.monotonic(), self._clock
         self._see(now)
         if now - clock.sign > clock.limit / 2:
-            since = now - clock.limit / 2 - _PAUSE
+            since = now - clock.limit / 2 - clock.pause
             self._samples = [*(one for one in self._samples if one[0] >= since), (now, self._thread.work())]
         try:
             if self._questions.connect(self._find):
@@ -268,7 +275,7 @@ class Watcher:
         since, earliest = self._samples[0] if self._samples else (began, before)
         return Answer(
             self._outside.topology.global_rank,
-            socket.gethostname(),
+            node_identity(),
             os.getpid(),
             quiet=round(quiet, 1),
             cpu=round((after.cpu - before.cpu) / over, 3) if before and after else 0.0,

@@ -20,6 +20,10 @@ from pathlib import Path
 
 LIMIT = 4.0  # seconds
 FAR = 600.0  # seconds: longer than any job of a test
+_WITHOUT_AGENT = (
+    "export MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 WORLD_SIZE=3; "
+    'for r in 0 1 2; do RANK=$r LOCAL_RANK=$r "$0" "$@" & done; wait'
+)
 HEALTHY = ("validation", "slow_line", "never_logs", "slow_start", "healthy")
 
 
@@ -136,18 +140,21 @@ def same_line(rank: int, _: object) -> None:
     import torch
     import torch.distributed as dist
 
-    group = dist.new_group([*range(dist.get_world_size())])
-    dist.all_reduce(torch.ones(1), group=group)
+    of_all = dist.new_group([*range(dist.get_world_size())])
     for turn in range(3):
-        if not (turn == 1 and rank == 1):
-            dist.all_reduce(torch.ones(1), group=group, async_op=True)
-        reduce_numbers()
-    works = [dist.all_reduce(torch.ones(1), group=group, async_op=True)]
-    [work.wait() for work in works if work is not None]
+        for group in (of_all, None):
+            if not (turn == 1 and group is of_all and rank == 1):
+                dist.all_reduce(torch.ones(1), group=group)
 
 
 def stop_rank(rank: int, model: object) -> None:
     if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    train(model)
+
+
+def stop_0(rank: int, model: object) -> None:
+    if rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
     train(model)
 
@@ -227,7 +234,7 @@ def healthy(_: int, model: object) -> None:
 
 CASES: dict[str, Callable[[int, object], None]] = {
     **{"dataset": dataset, "forward": lambda _, model: train(model, 2), "worker": worker, "barrier": barrier},
-    **{"objects": objects, "two_groups": two_groups, "same_line": same_line, "stop_rank": stop_rank, "gil": gil},
+    **{"objects": objects, "two_groups": two_groups, "same_line": same_line, "stop_rank": stop_rank, "stop_0": stop_0, "gil": gil},
     **{"gil_0": gil_0, "busy": busy, "swallowed": swallowed, "lock": lock, "goes_on": goes_on},
     **{"validation": validation, "slow_line": slow_line, "never_logs": never_logs, "healthy": healthy},
 }
@@ -238,8 +245,10 @@ def run_all(names: list[str]) -> None:
     for name in names or list(CASES):
         with tempfile.TemporaryDirectory() as directory:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+            if name == "stop_0":  # rank 0 has the store
+                launcher = ["/bin/sh", "-c", _WITHOUT_AGENT, sys.executable]
             command = [*launcher, __file__, name, directory]
-            job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
             timer = threading.Timer(60, _kill, ([job.pid],))
             began, pids = 0.0, [job.pid]
             print(f"--- {name}")
@@ -261,7 +270,7 @@ def run_all(names: list[str]) -> None:
 def _kill(pids: list[int]) -> None:
     for pid in reversed(pids):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(os.getpgid(pid), signal.SIGKILL)  # with its workers
 
 
 if __name__ == "__main__":
