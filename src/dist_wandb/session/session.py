@@ -35,7 +35,7 @@ from dist_wandb.session.shutdown import LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
 from dist_wandb.stalls import watcher
-from dist_wandb.stalls.watcher import Outside, signs
+from dist_wandb.stalls.watcher import signs
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -123,10 +123,7 @@ class Session(AsRun):
         registry.add(self)
         self._exchange.start()
         self._own.intercept(self.log, self._shutdown.finish_with_run, self._intake)
-        options, own = self.options, self._own
-        if options.stall_timeout is not None and self.topology.world_size > 1:
-            outside = Outside(self.topology, options.stall_timeout, lambda: self.run, own.directory, options.on_stall)
-            watcher.begin(outside, options.limits.join_timeout)
+        watcher.begin(self.topology, self.options, lambda: self.run, self._own.directory)
 
     @property
     def plan(self) -> RunPlan:

@@ -49,6 +49,7 @@ _ON_DEVICE = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzer
 _IN_COLLECTIVE = frozenset({"wait"})  # of a collective that was begun
 _DEBUGGERS = frozenset({"pdb", "bdb", "code", "debugpy", "pydevd", "_pydevd_bundle", "IPython", "ipdb", "pudb"})
 _COMPUTES = 0.1  # share of the time from which on a thread is said to be computing
+_MOST_GROUPS = 2  # of which the message has the calls
 _MOST_NAMED = 3  # processes for which the message says how to look into them
 
 
@@ -282,32 +283,37 @@ def _described(group: Sequence[StalledRank], answer: Answer | None) -> str:
 
 
 def _conclusion(groups: Sequence[Sequence[StalledRank]], answers: Sequence[Answer]) -> str:
-    """Return what follows if all ranks that answer wait for each other."""
+    """Return what follows if all ranks wait for each other, from the calls that PyTorch has counted."""
     kinds = {group[0].kind for group in groups}
-    differ = _calls(answers)
+    differ = f" ({differing})" if (differing := _calls(answers)) else ""
     if kinds == {"collective"} and len(groups) > 1:
         return f": they do not make the same calls{differ}"
-    if kinds == {"collective"} and any(answer.calls for answer in answers):
+    if kinds == {"collective"} and len(answers) > 1 and answers[0].calls:
         return f": they have not made the same calls{differ}" if differ else "; they have made the same calls"
     return differ if any(answer.uses_device for answer in answers) else ""  # the stacks do not tell who is behind
 
 
 def _calls(answers: Iterable[Answer]) -> str:
-    """Return how the ranks' calls of collectives differ, in the first group in which they do; empty if nowhere."""
+    """Return how the ranks' calls of collectives differ; empty if they do not."""
     groups: dict[str, dict[int, Calls]] = {}
     for answer in answers:
         for name, calls in answer.calls.items():
             groups.setdefault(name, {})[answer.rank] = calls
-    for name in sorted(groups, key=lambda name: len({calls.made for calls in groups[name].values()}) == 1):
-        of_ranks, group = groups[name], "the default group" if name == "0" else f"the group {name}"
-        if len({calls.made for calls in of_ranks.values()}) > 1:
-            texts = _by({rank: str(calls.made) for rank, calls in of_ranks.items()})
-            return f" (calls in {group}: {', '.join(f'{text} of {ranks}' for text, ranks in texts)})"
-        if len({calls.last for calls in of_ranks.values()}) > 1:
-            number = next(iter(of_ranks.values())).made
-            texts = _by({rank: calls.last for rank, calls in of_ranks.items()})
-            return f" (call {number} of {group}: {', '.join(f'{text} on {ranks}' for text, ranks in texts)})"
-    return ""
+    names = {name: "the default group" if name == "0" else f"the group {name}" for name in groups}
+    numbers = {name: {rank: str(calls.made) for rank, calls in groups[name].items()} for name in sorted(groups)}
+    lasts = {name: {rank: calls.last for rank, calls in groups[name].items()} for name in sorted(groups)}
+    behind = [
+        f"calls in {names[name]}: {', '.join(f'{text} of {ranks}' for text, ranks in _by(of_ranks))}"
+        for name, of_ranks in numbers.items()
+        if len(set(of_ranks.values())) > 1
+    ]
+    mixed = [
+        f"call {min(numbers[name].values())} of {names[name]}: "
+        + ", ".join(f"{text} on {ranks}" for text, ranks in _by(of_ranks))
+        for name, of_ranks in lasts.items()
+        if len(set(of_ranks.values())) > 1
+    ]
+    return "; ".join((behind or mixed)[:_MOST_GROUPS])
 
 
 def _by(texts: Mapping[int, str]) -> Iterator[tuple[str, str]]:

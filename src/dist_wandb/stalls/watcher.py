@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.settings.options import Options
 from dist_wandb.stalls import evidence
 from dist_wandb.stalls.asking import Questions
 from dist_wandb.stalls.evidence import Collectives, Thread, Work
@@ -295,12 +296,14 @@ class _Running:
     thread: threading.Thread | None = None
 
 
-def begin(outside: Outside, join_timeout: float) -> None:
-    """Watch the calling thread's training, unless this process does so already."""
+def begin(topology: Topology, options: Options, run: Callable[[], Any], directory: Path) -> None:
+    """Watch the calling thread's training, if it is one of several ranks, unless this process does so already."""
     thread = _Running.thread
-    if thread is not None and thread.is_alive():  # not in a fork
+    is_running = thread is not None and thread.is_alive()  # not in a fork
+    if options.stall_timeout is None or topology.world_size == 1 or is_running:
         return
-    find = partial(JobStore.find, "stalls", outside.topology, join_timeout)
+    outside = Outside(topology, options.stall_timeout, run, directory, options.on_stall)
+    find = partial(JobStore.find, "stalls", topology, options.limits.join_timeout)
     _Running.watcher = Watcher(outside, Thread.current(), find)
     _Running.thread = threading.Thread(target=_Running.watcher.run, name="dist_wandb-stalls", daemon=True)
     _Running.thread.start()

@@ -1,7 +1,7 @@
-"""Jobs that stand still, each in one way. Started by torchrun with the name of a case; by hand, `--all` runs them all.
+"""Jobs that stand still, each in one way, and healthy ones that do not. torchrun starts them with the name of a case.
 
-`python tests/e2e/scripts/stalled.py --all [CASE ...]` starts each case under torchrun, prints what its ranks say, and
-how long after the limit. It ends no job itself, so the runner ends each one when it has spoken, or does not speak.
+`python tests/e2e/scripts/stalled.py --all [CASE ...]` starts each case with three ranks, and prints what they say and
+how long after the limit. Nothing ends such a job, so this kills it when it has spoken, or does not speak.
 """
 
 from __future__ import annotations
@@ -16,71 +16,59 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 LIMIT = 4.0  # seconds
-FAR = 600.0  # seconds: longer than any job of a test
-_WITHOUT_AGENT = (
+FAR = 600  # seconds: longer than any job of a test
+LIMITS = {"heartbeat": 0.5, "peer_timeout": 5, "join_timeout": 30, "finish_timeout": 5}
+PATIENCE = 45  # seconds until a job is killed that says nothing
+_WITHOUT_AGENT = (  # rank 0 has the store
     "export MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 WORLD_SIZE=3; "
     'for r in 0 1 2; do RANK=$r LOCAL_RANK=$r "$0" "$@" & done; wait'
 )
-HEALTHY = ("validation", "slow_line", "never_logs", "slow_start", "healthy")
 
 
 def main(case: str, directory: str) -> None:
-    """Train some steps, then stand still."""
+    """Train some steps, then do what the case does."""
     import torch
     import torch.distributed as dist
 
     import dist_wandb
 
     dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    limits = {"heartbeat": 0.5, "peer_timeout": 5, "join_timeout": 30, "finish_timeout": 5}
-    run = dist_wandb.init(mode="offline", dir=directory, stall_timeout=LIMIT, limits=limits)
-    model = torch.nn.parallel.DistributedDataParallel(Model(case, rank))
+    rank = dist.get_rank()
+    run = dist_wandb.init(mode="offline", dir=directory, stall_timeout=LIMIT, limits=LIMITS)
+    net = torch.nn.Linear(2, 2)
+    model = torch.nn.parallel.DistributedDataParallel(net)
     for step in range(5):
-        loss = model(torch.ones(2, 2)).sum()
-        loss.backward()
+        train(model)
         if case != "never_logs":
-            run.log({"loss": loss.item()}, step=step)
-    print(f"rank {rank} of {size}, process {os.getpid()}, begins {case} at {time.time():.1f}", flush=True)
+            run.log({"loss": 0.5}, step=step)
+    tell(rank, case)
+    if case == "forward" and rank == 1:
+        vars(net)["forward"] = lambda _: time.sleep(FAR)
     CASES[case](rank, model)
     run.finish()
     dist.destroy_process_group()
 
 
-def Model(case: str, rank: int) -> object:  # noqa: N802  # torch is imported late
-    """Return a model; one of its ranks may fall asleep inside of it."""
-    import torch
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 2)
-            self.calls = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            if case == "forward" and rank == 1 and self.calls > 5:
-                time.sleep(FAR)
-            return self.layer(x)  # type: ignore[no-any-return]
-
-    return Net()
+def tell(rank: int, case: str) -> None:
+    """Print that the case begins."""
+    sys.stdout.write(f"rank {rank} is process {os.getpid()} and begins {case} at {time.time():.1f}\n")
+    sys.stdout.flush()
 
 
-def reduce_numbers() -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.ones(2))
-
-
-def train(model: object, steps: int = 1) -> None:
+def train(model: Any, steps: int = 1) -> None:
     import torch
 
     for _ in range(steps):
-        model(torch.ones(2, 2)).sum().backward()  # type: ignore[operator]
+        model(torch.ones(2, 2)).sum().backward()
+
+
+def call(name: str, *arguments: Any, **given: Any) -> None:
+    import torch.distributed as dist
+
+    getattr(dist, name)(*arguments, **given)
 
 
 class Sleepy:
@@ -94,13 +82,20 @@ class Sleepy:
         return float(index)
 
 
-def dataset(rank: int, model: object) -> None:
+# --- what stands still ------------------------------------------------------------------------------------------------
+
+
+def dataset(rank: int, model: Any) -> None:
     if rank == 1:
         Sleepy()[0]
     train(model)
 
 
-def worker(rank: int, model: object) -> None:
+def forward(_: int, model: Any) -> None:
+    train(model, 2)
+
+
+def worker(rank: int, model: Any) -> None:
     import torch
 
     if rank == 1:
@@ -108,7 +103,7 @@ def worker(rank: int, model: object) -> None:
     train(model)
 
 
-def barrier(rank: int, model: object) -> None:
+def barrier(rank: int, model: Any) -> None:
     import torch.distributed as dist
 
     if rank != 1:
@@ -116,7 +111,7 @@ def barrier(rank: int, model: object) -> None:
     train(model)
 
 
-def objects(rank: int, model: object) -> None:
+def objects(rank: int, model: Any) -> None:
     import torch.distributed as dist
 
     if rank != 0:
@@ -124,19 +119,18 @@ def objects(rank: int, model: object) -> None:
     train(model)
 
 
-def two_groups(rank: int, _: object) -> None:
+def two_groups(rank: int, _: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    size = dist.get_world_size()
-    groups = [dist.new_group([*range(size)]), dist.new_group([*range(size)])]
-    if rank < size // 2:
+    groups = [dist.new_group([*range(dist.get_world_size())]) for _ in range(2)]
+    if rank == 0:
         dist.all_reduce(torch.ones(1), group=groups[0])
     else:
         dist.broadcast(torch.ones(1), 0, group=groups[1])
 
 
-def same_line(rank: int, _: object) -> None:
+def same_line(rank: int, _: Any) -> None:
     import torch
     import torch.distributed as dist
 
@@ -147,124 +141,212 @@ def same_line(rank: int, _: object) -> None:
                 dist.all_reduce(torch.ones(1), group=group)
 
 
-def stop_rank(rank: int, model: object) -> None:
-    if rank == 1:
+def stop_rank(rank: int, model: Any, which: int = 1) -> None:
+    if rank == which:
         os.kill(os.getpid(), signal.SIGSTOP)
     train(model)
 
 
-def stop_0(rank: int, model: object) -> None:
-    if rank == 0:
-        os.kill(os.getpid(), signal.SIGSTOP)
+def stop_0(rank: int, model: Any) -> None:
+    stop_rank(rank, model, 0)
+
+
+def gil(rank: int, model: Any, which: int = 1) -> None:
+    if rank == which:
+        ctypes.PyDLL(None).sleep(FAR)
     train(model)
 
 
-def gil(rank: int, model: object) -> None:
-    if rank == 1:
-        ctypes.PyDLL(None).sleep(int(FAR))
-    train(model)
+def gil_0(rank: int, model: Any) -> None:
+    gil(rank, model, 0)
 
 
-def gil_0(rank: int, model: object) -> None:
-    if rank == 0:
-        ctypes.PyDLL(None).sleep(int(FAR))
-    train(model)
-
-
-def busy(rank: int, model: object) -> None:
+def busy(rank: int, model: Any) -> None:
     while rank == 1:
         pass
     train(model)
 
 
-def swallowed(rank: int, model: object) -> None:
-    try:
-        if rank == 1:
-            raise ValueError("a bad batch")
-        train(model)
-    except ValueError:
-        pass
-    reduce_numbers()
-
-
-def lock(rank: int, model: object) -> None:
-    if rank == 1:
-        threading.Lock().acquire() and threading.Event().wait()
-    train(model)
-
-
-def goes_on(rank: int, model: object) -> None:
-    if rank == 1:
-        time.sleep(14)
-    train(model)
-
-
-def validation(rank: int, model: object) -> None:
+def swallowed(rank: int, model: Any) -> None:
     import torch.distributed as dist
 
+    with contextlib.suppress(ZeroDivisionError):
+        _ = 1 / (rank != 1)
+        train(model)
+    dist.barrier()
+
+
+def lock(rank: int, model: Any) -> None:
+    if rank == 1:
+        threading.Event().wait()
+    train(model)
+
+
+def goes_on(rank: int, model: Any) -> None:
+    if rank == 1:
+        time.sleep(4 * LIMIT)
+    train(model)
+
+
+# --- what does not ----------------------------------------------------------------------------------------------------
+
+
+def validation(rank: int, model: Any) -> None:
     until = time.monotonic() + 2.5 * LIMIT
     while rank == 0 and time.monotonic() < until:
         sum(range(10000))
-    dist.barrier()
+    call("barrier")
     train(model)
 
 
-def slow_line(rank: int, model: object) -> None:
-    import torch.distributed as dist
-
+def slow_line(rank: int, model: Any) -> None:
     for _ in range(20 if rank == 0 else 0):
         time.sleep(0.5)
-    dist.barrier()
+    call("barrier")
     train(model)
 
 
-def never_logs(_: int, model: object) -> None:
+def never_logs(_: int, model: Any) -> None:
     for _step in range(30):
         train(model)
         time.sleep(0.5)
 
 
-def slow_start(_: int, model: object) -> None:
-    train(model)
-
-
-def healthy(_: int, model: object) -> None:
+def healthy(_: int, model: Any) -> None:
     train(model, 20)
 
 
-CASES: dict[str, Callable[[int, object], None]] = {
-    **{"dataset": dataset, "forward": lambda _, model: train(model, 2), "worker": worker, "barrier": barrier},
-    **{"objects": objects, "two_groups": two_groups, "same_line": same_line, "stop_rank": stop_rank, "stop_0": stop_0, "gil": gil},
-    **{"gil_0": gil_0, "busy": busy, "swallowed": swallowed, "lock": lock, "goes_on": goes_on},
-    **{"validation": validation, "slow_line": slow_line, "never_logs": never_logs, "healthy": healthy},
-}
+# --- frameworks -------------------------------------------------------------------------------------------------------
+
+
+def lightning(directory: str) -> None:
+    """A barrier on rank 0 only, in a hook of Lightning's Trainer."""
+    import torch
+    from lightning import LightningModule, Trainer
+
+    from dist_wandb import DistWandbLogger
+
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            if index == 5:
+                tell(self.global_rank, "lightning")
+                if self.global_rank == 0:
+                    self.trainer.strategy.barrier()
+            loss = self.layer(batch).sum()
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    logger = DistWandbLogger(save_dir=directory, offline=True, stall_timeout=LIMIT, limits=LIMITS)
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(
+        accelerator="cpu", strategy="ddp", devices=3, max_steps=20, log_every_n_steps=1, logger=logger, **quiet
+    )
+    trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(90, 2), batch_size=1))  # type: ignore[arg-type]
+
+
+def accelerate(directory: str) -> None:
+    """A barrier on the main process only, with Accelerate."""
+    import torch
+    from accelerate import Accelerator
+
+    from dist_wandb import DistWandbTracker
+
+    tracker = DistWandbTracker(mode="offline", dir=directory, stall_timeout=LIMIT, limits=LIMITS)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("stalled")
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    for step in range(20):
+        accelerator.backward(model(torch.ones(2, 2)).sum())
+        accelerator.log({"loss": 0.5}, step=step)
+        if step == 5:
+            tell(accelerator.process_index, "accelerate")
+            if accelerator.is_main_process:
+                accelerator.wait_for_everyone()
+
+
+def transformers(directory: str) -> None:
+    """A rank that sleeps while it collates a batch of the Hugging Face Trainer."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from dist_wandb import DistWandbCallback
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            return {"loss": self.layer(x).sum()}
+
+    seen = [0]
+
+    def collate(items: list[Any]) -> dict[str, Any]:
+        seen[0] += 1
+        if seen[0] == 6:
+            tell(int(os.environ["RANK"]), "transformers")
+            if os.environ["RANK"] == "1":
+                time.sleep(FAR)
+        return {"x": torch.stack(items)}
+
+    callback = DistWandbCallback(mode="offline", dir=directory, stall_timeout=LIMIT, limits=LIMITS)
+    plain: dict[str, Any] = {"report_to": "none", "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+    arguments = TrainingArguments(directory, max_steps=20, remove_unused_columns=False, disable_tqdm=True, **plain)
+    data = [torch.ones(2) for _ in range(900)]
+    Trainer(Net(), arguments, collate, data, callbacks=[callback]).train()
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+FRAMEWORKS: dict[str, Callable[[str], None]] = {one.__name__: one for one in (lightning, accelerate, transformers)}
+STALLED = (
+    *(dataset, forward, worker, barrier, objects, two_groups, same_line, stop_rank, stop_0, gil, gil_0, busy),
+    *(swallowed, lock, goes_on),
+)
+HEALTHY = (validation, slow_line, never_logs, healthy)
+CASES: dict[str, Callable[[int, Any], None]] = {one.__name__: one for one in (*STALLED, *HEALTHY)}
 
 
 def run_all(names: list[str]) -> None:
     """Start each case, and print what its ranks say."""
-    for name in names or list(CASES):
+    for name in names or [*CASES, *FRAMEWORKS]:
         with tempfile.TemporaryDirectory() as directory:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-            if name == "stop_0":  # rank 0 has the store
+            if name == "stop_0":
                 launcher = ["/bin/sh", "-c", _WITHOUT_AGENT, sys.executable]
             command = [*launcher, __file__, name, directory]
-            job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-            timer = threading.Timer(60, _kill, ([job.pid],))
-            began, pids = 0.0, [job.pid]
-            print(f"--- {name}")
-            for line in job.stdout or ():
-                if " begins " in line:
-                    began, pids = float(line.split()[-1]), [*pids, int(line.split()[5].strip(","))]
-                    timer.cancel()
-                    timer = threading.Timer(45, _kill, (pids,))
-                    timer.start()
-                if "dist_wandb: " in line and "run_mode" not in line:
-                    print(f"{time.time() - began - LIMIT:+.1f} s after the limit: {line.strip()}", flush=True)
-                if "All stacks are in" in line and name != "goes_on":
-                    time.sleep(1.0)  # nothing else may follow
-                    _kill(pids)
+            job = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
+            sys.stdout.write(f"--- {name}\n")
+            _follow(job, [job.pid], name)
+            sys.stdout.write(f"exit code {job.wait()}\n")
+            sys.stdout.flush()
+
+
+def _follow(job: subprocess.Popen[str], pids: list[int], name: str) -> None:
+    timer = threading.Timer(2 * PATIENCE, _kill, (pids,))
+    timer.start()
+    began = 0.0
+    for line in job.stdout or ():
+        if " and begins " in line:
+            began, pids[1:] = float(line.split()[-1]), [*pids[1:], int(line.split()[4])]
             timer.cancel()
-            print(f"exit code {job.wait()}", flush=True)
+            timer = threading.Timer(PATIENCE, _kill, (pids,))
+            timer.start()
+        if "dist_wandb: " in line and "run_mode" not in line:
+            sys.stdout.write(f"{time.time() - began - LIMIT:+.1f} s after the limit: {line.strip()}\n")
+        if "All stacks are in" in line and name != "goes_on":
+            time.sleep(1.0)  # nothing else may follow
+            _kill(pids)
+    timer.cancel()
 
 
 def _kill(pids: list[int]) -> None:
@@ -276,5 +358,7 @@ def _kill(pids: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--all":
         run_all(sys.argv[2:])
+    elif sys.argv[1] in FRAMEWORKS:
+        FRAMEWORKS[sys.argv[1]](sys.argv[2])
     else:
         main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What is said of jobs that stand still, from evidence made by hand: every case has the ranks and lines of its cause."""
+"""What is said of jobs that stand still, from evidence made by hand: ranks and lines of every cause."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def more(pid: int) -> str:
 def test_a_rank_asleep_in_the_data_set_is_named_with_its_call() -> None:
     ranks = [waiting(rank) for rank in (0, 1, 2, 4, 5, 6, 7)]
     assert said(*ranks, answer(3, READ)) == (
-        "Ranks 0-2, 4-7 wait in all_reduce (train.py:88); rank 3 is calling sleep at data.py:41, read_batch." + more(1003)
+        "Ranks 0-2, 4-7 wait in all_reduce (train.py:88); rank 3 is calling sleep at data.py:41, read_batch."
+        + more(1003)
     )
 
 
@@ -152,9 +153,9 @@ def test_workers_of_a_dataloader_are_listed_with_their_states() -> None:
     workers = tuple(Worker(pid, "pt_data_worker", "S", "hrtimer_nanosleep", False) for pid in (71, 72))
     idle = answer(1, replace(STEP, called="next"), loader, poll, workers=workers, wakes=1, moves=True)
     assert said(waiting(0), idle) == (
-        "Rank 0 waits in all_reduce (train.py:88); rank 1 waits for DataLoader workers at train.py:88, train. Workers "
-        "of rank 1: 71 (S, hrtimer_nanosleep), 72 (S, hrtimer_nanosleep). To see more: `py-spy dump --pid 71` on gpu-7, "
-        "`py-spy dump --pid 72` on gpu-7."
+        "Rank 0 waits in all_reduce (train.py:88); rank 1 waits for DataLoader workers at train.py:88, train. "
+        "Workers of rank 1: 71 (S, hrtimer_nanosleep), 72 (S, hrtimer_nanosleep). To see more: "
+        "`py-spy dump --pid 71` on gpu-7, `py-spy dump --pid 72` on gpu-7."
     )
     assert not may_be_slow(idle, 300)  # it wakes up every 5 s
     busy = replace(workers[0], moves=True)
