@@ -42,7 +42,7 @@ class Questions:
         self.number: int = 0  # of the last question
         self._rank = rank
         self._world_size = world_size
-        self._wait = wait  # for some seconds, unless the watcher ends
+        self._wait = wait  # for some seconds; returns whether the watcher ends
         self._host, self._pid = node_identity(), os.getpid()
         self._store: JobStore | None = None
         self._own: str | None = None  # key of this rank's last answer
@@ -102,20 +102,20 @@ class Questions:
     def look_for_others(self) -> None:
         """Look at processes of this host if the rank that asks wants it from this one."""
         deadline = time.monotonic() + ANSWERS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._wait(1.0):
             wanted = self._there.try_get(f"look/{self.number}")
             if wanted is not None:
                 if str(self._rank) in wanted:
                     seen = evidence.looked_at(map(int, wanted[str(self._rank)]))
                     self._there.publish(f"seen/{self.number}/{self._rank}", seen)
                 return
-            self._wait(1.0)
 
     def gather(self, since: float) -> Found:
         """Return what all ranks say to the question that this rank has asked at a time of the monotonic clock."""
         listed = SharedList(self._there, f"answers/{self.number}")
         while listed.count() < self._world_size and time.monotonic() < since + ANSWERS:
-            self._wait(min(1.0, max(0.0, since + ANSWERS - time.monotonic())))
+            if self._wait(min(1.0, max(0.0, since + ANSWERS - time.monotonic()))):
+                break
         listed.read_new()
         values = [one for one in listed.values if isinstance(one, list) and one]
         digests = list(dict.fromkeys(str(one[0]) for one in values))
@@ -156,8 +156,8 @@ class Questions:
         seen = {(self._host, pid): kind for pid, kind in (evidence.looked_at(here) if here else {}).items()}
         keys = {f"seen/{self.number}/{rank}": host for host, rank in lookers.items()}
         deadline = time.monotonic() + _LOOK
-        while keys and time.monotonic() < deadline and not self._there.has(list(keys)):
-            self._wait(0.5)
+        while keys and time.monotonic() < deadline and not self._there.has(list(keys)) and not self._wait(0.5):
+            pass
         for key, kinds in self._there.get_present(list(keys)).items() if keys else ():
             seen.update({(keys[key], int(pid)): kind for pid, kind in kinds.items()})
         return seen

@@ -131,6 +131,8 @@ class Collectives:
         groups = _recorded(entries=False).get("pg_status", {})
         if not set(groups) <= set(self._names):
             self._learn(_recorded(entries=True))
+            for one in groups:
+                self._names.setdefault(one, "")  # its calls are not recorded any more
         before = self._known
         self._known = sum(sum(_numbers(groups[one])) for one in groups if self._names.get(one))
         return self._known != before

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dist_wandb.errors import RendezvousError
+from dist_wandb.errors import RendezvousError, visible
 from dist_wandb.settings.options import Options
 from dist_wandb.stalls import evidence
 from dist_wandb.stalls.asking import Questions
@@ -81,6 +81,7 @@ class Clock:
         self.watchdog: float = 0.0  # seconds after which PyTorch's watchdog kills the job; 0 if unknown
         self.sign: float = now  # the last one
         self.is_told = False  # whether the present stall is told
+        self.tells = False  # whether this rank has told it
         self.answered: int = 0  # number of the last question in the present stall
         self._timeout = timeout
         self._has_begun = False  # whether there was a sign
@@ -115,18 +116,18 @@ class Clock:
         self._look = now + self.limit / 2
 
     def hear(self, sign: float) -> float | None:
-        """Take a sign; return the length of the stall that ends with it, if that was told."""
+        """Take a sign; return the length of the stall that ends with it, if this rank has told it."""
         if sign <= self.sign:
             return None
-        pause, was_told = sign - self.sign, self.is_told
+        pause, has_told = sign - self.sign, self.tells
         self._longest = max(self._longest, pause) if self._has_begun else 0.0
         self.begin(sign)
         self._has_begun = True
-        return pause if was_told else None
+        return pause if has_told else None
 
     def begin(self, now: float) -> None:
         """Begin anew, as after a suspension, which is no pause."""
-        self.sign, self.is_told, self.answered, self._look = now, False, 0, 0.0
+        self.sign, self.is_told, self.tells, self.answered, self._look = now, False, False, 0, 0.0
 
 
 class Watcher:
@@ -220,7 +221,7 @@ class Watcher:
         quiet = time.monotonic() - clock.sign
         slow = [one for one in found.answers if may_be_slow(one, clock.limit)]
         is_slow = bool(slow) or any(one.kind == "finished" for one in found.absent)
-        if signs.last > clock.sign or any(map(is_debugged, found.answers)) or len(slow) == len(found.answers):
+        if self.stopped.is_set() or signs.last > clock.sign or any(map(is_debugged, found.answers)) or len(slow) == len(found.answers):
             return
         if not is_slow or clock.is_final(now):
             self._tell(judge(found.answers, found.absent, quiet, is_slow=is_slow), found.stacks)
@@ -236,9 +237,9 @@ class Watcher:
         self._tell(replace(stall, message=text), {evidence.all_stacks(self._thread): [own.rank]}, alone=True)
 
     def _tell(self, stall: Stall, stacks: dict[str, list[int]], *, alone: bool = False) -> None:
-        self._clock.is_told = True
+        self._clock.is_told = self._clock.tells = True
         path = self._write(stall, stacks)
-        stall = replace(stall, stacks=path)
+        stall = replace(stall, message=visible(stall.message), stacks=path)
         _log.warning(
             "dist_wandb: %s All stacks are in %s. No process is ended; stall_timeout=None turns this off.",
             stall.message,
@@ -261,7 +262,7 @@ class Watcher:
         name = f"stall-{time.strftime('%Y%m%d-%H%M%S')}-rank-{self._outside.topology.global_rank}.txt"
         run = self._outside.run()
         for folder in [Path(run.dir)] * bool(run) + [self._outside.directory]:
-            with suppress(OSError):
+            with suppress(Exception):  # the message matters more
                 folder.mkdir(parents=True, exist_ok=True)
                 write_small(folder / name, content.encode("utf-8", "replace"), mode=0o644)
                 return str(folder / name)
@@ -313,6 +314,7 @@ def end() -> None:
     """Stop watching, and wait for the thread: in native code at the end of the process, it would abort it."""
     watcher, thread = _Running.watcher, _Running.thread
     _Running.watcher = _Running.thread = None
-    if watcher is not None and thread is not None and thread is not threading.current_thread():
+    is_mine = thread is not None and thread.is_alive() and thread is not threading.current_thread()  # not in a fork
+    if watcher is not None and thread is not None and is_mine:
         watcher.stopped.set()
         thread.join(_STOP)

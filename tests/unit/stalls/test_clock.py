@@ -50,10 +50,13 @@ def test_a_slow_job_is_told_after_three_limits() -> None:
 def test_a_sign_after_a_told_stall_gives_its_length() -> None:
     clock = Clock(20.0, 0.0)
     clock.hear(1.0)
-    clock.is_told, clock.answered = True, 3
+    clock.is_told = clock.tells = True
+    clock.answered = 3
     assert clock.hear(0.5) is None  # an old one
     assert clock.hear(413.0) == 412.0
-    assert (clock.is_told, clock.answered, clock.due()) == (False, 0, 433.0)
+    assert (clock.is_told, clock.tells, clock.answered, clock.due()) == (False, False, 0, 433.0)
+    clock.is_told = True  # by another rank, which says that it goes on
+    assert clock.hear(500.0) is None
 
 
 def test_a_suspension_is_no_pause() -> None:

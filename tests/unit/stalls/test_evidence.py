@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from processes import wait_until
 
 from dist_wandb.stalls import evidence
 from dist_wandb.stalls.evidence import Thread, Work, decoded, encoded, encoded_stack, has_moved
@@ -114,10 +115,10 @@ def test_children_are_listed_and_have_moved_or_not() -> None:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     try:
-        time.sleep(0.2)
+        wait_until(lambda: evidence.children()[child.pid or 0][1] == "hrtimer_nanosleep", 60)
         before = evidence.children()
         (worker,) = [one for one in evidence.workers(before) if one.pid == child.pid]
-        assert (worker.state, worker.moves) == ("S", False)
+        assert (worker.state, worker.waits_in, worker.moves) == ("S", "hrtimer_nanosleep", False)
     finally:
         child.kill()
         child.join()
