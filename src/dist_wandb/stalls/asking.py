@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dist_wandb.stalls import evidence
 from dist_wandb.stalls.verdict import Absent, Answer, Missing
@@ -46,6 +46,7 @@ class Questions:
         self._host, self._pid = node_identity(), os.getpid()
         self._store: JobStore | None = None
         self._own: str | None = None  # key of this rank's last answer
+        self._first: Any = None  # where rank 0 is, whose process may have the store
 
     def connect(self, find: Callable[[], JobStore | None]) -> bool:
         """Return whether there is a store, on a connection of its own."""
@@ -67,9 +68,17 @@ class Questions:
 
     def is_asked(self) -> bool:
         """Return whether another rank has asked."""
+        if self._first is None and self._rank:
+            self._first = self._there.try_get("at/0")
         is_asked = self._there.has([f"ask/{self.number + 1}"])
         self.number += is_asked
         return is_asked
+
+    def seen_alone(self) -> list[Absent]:
+        """Return why the store may not answer: what has happened to rank 0, if it is on this host."""
+        host, pid, _ = self._first or ("", 0, False)
+        kind = evidence.looked_at([pid])[pid] if host == self._host else "silent"
+        return [Absent(0, host, pid, kind)] if kind in ("stopped", "gone") else []
 
     def claim(self) -> bool:
         """Ask, unless another rank has just done so; return whether this one asks."""

@@ -47,6 +47,7 @@ _TEXTS: dict[str, tuple[str, str]] = {  # of one rank, and of several
 }
 _ON_DEVICE = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzero", "__bool__", "__float__"})
 _IN_COLLECTIVE = frozenset({"wait"})  # of a collective that was begun
+_WITH_COLLECTIVES = ("torch.autograd", "torch.distributed", "torch.nn.parallel")
 _DEBUGGERS = frozenset({"pdb", "bdb", "code", "debugpy", "pydevd", "_pydevd_bundle", "IPython", "ipdb", "pudb"})
 _COMPUTES = 0.1  # share of the time from which on a thread is said to be computing
 _MOST_GROUPS = 2  # of which the message has the calls
@@ -233,7 +234,7 @@ def _doing(answer: Answer, frame: Frame, inner: Sequence[Frame]) -> tuple[Kind, 
 
 def _may_be_in_collective(frame: Frame, inner: Sequence[Frame]) -> bool:
     """Return whether the user's line calls what waits for other ranks without a line of Python."""
-    return frame.called in _IN_COLLECTIVE or (bool(inner) and inner[-1].package == "torch")
+    return frame.called in _IN_COLLECTIVE or (bool(inner) and inner[-1].module.startswith(_WITH_COLLECTIVES))
 
 
 def _is_collective(frame: Frame) -> bool:

@@ -221,7 +221,9 @@ class Watcher:
         quiet = time.monotonic() - clock.sign
         slow = [one for one in found.answers if may_be_slow(one, clock.limit)]
         is_slow = bool(slow) or any(one.kind == "finished" for one in found.absent)
-        if self.stopped.is_set() or signs.last > clock.sign or any(map(is_debugged, found.answers)) or len(slow) == len(found.answers):
+        if self.stopped.is_set() or signs.last > clock.sign or any(map(is_debugged, found.answers)):
+            return
+        if len(slow) == len(found.answers):  # nobody waits
             return
         if not is_slow or clock.is_final(now):
             self._tell(judge(found.answers, found.absent, quiet, is_slow=is_slow), found.stacks)
@@ -232,7 +234,7 @@ class Watcher:
         if is_debugged(own) or (may_be_slow(own, clock.limit) and not clock.is_final(now)):
             clock.look_later(now)
             return
-        stall = judge([own], [], time.monotonic() - clock.sign, is_slow=False)
+        stall = judge([own], self._questions.seen_alone(), time.monotonic() - clock.sign, is_slow=False)
         text = f"{stall.message} The job's store does not answer, so nothing is known of the other ranks."
         self._tell(replace(stall, message=text), {evidence.all_stacks(self._thread): [own.rank]}, alone=True)
 
@@ -265,7 +267,7 @@ class Watcher:
             with suppress(Exception):  # the message matters more
                 folder.mkdir(parents=True, exist_ok=True)
                 write_small(folder / name, content.encode("utf-8", "replace"), mode=0o644)
-                return str(folder / name)
+                return str((folder / name).absolute())
         return ""
 
     def _described(self) -> Answer:

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
 
@@ -80,15 +79,12 @@ def test_a_rank_asks_once_and_others_find_that_it_was_told() -> None:
     assert not ranks[0].claim()
 
 
-def test_a_rank_that_does_not_answer_is_looked_for_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWERS", 0.0)
+def test_a_rank_that_does_not_answer_is_looked_for_on_its_host() -> None:
     ranks, _ = job(3, absent=(2,))
     found = ask(ranks, silent=(1, 2))
-    assert [(one.rank, one.kind) for one in found.absent] == [(1, "busy"), (2, "finished")] or found.absent[0].kind in (
-        "sleeping",
-        "busy",
-    )
-    assert found.absent[0].pid == os.getpid()
+    assert [(one.rank, one.pid) for one in found.absent] == [(1, os.getpid()), (2, os.getpid())]
+    assert found.absent[0].kind in ("sleeping", "busy")
+    assert found.absent[1].kind == "finished"
 
 
 def test_an_answer_is_bounded() -> None:
@@ -98,8 +94,7 @@ def test_an_answer_is_bounded() -> None:
     assert counts.bytes[0] <= 32 * 1024
 
 
-def test_the_lowest_rank_of_another_host_looks_at_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWERS", 0.0)
+def test_the_lowest_rank_of_another_host_looks_at_its_processes() -> None:
     ranks, _ = job(4)
     for rank in (1, 2, 3):
         vars(ranks[rank])["_host"] = "elsewhere"
@@ -109,12 +104,10 @@ def test_the_lowest_rank_of_another_host_looks_at_its_processes(monkeypatch: pyt
     for rank in (1, 2):
         assert ranks[rank].is_asked()
         ranks[rank].answer(answer(rank, host="elsewhere"), TEXT)
-    monkeypatch.setattr(asking, "_LOOK", 10.0)
     turns: list[float] = []
 
     def others_look(seconds: float) -> None:
         turns.append(seconds)
-        monkeypatch.setattr(asking, "ANSWERS", 5.0)
         for rank in (1, 2):
             ranks[rank].look_for_others()
 

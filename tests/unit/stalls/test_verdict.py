@@ -84,6 +84,13 @@ def test_a_call_that_only_looks_like_waiting_is_named() -> None:
     assert "rank 1 is calling sleep at data.py:41" in said(waiting(0), asleep)
 
 
+def test_a_call_of_torch_that_needs_no_other_rank_is_named() -> None:
+    saving = replace(STEP, called="save"), library("torch", "serialization.py", 900, "save", "write")
+    assert "rank 1 is calling save at train.py:88" in said(
+        waiting(0), answer(1, *saving, calls={"0": Calls(7, 6, "all_reduce")})
+    )
+
+
 def test_a_call_that_was_left_out_is_told_by_the_number_of_the_call() -> None:
     calls = {0: Calls(12, 11, "barrier"), 1: Calls(12, 11, "all_reduce"), 2: Calls(12, 11, "barrier")}
     ranks = [waiting(rank, *((STEP, "all_reduce") if rank == 1 else (EVALUATE, "barrier"))) for rank in range(3)]
