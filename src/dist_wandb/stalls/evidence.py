@@ -148,7 +148,7 @@ class Collectives:
         last: dict[str, str] = {}
         for entry in found.get("entries", ()):
             one = str(entry.get("pg_id"))
-            self._names[one] = str(entry.get("process_group", ("",))[0])
+            self._names[one] = str(entry["group"])
             last[one] = str(entry.get("profiling_name", "")).rpartition(":")[2]
             if self._names[one] and entry.get("timeout_ms"):
                 within = entry["timeout_ms"] / 1000
@@ -163,16 +163,25 @@ def _numbers(status: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _recorded(*, entries: bool) -> dict[str, Any]:
-    """Return what PyTorch's flight recorder has; nothing if there is none. See tests/unit/test_private_names.py."""
+    """Return what PyTorch's flight recorders have, NCCL's apart; nothing if there are none.
+
+    See tests/unit/test_private_names.py.
+    """
+    status: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
     if "torch.distributed" not in sys.modules:
         return {}
-    with suppress(Exception):
-        from torch._C import _distributed_c10d
+    for suffix, name in (("", "_dump_fr_trace_json"), ("/nccl", "_dump_nccl_trace_json")):
+        with suppress(Exception):
+            from torch._C import _distributed_c10d
 
-        found = json.loads(_distributed_c10d._dump_fr_trace_json(includeCollectives=entries))  # type: ignore[attr-defined]  # noqa: SLF001
-        if isinstance(found, dict):
-            return found
-    return {}
+            dump = json.loads(getattr(_distributed_c10d, name)(includeCollectives=entries))
+            status.update({f"{one}{suffix}": numbers for one, numbers in dump.get("pg_status", {}).items()})
+            for entry in dump.get("entries", ()):
+                group = str(entry["process_group"][0])
+                name_of_group = f"{group}{suffix}" if group else ""
+                found.append({**entry, "pg_id": f"{entry['pg_id']}{suffix}", "group": name_of_group})
+    return {"pg_status": status, "entries": found}
 
 
 def uses_device() -> bool:

@@ -45,7 +45,7 @@ _TEXTS: dict[str, tuple[str, str]] = {  # of one rank, and of several
     "finished": ("has finished its session", "have finished their sessions"),
     "silent": ("does not answer", "do not answer"),
 }
-_ON_DEVICE = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzero", "__bool__", "__float__"})
+_ON_DEVICE = frozenset({"item", "cpu", "to", "tolist", "numpy", "synchronize", "nonzero", "__bool__", "__float__"})
 _IN_COLLECTIVE = frozenset({"wait"})  # of a collective that was begun
 _WITH_COLLECTIVES = ("torch.autograd", "torch.distributed", "torch.nn.parallel")
 _DEBUGGERS = frozenset({"pdb", "bdb", "code", "debugpy", "pydevd", "_pydevd_bundle", "IPython", "ipdb", "pudb"})
@@ -300,7 +300,7 @@ def _calls(answers: Iterable[Answer]) -> str:
     for answer in answers:
         for name, calls in answer.calls.items():
             groups.setdefault(name, {})[answer.rank] = calls
-    names = {name: "the default group" if name == "0" else f"the group {name}" for name in groups}
+    names = {name: "the default group" if name in ("0", "0/nccl") else f"the group {name}" for name in groups}
     numbers = {name: {rank: str(calls.made) for rank, calls in groups[name].items()} for name in sorted(groups)}
     lasts = {name: {rank: calls.last for rank, calls in groups[name].items()} for name in sorted(groups)}
     behind = [

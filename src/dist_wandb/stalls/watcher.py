@@ -163,6 +163,7 @@ class Watcher:
             elif self._silent_since is not None:
                 pause = 1.0
             self._awake_by = now + pause + _SUSPENDED
+        self._see(time.monotonic())
         with suppress(RendezvousError, UnansweredError):
             self._questions.leave()
 

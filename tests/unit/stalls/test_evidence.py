@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from processes import wait_until
+from torch._C import _distributed_c10d
 
 from dist_wandb.stalls import evidence
 from dist_wandb.stalls.evidence import Thread, Work, decoded, encoded, encoded_stack, has_moved
@@ -158,3 +159,38 @@ def test_a_deep_stack_keeps_its_ends() -> None:
     assert len(found[0]) == 60
     assert found[0][-1].function == "stack_of"
     assert found[0][-2].called in ("stack_of", "")
+
+
+def test_nccl_has_a_flight_recorder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch 2.11 with CUDA has given on a device: the common recorder is empty there."""
+    status = {"0": {"last_completed_collective": "3", "last_enqueued_collective": "4"}, "1": {}}
+    entry = {
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "nccl:all_reduce",
+        "timeout_ms": 600000,
+    }
+    ours = {"pg_id": 1, "process_group": ["", ""], "profiling_name": "gloo:all_gather", "timeout_ms": 60000}
+
+    def dump(includeCollectives: bool) -> bytes:  # noqa: N803  # torch's name
+        return json.dumps({"pg_status": status, "entries": [entry, ours] if includeCollectives else []}).encode()
+
+    monkeypatch.setitem(vars(_distributed_c10d), "_dump_fr_trace_json", lambda **_: b'{"pg_status": {}}')
+    monkeypatch.setitem(vars(_distributed_c10d), "_dump_nccl_trace_json", dump)
+    collectives = evidence.Collectives()
+    assert collectives.have_moved()
+    assert not collectives.have_moved()
+    assert collectives.groups() == {"0/nccl": Calls(4, 3, "all_reduce")}
+    assert collectives.watchdog == 600
+    status["0"]["last_enqueued_collective"] = "5"
+    assert collectives.have_moved()
+    status["1"]["last_enqueued_collective"] = "9"  # of the exchange
+    assert not collectives.have_moved()
+
+
+def test_without_a_flight_recorder_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        monkeypatch.delitem(vars(_distributed_c10d), name, raising=False)
+    collectives = evidence.Collectives()
+    assert not collectives.have_moved()
+    assert collectives.groups() == {}
