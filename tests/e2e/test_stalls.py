@@ -25,14 +25,13 @@ def message_of(case: str, tmp_path: Path) -> str:
     return message
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("case", "where", "what"),
     [
         (
             "dataset",
             f"Ranks 0, 2 wait in all_reduce (stalled.py:{TRAIN})",
-            r"rank 1 is calling sleep at stalled.py:\d+,",
+            r"rank 1 (is calling sleep|stands) at stalled.py:\d+,",
         ),
         ("barrier", "Ranks 0, 2 wait in barrier", "same calls (call 11 of the default group: barrier on ranks 0, 2,"),
         ("stop_rank", "Ranks 0, 2 wait in all_reduce", "rank 1 does not answer: its process is stopped. To see more:"),
@@ -51,8 +50,7 @@ def test_the_rank_that_the_others_wait_for_is_named(case: str, where: str, what:
     assert str(file) == stacks[1]
 
 
-@pytest.mark.alone
 def test_a_long_validation_of_one_rank_is_no_stall(tmp_path: Path) -> None:
     job = run_job(*torchrun(SCRIPT, "validation", tmp_path, processes=2), cwd=tmp_path, timeout=120).check()
-    assert "Nothing moved" not in job.output
+    assert "All stacks are in" not in job.output
     assert not list(tmp_path.rglob("stall-*.txt"))

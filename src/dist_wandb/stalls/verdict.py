@@ -48,7 +48,9 @@ _TEXTS: dict[str, tuple[str, str]] = {  # of one rank, and of several
 _ON_DEVICE = frozenset({"item", "cpu", "to", "tolist", "numpy", "synchronize", "nonzero", "__bool__", "__float__"})
 _IN_COLLECTIVE = frozenset({"wait"})  # of a collective that was begun
 _WITH_COLLECTIVES = ("torch.autograd", "torch.distributed", "torch.nn.parallel")
-_DEBUGGERS = frozenset({"pdb", "bdb", "code", "debugpy", "pydevd", "_pydevd_bundle", "IPython", "ipdb", "pudb"})
+_DEBUGGERS = frozenset(
+    {"pdb", "bdb", "code", "debugpy", "pydevd", "_pydevd_bundle", "IPython", "ipykernel", "ipdb", "pudb"}
+)
 _COMPUTES = 0.1  # share of the time from which on a thread is said to be computing
 _MOST_GROUPS = 2  # of which the message has the calls
 _MOST_NAMED = 3  # processes for which the message says how to look into them

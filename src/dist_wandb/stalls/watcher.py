@@ -192,6 +192,7 @@ class Watcher:
             _log.warning("dist_wandb: the training went on after %.0f s.", lasted)
         if now > self._awake_by:
             clock.begin(now)
+        self._awake_by = math.inf
         if clock.sign == now or now - clock.sign < clock.limit / 2:
             self._samples.clear()
 
@@ -215,24 +216,25 @@ class Watcher:
         self._questions.look_for_others()
 
     def _ask(self, now: float) -> None:
-        clock = self._clock
+        clock, sign = self._clock, self._clock.sign
         clock.look_later(now)
         self._questions.answer(self._described(), evidence.all_stacks(self._thread))
         found = self._questions.gather(now)
-        quiet = time.monotonic() - clock.sign
+        self._see(time.monotonic())
         slow = [one for one in found.answers if may_be_slow(one, clock.limit)]
         is_slow = bool(slow) or any(one.kind == "finished" for one in found.absent)
-        if self.stopped.is_set() or signs.last > clock.sign or any(map(is_debugged, found.answers)):
+        if self.stopped.is_set() or clock.sign != sign or any(map(is_debugged, found.answers)):
             return
         if len(slow) == len(found.answers):  # nobody waits
             return
         if not is_slow or clock.is_final(now):
+            quiet = time.monotonic() - sign
             self._tell(judge(found.answers, found.absent, quiet, is_slow=is_slow), found.stacks)
             self._questions.tell()
 
     def _tell_alone(self, now: float) -> None:
         own, clock = self._described(), self._clock
-        if is_debugged(own) or (may_be_slow(own, clock.limit) and not clock.is_final(now)):
+        if self.stopped.is_set() or is_debugged(own) or (may_be_slow(own, clock.limit) and not clock.is_final(now)):
             clock.look_later(now)
             return
         stall = judge([own], self._questions.seen_alone(), time.monotonic() - clock.sign, is_slow=False)

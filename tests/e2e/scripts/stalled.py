@@ -192,7 +192,7 @@ def goes_on(rank: int, model: Any) -> None:
 
 
 def validation(rank: int, model: Any) -> None:
-    until = time.monotonic() + 2.5 * LIMIT
+    until = time.monotonic() + 1.6 * LIMIT  # it is told to be slow after three limits
     while rank == 0 and time.monotonic() < until:
         sum(range(10000))
     call("barrier")
@@ -200,7 +200,7 @@ def validation(rank: int, model: Any) -> None:
 
 
 def slow_line(rank: int, model: Any) -> None:
-    for _ in range(20 if rank == 0 else 0):
+    for _ in range(13 if rank == 0 else 0):
         time.sleep(0.5)
     call("barrier")
     train(model)

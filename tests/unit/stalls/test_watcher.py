@@ -85,7 +85,7 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: p
     job = Job(tmp_path, on_stall)
     try:
         wait_until(lambda: bool(told), 30)
-        time.sleep(3 * LIMIT)
+        time.sleep(5 * LIMIT)
         signs.last = time.monotonic()
         wait_until(lambda: "the training went on after" in caplog.text, 10)
     finally:
