@@ -163,7 +163,8 @@ def test_a_deep_stack_keeps_its_ends() -> None:
 
 def test_nccl_has_a_flight_recorder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch 2.11 with CUDA has given on a device: the common recorder is empty there."""
-    status = {"0": {"last_completed_collective": "3", "last_enqueued_collective": "4"}, "1": {}}
+    status = {"0": {"last_completed_collective": "3", "last_enqueued_collective": "4"}, "1": {}, "7": {}}
+    asked: list[bool] = []
     entry = {
         "pg_id": 0,
         "process_group": ["0", "default_pg"],
@@ -173,6 +174,7 @@ def test_nccl_has_a_flight_recorder_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     ours = {"pg_id": 1, "process_group": ["", ""], "profiling_name": "gloo:all_gather", "timeout_ms": 60000}
 
     def dump(includeCollectives: bool) -> bytes:  # noqa: N803  # torch's name
+        asked.append(includeCollectives)
         return json.dumps({"pg_status": status, "entries": [entry, ours] if includeCollectives else []}).encode()
 
     monkeypatch.setitem(vars(_distributed_c10d), "_dump_fr_trace_json", lambda **_: b'{"pg_status": {}}')
@@ -180,6 +182,7 @@ def test_nccl_has_a_flight_recorder_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     collectives = evidence.Collectives()
     assert collectives.have_moved()
     assert not collectives.have_moved()
+    assert asked == [False, True, False]  # the calls of group 7 are not recorded any more, and nobody asks again
     assert collectives.groups() == {"0/nccl": Calls(4, 3, "all_reduce")}
     assert collectives.watchdog == 600
     status["0"]["last_enqueued_collective"] = "5"
