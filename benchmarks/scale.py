@@ -54,8 +54,8 @@ import torch.distributed as dist
 from benchmarks import common, scale_rank
 from benchmarks.scale_rank import Job
 
-from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.exchange.transport import layout
+from dist_wandb.settings.reduction import DEGRADED
 
 _MOST_SHOWN = 5  # warnings and errors
 _MOST_GROWTH = 1.5  # of the store's processor time for each rank, from the smallest job to the largest

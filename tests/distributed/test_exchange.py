@@ -29,9 +29,10 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import generations, membership
 from dist_wandb.exchange.membership.generations import Departures, publish_opened
-from dist_wandb.exchange.rows import DEGRADED, Contribution
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
+from dist_wandb.settings.reduction import DEGRADED
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 

@@ -19,7 +19,7 @@ from torch.distributed import HashStore, Store
 from dist_wandb.exchange import interface, worker
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Demand
-from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
@@ -29,7 +29,7 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit, plan_run
-from dist_wandb.settings.reduction import check_reduce
+from dist_wandb.settings.reduction import DEGRADED, check_reduce
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Column, fitting, left_out, number, number_of, sparkline, table_of
 from dist_wandb.errors import visible
-from dist_wandb.exchange.stragglers import Timing, findings
 from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, mean_of, of_rank, slow_rank, spreads_among
+from dist_wandb.reading.stragglers import Timing, findings
 from dist_wandb.settings.reduction import TIMES
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.statistics import MetricHistory

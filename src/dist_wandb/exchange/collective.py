@@ -21,9 +21,11 @@ from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
+_BROKEN = Phase.BROKEN  # a member of an enumeration takes longer to read
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
 _LONGEST_GRACE = 3.0  # seconds, for any heartbeat
 _LAST_ROUNDS = 0.5  # seconds that a failed rank gets, after a heartbeat, to hand over what it has logged
+_OFTEN = 64  # every so many rows, `log` checks whether too many wait: counting them takes longer than passing one on
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 
 
@@ -41,6 +43,7 @@ class CollectiveExchange(Exchange):
         )
         self._hooks = hooks
         self._rows = rows
+        self._puts = 0
         reports = Reports(max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
         if not hooks.names_unopened:
             reports.is_first(UNOPENED)
@@ -53,9 +56,11 @@ class CollectiveExchange(Exchange):
 
     def put(self, contribution: Contribution) -> None:
         """Hand a contribution to the thread."""
-        if self._lifecycle.phase is not Phase.BROKEN:
+        if self._lifecycle.phase is not _BROKEN:
             self._worker.inbox.put(contribution)
-            self._worker.turns.await_room()
+            self._puts += 1
+            if self._puts % _OFTEN == 0:
+                self._worker.turns.await_room()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that this rank has logged is finished; see `Exchange.flush`."""

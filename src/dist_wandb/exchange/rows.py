@@ -31,17 +31,25 @@ from dist_wandb.exchange.protocol.lanes import (
 )
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.stragglers import RANK, Stragglers, Timing
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import checked_weight, is_number
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-from dist_wandb.settings.reduction import BUSY, STEP, TIMES, WITHOUT_NANS, PerRankNames, Reduction, matches_any
+from dist_wandb.reading.stragglers import RANK, Stragglers, Timing
+from dist_wandb.settings.reduction import (
+    BUSY,
+    DEGRADED,
+    STEP,
+    TIMES,
+    WITHOUT_NANS,
+    PerRankNames,
+    Reduction,
+    matches_any,
+)
 
 _FLOATS = {float}
 _log = logging.getLogger("dist_wandb")
-DEGRADED = "dist_wandb/degraded"
 _LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
 
 

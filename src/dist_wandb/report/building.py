@@ -15,9 +15,9 @@ from typing import Any
 
 from dist_wandb import __version__
 from dist_wandb.errors import ReadError
-from dist_wandb.exchange.stragglers import findings
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import brought_together
+from dist_wandb.reading.stragglers import findings
 from dist_wandb.report import media, thinning
 from dist_wandb.report.charts import Drawing, charts_of, heat_maps_of, system_charts_of
 from dist_wandb.report.files import MOST_NAMES, FileForReport, read_for_report

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dist_wandb.exchange.rows import DEGRADED
-from dist_wandb.exchange.stragglers import Timing, has_marked
 from dist_wandb.reading.runs import of_rank
+from dist_wandb.reading.stragglers import Timing, has_marked
 from dist_wandb.report.files import MAIN_AXES, FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.report.thinning import STRAGGLER, Blame, Curve, Stretch, cells, edges_of
-from dist_wandb.settings.reduction import TIMES
+from dist_wandb.settings.reduction import DEGRADED, TIMES
 from dist_wandb.wandb_files.finding import natural_order
 
 _SPREAD = ("/min", "/max", "/std", "/argmax_rank")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError
-from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
 from dist_wandb.report.thinning import Blame, Budget, Curve
+from dist_wandb.settings.reduction import DEGRADED
 from dist_wandb.wandb_files.inspection import UNUSED, inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun, with_floats
 from dist_wandb.wandb_files.small_files import Directory

@@ -31,7 +31,7 @@ from dist_wandb.runs.wandb_media import shown_values
 from dist_wandb.settings.reduction import matches_any
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun, NullSummary
 
 _log = logging.getLogger("dist_wandb")
 
@@ -54,6 +54,7 @@ class LastLogged:
 
     def __init__(self) -> None:
         self.paths: Paths = {}  # of the names that are nested in the run
+        self.stand_in: NullSummary | None = None  # of a rank without a run: answers instead
         self._calls: dict[str, tuple[int | None, Mapping[str, Any]]] = {}  # position and row of the last call
         self._defined: tuple[str, ...] = ()  # patterns of names whose summary is not the last value
 
@@ -64,7 +65,10 @@ class LastLogged:
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        self._calls.update(dict.fromkeys(row, (x, row)))  # a hot path: each read takes its values out of the row
+        if self.stand_in is None:
+            self._calls.update(dict.fromkeys(row, (x, row)))  # a hot path: each read takes its values out of the row
+        else:
+            self.stand_in.show(row, self.paths)
 
     def replace(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer with the numbers of all ranks in a row that has not ended."""
@@ -113,6 +117,7 @@ class SummaryWrites:
 
     def follow(self, run: AnyRun) -> Callable[[], None]:
         """Note each write into the summary of a run from now on; return a function that ends this."""
+        self.logged.stand_in = run.summary if isinstance(run, NullRun) else None
         if isinstance(run, NullRun):
             run.summary.note_by(
                 lambda name, value: self._set_aside(name, lambda run: run.summary.update({name: value}))

@@ -39,19 +39,17 @@ class Elsewhere:
         self.sent: int = 0  # alerts that this rank has published for its primary
         self._link = link
         self._run = run
-        self.takes_all: bool = takes_all  # as wandb's disabled run
+        self.takes_all: bool = takes_all  # that is logged, as wandb's disabled run
         self._list: SharedList | None = None  # from its first use to the last
         self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
         self._published = 0.0  # as of the last `deliver`
 
-    def takes(self, metrics: Mapping[str, Any]) -> bool:
-        """Give whatever was logged, also after the end, to the summary of a disabled run; return whether it is one."""
-        if self.takes_all:
-            run = self._run()
-            take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
-            take(dict(metrics))
-        return self.takes_all
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Give whatever was logged, also after the end, to the summary of a disabled run."""
+        run = self._run()
+        take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
+        take(dict(metrics))
 
     def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
         """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""

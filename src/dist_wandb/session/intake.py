@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.own_run import OwnRun
 
+_OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
+
 
 class Intake:
     """Accepts the rows that this rank logs."""
@@ -50,6 +52,7 @@ class Intake:
         self._notices = notices
         self.first_row = first_row
         self._last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
+        self._names: set[str] = set()  # that were checked
         self._first_thread = 0  # the first to log
         self._watched: dict[str, Any] = {}  # what `watch` has measured for a row that is not passed on yet
         self.sections: Sections = Sections()
@@ -79,10 +82,13 @@ class Intake:
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
         signs.last = monotonic()
-        if self._own.elsewhere.takes(metrics):
+        if self._own.elsewhere.takes_all:
+            self._own.elsewhere.take(metrics)
             return
         rank = self._link.topology.global_rank
-        check_row(metrics, rank)
+        if type(metrics) is not dict or not self._names.issuperset(metrics):
+            check_row(metrics, rank)
+            self._names.update(metrics)
         row = metrics
         if not are_plain(metrics):
             row = flattened(metrics, self._own.summary.logged.paths, rank)
@@ -94,9 +100,10 @@ class Intake:
         with self._life.accepting:
             if self._successor is not None:
                 self._successor.put(metrics, step, weight, commit, leads=leads)
-            elif not self._is_over(len(row)):
+            elif self._life.phase is _OPEN or not self._is_over(len(row)):
                 self._pass_on(row, step, weight, commit, leads=leads)
-                self._is_over()  # a signal handler may have finished the session before the row was passed on
+                if self._life.phase is not _OPEN:
+                    self._is_over()  # a signal handler may have finished the session before the row was passed on
 
     def watch(self, values: Mapping[str, Any]) -> None:
         """Accept what W&B's `watch` has measured. As in wandb, it belongs to the open row, else to the next call."""
@@ -195,7 +202,7 @@ class Intake:
             own_weight = {name: own_weight for name in values if name not in times}
         thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
-        self._own.show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
+        self._own.summary.logged.show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
         in_order = thread == self._first_thread
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
 
@@ -211,7 +218,7 @@ class Intake:
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
             step = self.first_row + self.rows if self._last[0] is None else self._last[0]
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
-            self._own.show(metrics, step)
+            self._own.summary.logged.show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
 
 

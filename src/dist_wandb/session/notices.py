@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.reports import report_lost
-from dist_wandb.exchange.stragglers import Timing, findings
 from dist_wandb.notices import Notices
+from dist_wandb.reading.stragglers import Timing, findings
 from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_spread, matches_any
 from dist_wandb.topology.ranges import named

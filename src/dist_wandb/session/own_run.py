@@ -101,14 +101,6 @@ class OwnRun:
         step: object = getattr(self.run, "starting_step", 0)
         return step if isinstance(step, int) else 0
 
-    def show(self, values: Mapping[str, Any], x: int | None) -> None:
-        """Let the summary answer with the values of a call until those of its row, at position `x`, are there."""
-        run = self.run
-        if isinstance(run, NullRun):
-            run.summary.show(values, self.summary.logged.paths)
-        else:
-            self.summary.logged.show(values, x)
-
     def as_logged(self, metrics: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
         if not wandb_private.can_store(self.run):

@@ -61,6 +61,9 @@ TIMES = "time/"
 STEP, BUSY = f"{TIMES}step", f"{TIMES}busy"
 """Seconds since the last row with timings, and the fraction of that time for which a rank was busy."""
 
+DEGRADED = "dist_wandb/degraded"
+"""Name of the number of ranks that a row lacks."""
+
 
 def check_spread(spread: object) -> tuple[str, ...]:
     """Return the patterns of the names whose spread is written, checked by `check_patterns`."""

@@ -20,10 +20,10 @@ from units import PatientExchange, Ranks
 
 from dist_wandb.exchange import forming
 from dist_wandb.exchange.membership.generations import Checkpoint
-from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.reduction import DEGRADED
 
 pytestmark = pytest.mark.newest  # it uses no package of which `make test-oldest` has another version
 

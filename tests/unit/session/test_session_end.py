@@ -13,13 +13,14 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.rows import DEGRADED, Contribution
+from dist_wandb.exchange.rows import Contribution
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
+from dist_wandb.settings.reduction import DEGRADED
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
