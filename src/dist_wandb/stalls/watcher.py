@@ -30,7 +30,7 @@ from typing import Any, Literal
 from dist_wandb.errors import RendezvousError, visible
 from dist_wandb.settings.options import Options
 from dist_wandb.stalls import evidence
-from dist_wandb.stalls.asking import Questions
+from dist_wandb.stalls.asking import ANSWERS, Questions
 from dist_wandb.stalls.evidence import Collectives, Thread, Work
 from dist_wandb.stalls.verdict import Answer, Stall, is_debugged, judge, may_be_slow
 from dist_wandb.store.job_store import JobStore
@@ -111,9 +111,9 @@ class Clock:
         """Return when this rank asks."""
         return max(self.sign + self.limit, self._look)
 
-    def look_later(self, now: float) -> None:
-        """Ask again after half the limit."""
-        self._look = now + self.limit / 2
+    def look_later(self, now: float, least: float = 0.0) -> None:
+        """Ask again after half the limit, and at least so many seconds."""
+        self._look = now + max(self.limit / 2, least)
 
     def hear(self, sign: float) -> float | None:
         """Take a sign; return the length of the stall that ends with it, if this rank has told it."""
@@ -210,10 +210,10 @@ class Watcher:
 
     def _answer(self) -> None:
         self._questions.answer(self._described(), evidence.all_stacks(self._thread))
-        now = time.monotonic()
-        self._clock.look_later(now)
         self._clock.answered = self._questions.number
+        self._clock.look_later(time.monotonic(), ANSWERS)
         self._questions.look_for_others()
+        self._clock.look_later(time.monotonic(), ANSWERS)  # by then the rank that has asked has told it
 
     def _ask(self, now: float) -> None:
         clock, sign = self._clock, self._clock.sign
@@ -230,7 +230,6 @@ class Watcher:
         if not is_slow or clock.is_final(now):
             quiet = time.monotonic() - sign
             self._tell(judge(found.answers, found.absent, quiet, is_slow=is_slow), found.stacks)
-            self._questions.tell()
 
     def _tell_alone(self, now: float) -> None:
         own, clock = self._described(), self._clock
@@ -250,6 +249,9 @@ class Watcher:
             stall.message,
             path or "no file, because it cannot be written",
         )
+        if not alone:
+            with suppress(RendezvousError, UnansweredError):
+                self._questions.tell()
         run = self._outside.run()
         if not alone or run:  # otherwise the alert would go through the store
             with suppress(Exception):  # W&B's problem is not the training's

@@ -43,6 +43,8 @@ def test_a_slow_job_is_told_after_three_limits() -> None:
     clock.hear(1.0)
     clock.look_later(21.0)
     assert clock.due() == 31.0
+    clock.look_later(21.0, 15.0)  # another rank has asked
+    assert clock.due() == 36.0
     assert not clock.is_final(60.9)
     assert clock.is_final(61.0)
 
