@@ -170,6 +170,9 @@ def _init_trackers(
     ours = _own_arguments(self, init_kwargs)
     if config is not None:
         ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
+    before = trackers.find(self)
+    if before is not None and before.is_open and before.session.is_ending():
+        before.finish()
     tracker = trackers.to_start(self, project_name, ours)
     name_as_scripts_do(tracker, self)
     if self.is_main_process:
@@ -212,9 +215,11 @@ def _get_tracker(
 
 
 def _end_training(trackers: Trackers, original: Callable[..., None], self: Accelerator) -> None:
-    tracker = trackers.off_main(self)
+    tracker = trackers.off_main(self) or trackers.find(self)
     if tracker is not None:
+        tracker.ends_training = True
         tracker.finish()
+        tracker.ends_training = False
     original(self)
 
 

@@ -30,7 +30,7 @@ from dist_wandb.session.job_description import is_ending
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.registry import exit_code_of
-from dist_wandb.session.shutdown import LifeCycle, Shutdown
+from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
 from dist_wandb.store.timed_caller import briefly
@@ -286,7 +286,7 @@ class Session(AsRun):
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 
-    def finish(self, exit_code: int | None = None) -> None:
+    def finish(self, exit_code: int | None = None, *, others_go_on: bool = False) -> None:
         """End this rank's part and, on a rank with a run, the run. Further calls have no effect.
 
         The primary of a shared run waits for its writers, up to `finish_timeout`; a rank that fails, for none. A run
@@ -294,8 +294,13 @@ class Session(AsRun):
 
         Args:
             exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
+            others_go_on: Whether ranks without a run may go on and never call `finish`: once they have logged their
+                part of this rank's rows, they have two seconds to do so, and leave the session.
         """
-        self._shutdown.finish(exit_code)
+        if others_go_on:
+            self._shutdown.finish_with_run(exit_code, LEAST_TO_END)
+        else:
+            self._shutdown.finish(exit_code)
         self._notices.at_end()
 
     def fail(self, exit_code: int | None) -> None:
