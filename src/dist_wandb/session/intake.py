@@ -80,12 +80,14 @@ class Intake:
             return
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
-        row = metrics
+        row, paths = metrics, self._own.summary.logged.paths
         if not are_plain(metrics):
-            row = flattened(metrics, self._own.summary.logged.paths, rank)
+            row = flattened(metrics, paths, rank)
             for value in row.values():
                 if isinstance(value, Gathered):
                     value.use(rank, wandb_media.image)
+        if paths and not paths.keys().isdisjoint(metrics):
+            self._notices.logged_nested_too(next(name for name in metrics if name in paths))
         if step is not None:
             step = checked_step(step, rank)
         with self._life.accepting:

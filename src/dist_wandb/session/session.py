@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -82,7 +81,8 @@ class Session(AsRun):
         self.opened_inside: Session | None = registry.entered()
         self.opened_at: Line | None = None
         self.is_current: bool = own.is_current
-        self._pid, self._link, self._own, self._config_sync = os.getpid(), link, own, config_sync
+        self._link, self._own, self._config_sync = link, own, config_sync
+        self._is_fork = False  # not compared with `getpid` in `log`: torch.compile warns of code that calls it
         rows = Rows(
             own.writer,
             self.options.reductions,
@@ -148,7 +148,7 @@ class Session(AsRun):
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
-        if os.getpid() != self._pid:
+        if self._is_fork:
             return self._children.remote().id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
@@ -157,7 +157,7 @@ class Session(AsRun):
     @property
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
-        if os.getpid() != self._pid:
+        if self._is_fork:
             return self._children.remote().url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
@@ -183,7 +183,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self.run.config if os.getpid() == self._pid else self._children.remote().config
+        return self._children.remote().config if self._is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -237,7 +237,7 @@ class Session(AsRun):
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
-        if os.getpid() != self._pid:
+        if self._is_fork:
             self._children.remote().log(metrics, step, weight, commit=commit)
         else:
             self._intake.put(metrics, step, weight, commit)
@@ -281,7 +281,7 @@ class Session(AsRun):
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
-        if os.getpid() != self._pid:
+        if self._is_fork:
             return self._children.remote().flush(timeout)
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
@@ -309,7 +309,7 @@ class Session(AsRun):
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
-        if os.getpid() == self._pid:  # not in a fork
+        if not self._is_fork:
             self._shutdown.hand_over(failed=failed, within=within)
             self._own.restore()
 
@@ -333,8 +333,8 @@ class Session(AsRun):
     def is_returned(self, line: Line | None, caller: str, *, disabled: bool) -> bool:
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
-        is_here = os.getpid() == self._pid  # not in a fork
-        decision = is_here and self._link.calls.agree(self._link, line, mine, is_first=line == self.opened_at)
+        may_agree, is_first = not self._is_fork, line == self.opened_at
+        decision = may_agree and self._link.calls.agree(self._link, line, mine, is_first=is_first)
         if decision is None:
             self.finish()
         elif decision:
@@ -373,6 +373,7 @@ class Session(AsRun):
 
     def after_fork(self) -> None:
         """In the fork, close what only the session's own process may hold."""
+        self._is_fork = True
         self._children.after_fork()
 
     def __reduce__(self) -> tuple[Any, ...]:
