@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -386,7 +387,9 @@ class Session(AsRun):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish, with the exit code for the exception if there is one."""
+        """Finish, with the exit code for the exception if there is one. As with wandb, its log has the traceback."""
+        if exit_code_of(error) and self.run:
+            traceback.print_exception(kind, error, trace)
         self.finish(exit_code_of(error))
 
     def _repr_html_(self) -> str:

@@ -59,6 +59,15 @@ def test_a_name_that_is_logged_nested_too_is_one_metric_and_reported_once(
     assert caplog.text.count("rank 0 logged 'd.x' both as this name and nested") == 1
 
 
+def test_an_exception_in_a_with_block_is_in_the_log_of_its_run(
+    fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="too large"), dist_wandb.init():
+        raise ValueError("too large")
+    assert capsys.readouterr().err.count("ValueError: too large") == 1
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
 # --- a world of one ---------------------------------------------------------------------------------------------------
 
 
