@@ -200,6 +200,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         A session that is open, of the script or of another tracker, is used as `init` would use it, as W&B does with
         an open run.
         """
+        if self._session is not None and not self.is_open:
+            self._session.finish()
+            self._session = None
         if self._session is None and current() is not None:
             self._session = while_open(self.arguments.merged, "init_trackers")
         self._session = self._session or self.late_join.opened(self.arguments.merged)
@@ -242,8 +245,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     @property
     def is_open(self) -> bool:
-        """Whether this rank is started and not finished. Starts nothing."""
-        return self._session is not None
+        """Whether this rank is started, and neither it nor the main process ends the session. Starts nothing."""
+        session = self._session
+        return session is not None and not (self.late_join.is_possible and session.is_ending())
 
     @property
     def session(self) -> Session:

@@ -170,9 +170,6 @@ def _init_trackers(
     ours = _own_arguments(self, init_kwargs)
     if config is not None:
         ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
-    before = trackers.find(self)
-    if before is not None and before.is_open and before.session.is_ending():
-        before.finish()
     tracker = trackers.to_start(self, project_name, ours)
     name_as_scripts_do(tracker, self)
     if self.is_main_process:
