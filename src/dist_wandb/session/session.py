@@ -298,10 +298,7 @@ class Session(AsRun):
             others_go_on: Whether ranks without a run may go on and never call `finish`: once they have logged their
                 part of this rank's rows, they have two seconds to do so, and leave the session.
         """
-        if others_go_on:
-            self._shutdown.finish_with_run(exit_code, LEAST_TO_END)
-        else:
-            self._shutdown.finish(exit_code)
+        self._shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self._shutdown.finish(exit_code)
         self._notices.at_end()
 
     def fail(self, exit_code: int | None) -> None:
