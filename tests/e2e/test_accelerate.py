@@ -45,7 +45,7 @@ def idioms(tmp_path_factory: pytest.TempPathFactory) -> WandbServer:
 
 def test_every_idiom_gives_one_successful_run(idioms: WandbServer) -> None:
     codes = {key.rpartition("/")[2]: recorded.exit_codes for key, recorded in idioms.runs.items()}
-    once = ("diffusers", "no_trainer", "main_alone", "megatron", "ended")
+    once = ("diffusers", "no_trainer", "main_alone", "megatron", "turn-0", "turn-1", "turn-2", "ended")
     assert codes == {**{name: [0] for name in once}, "again": [0, 0]}
     assert [name for name in codes if name != "main_alone" and series(idioms.run(name), DEGRADED)] == []
 
@@ -95,6 +95,11 @@ def test_with_megatron_the_last_rank_is_the_primary(idioms: WandbServer) -> None
     assert {"rank-1/loss" in row for row in of_primary.rows} == {True}
     assert [row["rank-0/loss"] for row in of_other.rows] == [float(step) for step in range(STEPS)]
     assert (of_primary.completions, of_other.completions) == (1, 0)
+
+
+def test_a_tracker_finished_on_the_main_process_only_ends_the_run_for_the_other_ranks(idioms: WandbServer) -> None:
+    turns = [series(idioms.run(f"turn-{turn}"), "loss") for turn in range(3)]
+    assert turns == [{0: 0.5}, {0: 10.5}, {0: 20.5}]
 
 
 def test_end_training_does_not_require_wait_for_everyone(idioms: WandbServer) -> None:

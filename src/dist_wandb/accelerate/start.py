@@ -11,6 +11,7 @@ that the main process has finished without it, so that session numbers stay equa
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
-from dist_wandb.session.job_description import miss_job, next_job
+from dist_wandb.session.job_description import fall_behind, miss_job, next_job
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, process_end
 from dist_wandb.session.session import Session
@@ -50,6 +51,7 @@ class LateJoin:
     def __init__(self, options: Options) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
+        self.goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
         self.await_next()
         process_end.register()  # it waits for the query that is under way, also if no session is ever opened here
 
@@ -82,18 +84,19 @@ class LateJoin:
         """
         session = current()
         if session is not None and session.opened_at is not None:  # by the script
-            return session
-        if within is None:
+            job: JobDescription | Session | None = session
+        elif within is None:
             job = self._next(self.options.limits.join_timeout if self.rows else 0.0)
         else:
             job = self._poll.result(within)
+        self.goes_on = isinstance(job, Session)
         if job is not None and not isinstance(job, Session):
             self.options = replace(Options(**job["options"]), on_stall=self.options.on_stall)
         return job
 
     def opened(self, arguments: Mapping[str, Any]) -> Session:
         """Open the session of this rank."""
-        topology = current_topology()
+        topology, self.goes_on = current_topology(), False
         if self.is_possible:
             self.read_next_job()  # skips sessions that took place without this rank
         options = self.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
@@ -101,12 +104,20 @@ class LateJoin:
         self.await_next()
         return session
 
-    def discard_answer(self) -> None:
-        """Query the store again, because the last answer proved wrong."""
+    def look_for_next(self, *, is_behind: bool = False) -> None:
+        """Query the store again, because the last answer is no longer right.
+
+        If the rank `is_behind`, the main process has ended its session before this rank: it may have opened the last.
+        """
+        if is_behind:
+            fall_behind(INTEGRATION)
         self._poll.restart()
 
     def keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Keep a row until the rank is started. If there are too many, drop the oldest one."""
+        """Keep a row until the rank is started, or ends. If there are too many, drop the oldest one."""
+        if not self.rows:
+            atexit.unregister(self.drop_rows)
+            atexit.register(self.drop_rows)
         if len(self.rows) == _MOST_ROWS:
             self._warn_of_dropped_rows()
         self.rows.append((_copied(values), step, _copied(arguments)))

@@ -131,7 +131,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
         self._session: Session | None = None
         self._last_run: AnyRun | None = None  # of the finished session
-        self._goes_on = False  # whether the session is that of an earlier tracker, on a rank that was not started
+        self.ends_training = False  # whether `end_training` is called, as it should be on all ranks
         self._stand_in: NullRun | None = None  # until this rank is started, if it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was created because `log_with` had its name
@@ -203,9 +203,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def start(self) -> None:
         """Open this rank's run, if the rank opens one. Called by `init_trackers`; a second call does nothing.
 
-        A session that is open, of the script or of another tracker, is used as `init` would use it, as W&B does with
-        an open run.
+        An open session, of the script or of another tracker, is used as `init` uses an open run.
         """
+        if self._session is not None and not self.is_open:
+            self._session.finish()
+            self._session = None
         if self._session is None and current() is not None:
             self._session = while_open(self.arguments.merged, "init_trackers")
         self._session = self._session or self.late_join.opened(self.arguments.merged)
@@ -248,8 +250,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     @property
     def is_open(self) -> bool:
-        """Whether this rank is started and not finished. Starts nothing."""
-        return self._session is not None
+        """Whether this rank is started, and neither it nor the main process ends the session. Starts nothing."""
+        session = self._session
+        return session is not None and not (self.late_join.is_possible and session.is_ending())
 
     @property
     def session(self) -> Session:
@@ -355,14 +358,18 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.log({table_name: value}, step, **kwargs)
 
     def finish(self) -> None:
-        """Finish the session of this rank. Called by `end_training`; a second call does nothing."""
+        """Finish the session of this rank; a second call does nothing. Called by `end_training` on all ranks.
+
+        If only the main process calls it, it ends the run once the other ranks have logged their part of its rows. What
+        they log later belongs to the next run that it opens.
+        """
         if self.late_join.rows or self._last_run is None:  # the main process also waits for ranks that logged nothing
             self._find_session()
         self.late_join.drop_rows()
         if self.prepared is not None:
             self.prepared.timings.end()
         if self._session is not None:
-            self._session.finish()
+            self._session.finish(others_go_on=not self.ends_training)
             self._last_run = self._session.run
             self._session = None
 
@@ -371,21 +378,19 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         `within` as in `LateJoin.found`.
         """
-        if self._goes_on and self._session not in open_sessions():  # the main process has ended it
-            self._session, self._goes_on = None, False
-            self.late_join.discard_answer()
-        if self._session is None and self.late_join.is_possible:
+        may_join = self.late_join.is_possible
+        if may_join and self._session is not None and self._session not in open_sessions():  # the main process ended it
+            self._session = None
+            self.late_join.look_for_next(is_behind=not self.late_join.goes_on)
+        if self._session is None and may_join:
             try:
-                found = self.late_join.found(within)
-                if found is not None:
-                    self._goes_on = isinstance(found, Session)
-                    opened = self.late_join.opened
-                    self._session = found if isinstance(found, Session) else opened(self.arguments.merged)
+                if (new := self.late_join.found(within)) is not None:
+                    self._session = new if isinstance(new, Session) else self.late_join.opened(self.arguments.merged)
                 while self._session is not None and self.late_join.rows:
                     values, step, arguments = self.late_join.rows.popleft()
                     self.log(values, step, **arguments)
             except RendezvousError:  # the job has ended and its store is gone, but the training may continue
-                self.late_join.discard_answer()
+                self.late_join.look_for_next()
         return self._session
 
 

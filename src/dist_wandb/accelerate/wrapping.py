@@ -212,9 +212,11 @@ def _get_tracker(
 
 
 def _end_training(trackers: Trackers, original: Callable[..., None], self: Accelerator) -> None:
-    tracker = trackers.off_main(self)
+    tracker = trackers.off_main(self) or trackers.find(self)
     if tracker is not None:
+        tracker.ends_training = True
         tracker.finish()
+        tracker.ends_training = False
     original(self)
 
 

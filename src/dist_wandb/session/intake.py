@@ -15,7 +15,16 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight, flattened
+from dist_wandb.payloads.scalars import (
+    Paths,
+    Weight,
+    are_plain,
+    check_row,
+    checked_step,
+    copied_row,
+    copied_weight,
+    flattened,
+)
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.moving import MOVED, successor_of
 from dist_wandb.session.sections import Sections
@@ -81,7 +90,6 @@ class Intake:
         leads: bool = True,
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
-        signs.last = monotonic()
         if self._own.elsewhere.takes_all:
             self._own.elsewhere.take(metrics)
             return
@@ -89,15 +97,14 @@ class Intake:
         if type(metrics) is not dict or not self._names.issuperset(metrics):
             check_row(metrics, rank)
             self._names.update(metrics)
-        row = metrics
-        if not are_plain(metrics):
-            row = flattened(metrics, self._own.summary.logged.paths, rank)
-            for value in row.values():
-                if isinstance(value, Gathered):
-                    value.use(rank, wandb_media.image)
+        paths = self._own.summary.logged.paths
+        row = metrics if are_plain(metrics) else _flat(metrics, paths, rank)
+        if paths and not paths.keys().isdisjoint(metrics):
+            self._notices.logged_nested_too(next(name for name in metrics if name in paths))
         if step is not None:
             step = checked_step(step, rank)
         with self._life.accepting:
+            signs.last = monotonic()  # not before: torch.compile would warn of it
             if self._successor is not None:
                 self._successor.put(metrics, step, weight, commit, leads=leads)
             elif self._life.phase is _OPEN or not self._is_over(len(row)):
@@ -220,6 +227,15 @@ class Intake:
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
             self._own.summary.logged.show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
+
+
+def _flat(metrics: Mapping[str, Any], paths: Paths, rank: int) -> Mapping[str, Any]:
+    """Return a row without nested mappings, whose images and tables to be gathered cannot be used again."""
+    row = flattened(metrics, paths, rank)
+    for value in row.values():
+        if isinstance(value, Gathered):
+            value.use(rank, wandb_media.image)
+    return row
 
 
 def exchange_of(

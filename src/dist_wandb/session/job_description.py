@@ -150,6 +150,11 @@ def miss_job(integration: str) -> None:
         _opened[integration] += 1
 
 
+def fall_behind(integration: str) -> None:
+    """Note that the coordinator has ended a session before this rank, which waits for no further one at its end."""
+    _behind.add(integration)
+
+
 def is_ending(store: JobStore) -> bool:
     """Return whether the coordinator has begun to end the session."""
     return store.has([ENDING]) or leftovers.is_over(store)

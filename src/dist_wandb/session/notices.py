@@ -72,6 +72,14 @@ class SessionNotices:
                 f"primary_rank={rank} to init on all ranks, and it does so from the start.",
             )
 
+    def logged_nested_too(self, name: str) -> None:
+        """Warn that a name with a dot is also the path of a nested value."""
+        self._given.warn(
+            "nested too",
+            f"rank {self._link.topology.global_rank} logged {name!r} both as this name and nested. W&B shows both as "
+            f"{name!r}, and here they are one metric. Rename one of them.",
+        )
+
     def row_dropped(self, values: int) -> None:
         """Warn that rows are dropped, and count their values."""
         self._dropped += values

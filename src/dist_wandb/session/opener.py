@@ -123,7 +123,7 @@ def identify() -> Topology:
         )
         return Topology.single()
     topology = group or Topology.detect()
-    if topology.world_size == 1 and multiprocessing.parent_process() is not None:
+    if group is None and topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
             f"{multiprocessing.current_process().name} was started by another process, but its rank is not known, so "
             "it is treated as a separate job. If it is one of several ranks, open the run after init_process_group, "

@@ -7,15 +7,12 @@
 - `intake`: what `log` does on the training thread.
 - `shutdown`: the life cycle of a session, and its end, which happens once.
 - `relay.relay`: rows from processes that this rank has started.
-- `notices`: messages to the user.
-
-`opener` assembles the parts. `registry` lists the sessions of this process.
+- `notices`: messages to the user. `opener` assembles the parts, `registry` lists the sessions of this process.
 """
 
 from __future__ import annotations
 
-import os
-import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -31,11 +28,10 @@ from dist_wandb.session.job_description import is_ending
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.registry import exit_code_of
-from dist_wandb.session.shutdown import LifeCycle, Shutdown
+from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
 from dist_wandb.stalls import watcher
-from dist_wandb.stalls.watcher import signs
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -85,7 +81,8 @@ class Session(AsRun):
         self.opened_inside: Session | None = registry.entered()
         self.opened_at: Line | None = None
         self.is_current: bool = own.is_current
-        self._pid, self._link, self._own, self._config_sync = os.getpid(), link, own, config_sync
+        self._link, self._own, self._config_sync = link, own, config_sync
+        self._is_fork = False  # not compared with `getpid` in `log`: torch.compile warns of code that calls it
         rows = Rows(
             own.writer,
             self.options.reductions,
@@ -152,7 +149,7 @@ class Session(AsRun):
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
-        if os.getpid() != self._pid:
+        if self._is_fork:
             return self._children.remote().id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
@@ -161,7 +158,7 @@ class Session(AsRun):
     @property
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
-        if os.getpid() != self._pid:
+        if self._is_fork:
             return self._children.remote().url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
@@ -187,7 +184,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self.run.config if os.getpid() == self._pid else self._children.remote().config
+        return self._children.remote().config if self._is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -241,7 +238,7 @@ class Session(AsRun):
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
-        if os.getpid() != self._pid:
+        if self._is_fork:
             self._children.remote().log(metrics, step, weight, commit=commit)
         else:
             self._intake.put(metrics, step, weight, commit)
@@ -285,13 +282,12 @@ class Session(AsRun):
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
-        if os.getpid() != self._pid:
+        if self._is_fork:
             return self._children.remote().flush(timeout)
-        signs.last = time.monotonic()
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 
-    def finish(self, exit_code: int | None = None) -> None:
+    def finish(self, exit_code: int | None = None, *, others_go_on: bool = False) -> None:
         """End this rank's part and, on a rank with a run, the run. Further calls have no effect.
 
         The primary of a shared run waits for its writers, up to `finish_timeout`; a rank that fails, for none. A run
@@ -299,8 +295,10 @@ class Session(AsRun):
 
         Args:
             exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
+            others_go_on: Whether ranks without a run may never call `finish`: two seconds after they have logged their
+                part of this rank's rows, they leave the session.
         """
-        self._shutdown.finish(exit_code)
+        self._shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self._shutdown.finish(exit_code)
         self._notices.at_end()
 
     def fail(self, exit_code: int | None) -> None:
@@ -309,7 +307,7 @@ class Session(AsRun):
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
-        if os.getpid() == self._pid:  # not in a fork
+        if not self._is_fork:
             self._shutdown.hand_over(failed=failed, within=within)
             self._own.restore()
 
@@ -333,8 +331,8 @@ class Session(AsRun):
     def is_returned(self, line: Line | None, caller: str, *, disabled: bool) -> bool:
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
-        is_here = os.getpid() == self._pid  # not in a fork
-        decision = is_here and self._link.calls.agree(self._link, line, mine, is_first=line == self.opened_at)
+        agree = self._link.calls.agree
+        decision = not self._is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
@@ -373,6 +371,7 @@ class Session(AsRun):
 
     def after_fork(self) -> None:
         """In the fork, close what only the session's own process may hold."""
+        self._is_fork = True
         self._children.after_fork()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -385,7 +384,9 @@ class Session(AsRun):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish, with the exit code for the exception if there is one."""
+        """Finish, with the exit code for the exception if there is one. As with wandb, its log has the traceback."""
+        if exit_code_of(error) and self.run:
+            traceback.print_exception(kind, error, trace)
         self.finish(exit_code_of(error))
 
     def _repr_html_(self) -> str:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
-_LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, even if waiting for its last rows took long
+LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, even if waiting for its last rows took long
 
 
 class Phase(Enum):
@@ -164,16 +164,21 @@ class Shutdown:
         except Exception:  # noqa: BLE001  # other sessions must end as well
             _log.exception("dist_wandb: the run of rank %d could not be ended", self._link.topology.global_rank)
 
-    def finish_with_run(self, exit_code: int | None = None) -> None:
-        """Finish because the user finishes the run. Publish it to ranks without a run, which do not notice."""
+    def finish_with_run(self, exit_code: int | None = None, others_get: float = 0.0) -> None:
+        """Finish because the user finishes the run. Publish it to ranks without a run, which do not notice.
+
+        Once they have logged their part of this rank's rows, they have some seconds to finish as well.
+        """
         within, began = self._link.options.limits.flush_timeout, time.monotonic()
         self._link.report_end(is_over=False)
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
             if not exit_code and self._link.is_accompanied():
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
+                if others_get:
+                    self._exchange.flush(others_get, together=True)
             briefly(self._config_sync.publish_end, None)
-            within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
+            within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
     def refresh(self, published: float) -> None:

@@ -1,6 +1,7 @@
 """How published scripts use Accelerate's trackers: one idiom after another in one job, mostly without a rank check."""
 
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -113,6 +114,24 @@ def megatron(directory: str) -> None:
     PartialState._shared_state["distributed_type"] = before
 
 
+def turns(directory: str) -> None:
+    """`finish` under a rank check at the end of each turn: the other rank goes on to the next one."""
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(dir=directory, limits=Limits(heartbeat=0.5)))
+    for turn in range(3):
+        if accelerator.is_main_process:
+            accelerator.init_trackers("tests", init_kwargs={"dist_wandb": {"id": f"turn-{turn}"}})
+        assert accelerator.get_tracker("dist_wandb").session, "the other rank has joined, as it does in a longer turn"
+        accelerator.log({"loss": 10.0 * turn + accelerator.process_index}, step=0)
+        if accelerator.is_main_process:
+            finish(accelerator)
+        accelerator.wait_for_everyone()
+    if not accelerator.is_main_process:
+        accelerator.log({"loss": 0.0}, step=1)  # belongs to no run
+    with warnings.catch_warnings(record=True) as caught:
+        finish(accelerator)
+    assert len(caught) == accelerator.process_index
+
+
 def ended(directory: str) -> None:
     """`end_training` immediately, without waiting for other ranks."""
     accelerator = accelerator_for("ended", directory)
@@ -129,7 +148,7 @@ def finish(accelerator: Accelerator) -> None:
 
 
 def main(directory: str) -> None:
-    for way in (diffusers, no_trainer, main_alone, started_again, megatron, ended):
+    for way in (diffusers, no_trainer, main_alone, started_again, megatron, turns, ended):
         way(directory)
 
 

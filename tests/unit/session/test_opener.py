@@ -452,6 +452,14 @@ def test_a_child_process_of_known_rank_does_not_warn(monkeypatch: pytest.MonkeyP
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dist_wandb.init().topology.global_rank == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert dist_wandb.init(reinit="create_new").topology.world_size == 1
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("fake_wandb")

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from docstrings import documented_options
 
 import dist_wandb
@@ -30,6 +31,41 @@ if TYPE_CHECKING:
 
 ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+
+
+def test_torch_compile_does_not_warn_of_code_that_logs(fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder) -> None:
+    session = dist_wandb.init()
+
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        session.log({"loss": 1.0})
+        return 2 * x
+
+    assert step(torch.ones(1)).item() == 2.0
+    assert session.flush()
+    assert fake_wandb.runs[0].logged[-1][0]["loss"] == 1.0
+    assert [str(each.message) for each in recwarn if "Dynamo" in str(each.message)] == []
+
+
+@pytest.mark.parametrize("rows", [[{"d": {"x": 1}}, {"d.x": 2}, {"d.x": 3}], [{"d.x": 1, "d": {"x": 3}}]])
+def test_a_name_that_is_logged_nested_too_is_one_metric_and_reported_once(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rows: list[dict[str, Any]]
+) -> None:
+    session = dist_wandb.init()
+    for row in rows:
+        session.log(row)
+    assert session.flush()
+    assert fake_wandb.runs[0].logged[-1][0]["d"] == {"x": 3}
+    assert caplog.text.count("rank 0 logged 'd.x' both as this name and nested") == 1
+
+
+def test_an_exception_in_a_with_block_is_in_the_log_of_its_run(
+    fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="too large"), dist_wandb.init():
+        raise ValueError("too large")
+    assert capsys.readouterr().err.count("ValueError: too large") == 1
+    assert fake_wandb.runs[0].exit_codes == [1]
 
 
 # --- a world of one ---------------------------------------------------------------------------------------------------
