@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 import wandb
 from wandb.integration.torch import wandb_torch
@@ -24,6 +25,7 @@ from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.wandb_private import FINISH, LOG, detach_service, is_finished, summary_of, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
+from dist_wandb.stalls.evidence import Collectives
 from dist_wandb.wandb_files import inspection
 
 if TYPE_CHECKING:
@@ -174,6 +176,22 @@ def test_torchs_gloo_groups_accept_an_address() -> None:
 
 @pytest.mark.slow
 @pytest.mark.newest
+def test_torchs_flight_recorder_counts_the_collectives_of_named_groups() -> None:
+    collectives = Collectives()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))
+        assert collectives.have_moved()
+        assert not collectives.have_moved()
+        dist.barrier()
+        assert collectives.have_moved()
+        (calls,) = collectives.groups().values()
+        assert (calls.made, calls.last) == (2, "barrier")
+        assert collectives.watchdog == 1800
+    finally:
+        dist.destroy_process_group()
+
+
 def test_wandbs_binary_and_command_print_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed version's binary is the one that is started directly, and accepts the same arguments."""
     with wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)) as run:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
@@ -87,7 +88,7 @@ class LateJoin:
         else:
             job = self._poll.result(within)
         if job is not None and not isinstance(job, Session):
-            self.options = Options(**job["options"])
+            self.options = replace(Options(**job["options"]), on_stall=self.options.on_stall)
         return job
 
     def opened(self, arguments: Mapping[str, Any]) -> Session:

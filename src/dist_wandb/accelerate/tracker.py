@@ -8,7 +8,7 @@ main process only, the other ranks join its session later (`start`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, RendezvousError, UnsupportedVersionError
@@ -41,9 +41,10 @@ from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
+from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
+from dist_wandb.stalls.verdict import Stall
 from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
             dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
+        stall_timeout: After how many seconds without a sign of any rank a message says where the ranks stand: `"auto"`
+            for at least 300, `None` for never.
+        on_stall: A function that is called with the same as data.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank, and to name the rank
             that holds the others up. `Accelerator.prepare` and `backward` are wrapped for it, and the objects that
             `prepare` returns get hooks.
@@ -116,6 +120,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         strict: bool = False,
         unit: UnitArgument = None,
         primary_rank: int | None = None,
+        stall_timeout: StallTimeout = "auto",
+        on_stall: Callable[[Stall], object] | None = None,
         timings: bool = False,
         wrap: bool = True,
         **init_kwargs: Unpack[WandbArguments],

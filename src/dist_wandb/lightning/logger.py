@@ -23,9 +23,10 @@ from dist_wandb.session.registry import repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
+from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
+from dist_wandb.stalls.verdict import Stall
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,6 +69,9 @@ class DistWandbLogger(StockLogger):
         unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
             dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
+        stall_timeout: After how many seconds without a sign of any rank a message says where the ranks stand: `"auto"`
+            for at least 300, `None` for never.
+        on_stall: A function that is called with the same as data.
         timings: Whether to write how long each rank takes to load data, for the passes and for the optimizer's step,
             and which rank holds the others up (``docs/timings.md``). The Trainer has one more callback while it fits;
             in Fabric nothing is measured automatically.
@@ -128,6 +132,8 @@ class DistWandbLogger(StockLogger):
         strict: bool = False,
         unit: Any = None,  # `UnitArgument`, but LightningCLI resolves the types, also without a ProcessGroup
         primary_rank: int | None = None,
+        stall_timeout: StallTimeout = "auto",
+        on_stall: Callable[[Stall], object] | None = None,
         timings: bool = False,
         **kwargs: Unpack[requested.LoggerArguments],
     ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
@@ -25,9 +25,11 @@ from dist_wandb.settings.options import (
     OPTION_NAMES,
     ConfigSyncMode,
     Options,
+    StallTimeout,
     SystemMetrics,
     around,
 )
+from dist_wandb.stalls.verdict import Stall
 from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line
 
@@ -62,6 +64,8 @@ class InitArguments(WandbArguments, total=False):
     strict: bool
     unit: UnitArgument
     primary_rank: int | None
+    stall_timeout: StallTimeout
+    on_stall: Callable[[Stall], object] | None
 
 
 def init(
@@ -78,6 +82,8 @@ def init(
     strict: bool = False,
     unit: UnitArgument = None,
     primary_rank: int | None = None,
+    stall_timeout: StallTimeout = "auto",
+    on_stall: Callable[[Stall], object] | None = None,
     **wandb_init: Unpack[WandbArguments],
 ) -> Session:
     """Open the W&B runs of a distributed job. Call it on every rank. Also works as a context manager.
@@ -118,6 +124,10 @@ def init(
             with `ModelParallelStrategy`, and all dimensions of a `ParallelismConfig` except ``"tp"``.
         primary_rank: Global rank of the primary, the same on all ranks. Default: 0. -1 is the last rank, for example if
             the last stage of a pipeline has the loss.
+        stall_timeout: After how many seconds without a sign of any rank (a call of the session, a collective) a message
+            says which rank stands where: ``docs/stalls.md``. `"auto"`: the larger of 300 s and ten times the longest
+            pause so far, at most a minute before PyTorch's own timeout. `None`: never.
+        on_stall: A function that is called, on a thread of the rank that tells it, with the same as data.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
             groups of all runs of the job. With ``resume="auto"``, the runs of the last start in this directory are
             continued, unless it ended successfully; with ``"never"``, none are, even if a launcher restarts the job.

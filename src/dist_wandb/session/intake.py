@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
@@ -19,6 +20,7 @@ from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.moving import MOVED, successor_of
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
+from dist_wandb.stalls.watcher import signs
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
@@ -79,6 +81,7 @@ class Intake:
         leads: bool = True,
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
+        signs.last = monotonic()
         if self._own.elsewhere.takes_all:
             self._own.elsewhere.take(metrics)
             return

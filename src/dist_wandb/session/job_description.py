@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -77,7 +77,7 @@ def needs_base_id_of(topology: Topology, options: Options) -> bool:
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
     """Publish the description of the job, as the coordinator."""
     arguments = run_metadata.arguments_for_others(init_arguments)
-    store.publish(_JOB, JobDescription(options=asdict(options), arguments=arguments))
+    store.publish(_JOB, JobDescription(options=asdict(replace(options, on_stall=None)), arguments=arguments))
 
 
 def is_published(store: JobStore) -> bool:

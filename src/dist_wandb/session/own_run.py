@@ -86,6 +86,11 @@ class OwnRun:
         return self._record.run
 
     @property
+    def directory(self) -> Path:
+        """The directory that contains the run directories of the job."""
+        return requested.wandb_directory(self._opening.arguments)
+
+    @property
     def is_current(self) -> bool:
         """Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone."""
         return self._opening.is_current

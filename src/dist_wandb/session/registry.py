@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.exchange.interface import end_all
 from dist_wandb.runs import wandb_private
 from dist_wandb.settings.options import Current
+from dist_wandb.stalls import watcher
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -219,6 +220,8 @@ def remove(session: Session) -> None:
     with suppress(ValueError):  # another thread may do the same
         _sessions.remove(session)
         _set_names_anew()
+    if not _sessions:
+        watcher.end()
 
 
 def release_sigterm() -> None:

@@ -25,6 +25,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.scalars import check_name
 from dist_wandb.payloads.streams import elapsed, has_passed
 from dist_wandb.settings.reduction import BUSY, STEP, TIMES
+from dist_wandb.stalls.watcher import signs
 
 if TYPE_CHECKING:
     from dist_wandb.session.session import Session
@@ -144,6 +145,7 @@ class Sections:
         if entered is None:
             entered = self._local.entered = []
         event = self.event()
+        signs.last = time.monotonic()
         began = self.clock()
         if self._since is None:
             self._since = began
@@ -152,6 +154,7 @@ class Sections:
     def leave(self, section: Section) -> None:
         """End a section on this thread, usually the innermost; one in a generator may outlive those around it."""
         now = self.clock()
+        signs.last = time.monotonic()
         entered: list[_Entry] = self._local.entered
         at = len(entered) - 1
         while entered[at].section is not section:

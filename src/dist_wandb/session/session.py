@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +34,8 @@ from dist_wandb.session.registry import exit_code_of
 from dist_wandb.session.shutdown import LifeCycle, Shutdown
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.reduction import TIMES, check_per_rank, check_spread
+from dist_wandb.stalls import watcher
+from dist_wandb.stalls.watcher import signs
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -120,6 +123,7 @@ class Session(AsRun):
         registry.add(self)
         self._exchange.start()
         self._own.intercept(self.log, self._shutdown.finish_with_run, self._intake)
+        watcher.begin(self.topology, self.options, lambda: self.run, self._own.directory)
 
     @property
     def plan(self) -> RunPlan:
@@ -283,6 +287,7 @@ class Session(AsRun):
         """
         if os.getpid() != self._pid:
             return self._children.remote().flush(timeout)
+        signs.last = time.monotonic()
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
+StallTimeout: TypeAlias = float | Literal["auto"] | None
 
 CONFIG_SYNCS: tuple[ConfigSyncMode, ...] = ("warn", "check", "off")
 SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
+_LONGEST = 1e9  # seconds
 _T = TypeVar("_T")
 
 
@@ -47,6 +49,8 @@ class Options:
     strict: bool = False
     unit: Sequence[int] | str | None = None
     primary_rank: int | None = None
+    stall_timeout: StallTimeout = "auto"
+    on_stall: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         check_run_mode(self.run_mode)
@@ -61,6 +65,17 @@ class Options:
         check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict={self.strict!r} is neither True nor False. Pass one of them.")
+        self._check_stalls()
+
+    def _check_stalls(self) -> None:
+        given = self.stall_timeout
+        if given not in ("auto", None) and (isinstance(given, (bool, str)) or not 0 < given < _LONGEST):
+            raise ConfigurationError(
+                f"stall_timeout={given!r} is neither a positive number of seconds nor 'auto' nor None. Pass one of "
+                "them."
+            )
+        if self.on_stall is not None and not callable(self.on_stall):
+            raise ConfigurationError(f"on_stall={self.on_stall!r} cannot be called. Pass a function of one argument.")
 
     def _check_primary_rank(self) -> None:
         rank = self.primary_rank

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import MissingExtraError
@@ -33,9 +33,10 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
+from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Reduction, Spread
+from dist_wandb.stalls.verdict import Stall
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.units import UnitArgument
 
@@ -76,6 +77,9 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
             dimension of Accelerate's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
+        stall_timeout: After how many seconds without a sign of any rank a message says where the ranks stand: `"auto"`
+            for at least 300, `None` for never.
+        on_stall: A function that is called with the same as data.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank while the Trainer
             trains, and to name the rank that holds the others up. Meanwhile the loader, the model and the optimizer
             have hooks.
@@ -114,6 +118,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         strict: bool = False,
         unit: UnitArgument = None,
         primary_rank: int | None = None,
+        stall_timeout: StallTimeout = "auto",
+        on_stall: Callable[[Stall], object] | None = None,
         timings: bool = False,
         **init_kwargs: Unpack[WandbArguments],
     ) -> None:

@@ -129,6 +129,13 @@ def test_the_last_rank_leads_its_node_too() -> None:
     [
         ({"primary_rank": 1.0}, "primary_rank=1.0 is not a rank"),
         ({"primary_rank": True}, "primary_rank=True is not a rank"),
+        (
+            {"stall_timeout": "never"},
+            "stall_timeout='never' is neither a positive number of seconds nor 'auto' nor None",
+        ),
+        ({"stall_timeout": 0}, "stall_timeout=0 is neither a positive number"),
+        ({"stall_timeout": True}, "stall_timeout=True is neither a positive number"),
+        ({"on_stall": 7}, "on_stall=7 cannot be called. Pass a function of one argument"),
         ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
         ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
         ({"unit": 3}, "unit=3 does not name ranks"),

@@ -1,0 +1,1 @@
+"""Notices that a job stands still, and says which rank stands where."""
