@@ -5,10 +5,10 @@ PyTorch has counted a collective. A rank that has had no sign for its limit asks
 
 *Asking.* Every 5 s each rank checks one key of the job's store. The rank that claims it asks the others (`asking`), and
 tells the verdict: in a file, on stderr, as an alert, to ``on_stall=``. The watcher of a rank with a run sends the alert
-if the one that tells has none: otherwise it would wait for the next round of the exchange. If a rank has moved, it is quiet, and asks again
-after half the limit, and after three limits it tells "slow". No other rank then asks about the same stall; if the one
-that asked dies instead, another does. Without the store, which may be inside of a stopped rank 0, each rank tells what
-it knows of itself.
+if the one that tells has none: otherwise it would wait for the next round of the exchange. If a rank has moved, it is
+quiet, and asks again after half the limit, and after three limits it tells "slow". No other rank then asks about the
+same stall; if the one that asked dies instead, another does. Without the store, which may be inside of a stopped rank
+0, each rank tells what it knows of itself.
 
 There is one watcher in a process, for all its sessions. It ends with the last one, and is joined. It tells only: no
 process is ended or signalled.
