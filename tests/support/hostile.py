@@ -316,7 +316,7 @@ def _pipes(place: Path, _: Victim) -> None:
     listening(directory / "files" / "socket")
 
 
-@tree("stalls-are-odd", uploaded="uploaded")
+@tree("stalls-are-odd", "link")
 def _stalls(place: Path, someone: Victim) -> None:
     files = write_run(place, place.name) / "files"
     paths = [files / f"stall-20260101-00000{number}-rank-0.txt" for number in range(3)]
