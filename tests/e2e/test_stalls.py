@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import run_job, started, torchrun, wait_until
+from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "stalled.py"
 LINES = SCRIPT.read_text(encoding="utf-8").splitlines()
@@ -48,6 +50,24 @@ def test_the_rank_that_the_others_wait_for_is_named(case: str, where: str, what:
     assert f'File "{SCRIPT}", line ' in text
     (file,) = tmp_path.rglob("stall-*.txt")
     assert str(file) == stacks[1]
+    assert file.parent.name == "files"  # of rank 0's run, whichever rank has told it
+
+
+def test_a_stall_is_one_alert_of_an_online_run(wandb_server: WandbServer, tmp_path: Path) -> None:
+    def alerts() -> list[Any]:
+        sent = [request for request, _ in wandb_server.answered if request.operation == "NotifyScriptableRunAlert"]
+        return [request.message["variables"] for request in sent]
+
+    environment, output = wandb_server.environment(tmp_path), tmp_path / "output.txt"
+    job = torchrun(SCRIPT, "dataset", tmp_path, processes=2)
+    with started(*job, cwd=tmp_path, environment=environment, output=output):
+        wandb_server.wait_until(lambda: bool(alerts()), within=120)
+        time.sleep(3.0)  # no other rank sends one, too
+    (alert,) = alerts()
+    (run,) = wandb_server.runs.values()
+    assert (alert["runName"], alert["severity"]) == (run.run_id, "WARN")
+    (file,) = tmp_path.rglob("stall-*.txt")
+    assert file.read_text(encoding="utf-8").splitlines()[1] == alert["text"]
 
 
 def test_a_long_validation_of_one_rank_is_no_stall(tmp_path: Path) -> None:

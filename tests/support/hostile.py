@@ -316,6 +316,16 @@ def _pipes(place: Path, _: Victim) -> None:
     listening(directory / "files" / "socket")
 
 
+@tree("stalls-are-odd", "link")
+def _stalls(place: Path, someone: Victim) -> None:
+    files = write_run(place, place.name) / "files"
+    paths = [files / f"stall-20260101-00000{number}-rank-0.txt" for number in range(3)]
+    pipe(paths[0])
+    paths[1].symlink_to(someone.home / ".ssh" / "id_rsa")
+    paths[2].write_bytes(b"\x1b]0;t\x07\n\x1b[2J\n")
+    sparse(paths[2])
+
+
 @tree("config-is-a-hard-link", uploaded="uploaded")
 def _hard_link(place: Path, someone: Victim) -> None:
     directory = write_run(place, place.name, config={"lr": 1})

@@ -48,6 +48,7 @@ from dist_wandb.reading.runs import SPREAD, LocalRun, brought_together, of_rank
 from dist_wandb.reading.selection import check_metrics, differing, ordered, value_of
 from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
+from dist_wandb.wandb_files.stall_file import stalls_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _RANKS = {"started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
@@ -196,6 +197,7 @@ def _run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
         "path": str(run.writers[0].path),
         "uploaded": all(map(is_uploaded, parts)),
         "problems": run.problems,
+        "stalls": [stall._asdict() for stall in stalls_of(part.directory for part in parts)[0]],
         "has_more_metrics": any(part.has_more_metrics for part in parts),
         "writers": [
             {

@@ -20,6 +20,7 @@ from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, mean_of, 
 from dist_wandb.reading.stragglers import Timing, findings
 from dist_wandb.settings.reduction import TIMES
 from dist_wandb.uploads.plan import is_uploaded
+from dist_wandb.wandb_files.stall_file import stalls_of
 from dist_wandb.wandb_files.statistics import MetricHistory
 
 SPARKLINE_WIDTH = 32
@@ -77,7 +78,17 @@ def heading(run: LocalRun) -> Text:
         job = run.writers[0].parts[-1].sidecar
         for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
             found.append("\n  ").append(visible(finding), "bold red")
+    _add_stalls(found, run)
     return found
+
+
+def _add_stalls(text: Text, run: LocalRun) -> None:
+    stalls, count = stalls_of(part.directory for writer in run.writers for part in writer.parts)
+    for stall in stalls:
+        style = "bold red" if stall.lasted is None else "yellow"
+        text.append("\n  ").append("stood still", style).append(f" {visible(str(stall))}")
+    if count > len(stalls):
+        text.append(f"\n  and {number_of(count - len(stalls), 'earlier stall')}")
 
 
 def _timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:

@@ -29,6 +29,7 @@ from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.interruptible import read_each
 from dist_wandb.wandb_files.reading import StoredRun, read_runs
+from dist_wandb.wandb_files.stall_file import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
@@ -184,8 +185,14 @@ def _writer(name: str, file: FileForReport) -> Writer:
         last=file.rows.progress.last,
         uploaded=is_uploaded(stored),
         directory=plain(str(stored.path.parent)),
-        problems=[plain(problem) for problem in stored.problems],
+        problems=[plain(problem) for problem in (*_stalls(stored), *stored.problems)],
     )
+
+
+def _stalls(stored: StoredRun) -> list[str]:
+    stalls, count = stalls_of([stored.directory])
+    more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
+    return [*more, *(f"stood still {stall}" for stall in stalls)]
 
 
 def _media(

@@ -100,7 +100,7 @@ class Writer:
     last: float  # last position on the x axis; NaN if there are no rows
     uploaded: bool
     directory: str  # path of the run's directory
-    problems: list[str]  # parts of the file that are unreadable or left out, each as a sentence fragment
+    problems: list[str]  # stalls, and parts of the file that are unreadable or left out, as sentence fragments
 
 
 @dataclass(frozen=True)

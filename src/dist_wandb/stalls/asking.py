@@ -3,7 +3,8 @@
 Keys: ``asked``, the number N of the last question; ``ask/N``, claimed by the rank that asks; ``answers/N``, a list of
 what the ranks say, which only that rank reads; ``stack/DIGEST``, a stack that several ranks may share; ``look/N``,
 which rank is to look at which processes of its host, and ``seen/N/RANK``, what it has seen; ``told``, the last question
-of which the verdict was told; ``at/RANK``, the host and process of a rank, and whether it has a session.
+of which the verdict was told; ``alert/N``, the alert of a rank that has told it and has no run, and ``alerted/N``,
+claimed by a rank that has one; ``at/RANK``, the host and process of a rank, and whether it has a session.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Questions:
         self._host, self._pid = node_identity(), os.getpid()
         self._store: JobStore | None = None
         self._own: str | None = None  # key of this rank's last answer
+        self._alerted = 0  # number of the last question whose alert was found
         self._first: Any = None  # where rank 0 is, whose process may have the store
 
     def connect(self, find: Callable[[], JobStore | None]) -> bool:
@@ -92,9 +94,19 @@ class Questions:
         """Return whether a verdict was told that includes the answers to this question."""
         return int(self._there.try_get("told") or 0) >= number
 
-    def tell(self) -> None:
-        """Publish that the verdict is told."""
+    def tell(self, alert: str) -> None:
+        """Publish that the verdict is told, and an alert, if any, that a rank with a run is to send."""
+        if alert:
+            self._there.publish(f"alert/{self.number}", alert)
         self._there.publish("told", self.number)
+
+    def alert(self) -> str:
+        """Return the alert about the last question, if this rank, which has a run, is to send it now."""
+        text = None if self._alerted == self.number else self._there.try_get(f"alert/{self.number}")
+        if text is None:
+            return ""
+        self._alerted = self.number
+        return str(text) if self._there.claim(f"alerted/{self.number}", self._rank) == self._rank else ""
 
     def answer(self, answer: Answer, text: str) -> None:
         """Say where this rank stands; `text` has all its stacks."""

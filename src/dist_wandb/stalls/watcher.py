@@ -4,10 +4,11 @@
 PyTorch has counted a collective. A rank that has had no sign for its limit asks (`Clock`).
 
 *Asking.* Every 5 s each rank checks one key of the job's store. The rank that claims it asks the others (`asking`), and
-tells the verdict: in a file, on stderr, as an alert, to ``on_stall=``. If a rank has moved, it is quiet, and asks again
-after half the limit, and after three limits it tells "slow". No other rank then asks about the same stall; if the one
-that asked dies instead, another does. Without the store, which may be inside of a stopped rank 0, each rank tells what
-it knows of itself.
+tells the verdict: in a file, on stderr, as an alert, to ``on_stall=``. The watcher of a rank with a run sends the alert
+if the one that tells has none: otherwise it would wait for the next round of the exchange. If a rank has moved, it is
+quiet, and asks again after half the limit, and after three limits it tells "slow". No other rank then asks about the
+same stall; if the one that asked dies instead, another does. Without the store, which may be inside of a stopped rank
+0, each rank tells what it knows of itself.
 
 There is one watcher in a process, for all its sessions. It ends with the last one, and is joined. It tells only: no
 process is ended or signalled.
@@ -34,11 +35,12 @@ from dist_wandb.stalls.asking import ANSWERS, Questions
 from dist_wandb.stalls.evidence import Collectives, Thread, Work
 from dist_wandb.stalls.verdict import Answer, Stall, is_debugged, judge, may_be_slow
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import UnansweredError
+from dist_wandb.store.timed_caller import UnansweredError, briefly
 from dist_wandb.topology.launch import node_identity
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import named
-from dist_wandb.wandb_files.small_files import write_small
+from dist_wandb.wandb_files import stall_file
+from dist_wandb.wandb_files.finding import is_in_run_directory
 
 _log = logging.getLogger("dist_wandb")
 
@@ -82,6 +84,7 @@ class Clock:
         self.sign: float = now  # the last one
         self.is_told = False  # whether the present stall is told
         self.tells = False  # whether this rank has told it
+        self.told_in: str = ""  # path of the file of the last stall that this rank has told
         self.answered: int = 0  # number of the last question in the present stall
         self._timeout = timeout
         self._has_begun = False  # whether there was a sign
@@ -190,6 +193,8 @@ class Watcher:
         clock.watchdog = self._collectives.watchdog
         if lasted is not None:
             _log.warning("dist_wandb: the training went on after %.0f s.", lasted)
+            with suppress(Exception):  # there may be no file
+                stall_file.add_end(clock.told_in, lasted)
         if now > self._awake_by:
             clock.begin(now)
         self._awake_by = math.inf
@@ -198,6 +203,8 @@ class Watcher:
 
     def _ask_or_answer(self, now: float) -> None:
         clock, questions = self._clock, self._questions
+        if clock.answered and self._outside.run() and (text := questions.alert()):
+            self._alert(text)
         if questions.is_asked():
             self._answer()
         elif now >= clock.due() and not clock.is_told:
@@ -242,37 +249,42 @@ class Watcher:
 
     def _tell(self, stall: Stall, stacks: dict[str, list[int]], *, alone: bool = False) -> None:
         self._clock.is_told = self._clock.tells = True
-        path = self._write(stall, stacks)
-        stall = replace(stall, message=visible(stall.message), stacks=path)
+        stall = replace(stall, message=visible(stall.message))
+        path = self._clock.told_in = self._write(stall.message, stacks, alone=alone)
+        stall = replace(stall, stacks=path)
         _log.warning(
             "dist_wandb: %s All stacks are in %s. No process is ended; stall_timeout=None turns this off.",
             stall.message,
             path or "no file, because it cannot be written",
         )
+        has_run = bool(self._outside.run())
+        if has_run:
+            self._alert(stall.message)
         if not alone:
             with suppress(RendezvousError, UnansweredError):
-                self._questions.tell()
-        run = self._outside.run()
-        if not alone or run:  # otherwise the alert would go through the store
-            with suppress(Exception):  # W&B's problem is not the training's
-                run.alert("Training stands still", stall.message, level="WARN")
+                self._questions.tell("" if has_run else stall.message)
         if self._outside.on_stall is not None:
             try:
                 self._outside.on_stall(stall)
             except Exception:  # noqa: BLE001  # the watcher goes on
                 _log.exception("dist_wandb: on_stall of rank %d failed", self._outside.topology.global_rank)
 
-    def _write(self, stall: Stall, stacks: dict[str, list[int]]) -> str:
-        """Write all stacks at once to a file of the run, before the job may be killed; return its path."""
+    def _alert(self, text: str) -> None:
+        with suppress(Exception):  # W&B's problem is not the training's
+            self._outside.run().alert("Training stands still", text, level="WARN")
+
+    def _write(self, message: str, stacks: dict[str, list[int]], *, alone: bool) -> str:
+        """Write all stacks to a file of the run; return its path."""
+        rank, run = self._outside.topology.global_rank, self._outside.run()
         texts = [f"{named(ranks)}:\n{text}\n" for text, ranks in stacks.items()]
-        content = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S %z"), stall.message, "", *texts])
-        name = f"stall-{time.strftime('%Y%m%d-%H%M%S')}-rank-{self._outside.topology.global_rank}.txt"
-        run = self._outside.run()
-        for folder in [Path(run.dir)] * bool(run) + [self._outside.directory]:
+        folders = [self._outside.directory]
+        with suppress(Exception):
+            own = Path(run.dir if run else "" if alone else briefly(lambda: run.dir, ""))  # perhaps of another rank
+            folders[:0] = [own] if run or (own.is_dir() and is_in_run_directory(own)) else []
+        for folder in folders:
             with suppress(Exception):  # the message matters more
                 folder.mkdir(parents=True, exist_ok=True)
-                write_small(folder / name, content.encode("utf-8", "replace"), mode=0o644)
-                return str((folder / name).absolute())
+                return str(stall_file.write(folder, rank, message, texts))
         return ""
 
     def _described(self) -> Answer:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 LIMIT = 4.0  # seconds
 FAR = 600  # seconds: longer than any job of a test
@@ -37,7 +37,8 @@ def main(case: str, directory: str) -> None:
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    run = dist_wandb.init(mode="offline", dir=directory, stall_timeout=LIMIT, limits=LIMITS)
+    mode: Literal["online", "offline"] = "online" if "WANDB_BASE_URL" in os.environ else "offline"
+    run = dist_wandb.init(mode=mode, dir=directory, stall_timeout=LIMIT, limits=LIMITS)
     net = torch.nn.Linear(2, 2)
     model = torch.nn.parallel.DistributedDataParallel(net)
     for step in range(5):

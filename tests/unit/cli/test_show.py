@@ -22,6 +22,7 @@ from report_runs import timed_run
 from shared_runs import write_rank, write_slow_job
 
 from dist_wandb.cli.commands import main
+from dist_wandb.wandb_files import stall_file
 
 Capture = pytest.CaptureFixture[str]
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
@@ -116,6 +117,43 @@ def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
         "\n  rank 2 held the others up in 36 of 40 rows (time/straggler_rank), busy 0.03 s longer than the others\n"
     )
     assert out.count(message) == 1
+
+
+def test_the_last_stalls_of_a_run_are_shown_with_whether_they_are_over(tmp_path: Path, capsys: Capture) -> None:
+    files = make_run(tmp_path).parent / "files"
+    files.mkdir(exist_ok=True)
+    for rank in range(4):
+        path = stall_file.write(files, rank, f"Nothing moved for 312 s. Rank {rank} sleeps.", ["all stacks"])
+        path = path.rename(files / f"stall-20260101-00000{rank}-rank-{rank}.txt")
+    stall_file.add_end(str(path), 412.3)
+    lines = [line for line in shown(capsys, tmp_path).splitlines() if "stood still" in line or "earlier" in line]
+    assert [re.sub(r"20[-: +\d]+:", "TIME:", line, count=1) for line in lines[-2:]] == [
+        f"  stood still TIME: Nothing moved for 312 s. Rank 3 sleeps. The training went on after 412 s. {path}",
+        "  and 1 earlier stall",
+    ]
+    found = json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["stalls"]
+    assert [(one["message"][-14:], one["lasted"]) for one in found] == [
+        (f"Rank {rank} sleeps.", 412 if rank == 3 else None) for rank in (1, 2, 3)
+    ]
+    assert len(lines) == 4
+
+
+def test_what_looks_like_a_stall_is_harmless(tmp_path: Path, capsys: Capture) -> None:
+    files = make_run(tmp_path).parent / "files"
+    files.mkdir(exist_ok=True)
+    names = [files / f"stall-20260101-00000{number}-rank-0.txt" for number in range(3)]
+    names[0].write_bytes(
+        b"\x1b]0;t\x07" * 10 + b"\n\x1b[2J\xff" + b"x" * 10**7 + b"\nThe training went on after 9 s.\n"
+    )
+    names[1].symlink_to("/etc/passwd")
+    os.mkfifo(names[2])
+    out = shown(capsys, tmp_path)
+    (line,) = [line for line in out.splitlines() if "stood still" in line]
+    assert "\\x1b[2J" in line
+    assert "The training went on after 9 s." in line
+    assert len(line) < 600 + len(str(tmp_path))
+    assert "root:" not in out
+    assert not {char for char in out if not (char.isprintable() or char == "\n")}
 
 
 def test_what_the_rows_say_is_shown_if_no_section_is_marked(tmp_path: Path, capsys: Capture) -> None:

@@ -60,7 +60,7 @@ def test_one_rank_reads_what_all_say_for_a_few_requests() -> None:
     assert found.answers[5] == answer(5)
     assert found.absent == []
     assert found.stacks == {TEXT: list(range(SIZE))}
-    ranks[0].tell()
+    ranks[0].tell("")
     assert max(counts.operations.values()) == counts.operations[0] <= 27
     assert max(counts.bytes.values()) <= 77_000
     assert max(counts.operations[rank] for rank in range(1, SIZE)) <= 8
@@ -71,8 +71,10 @@ def test_a_rank_asks_once_and_others_find_that_it_was_told() -> None:
     ranks, _ = job(3)
     ask(ranks)
     assert not ranks[1].was_told(1)
-    ranks[0].tell()
+    assert ranks[1].alert() == ""
+    ranks[0].tell("They stand still.")
     assert ranks[1].was_told(1)
+    assert [ranks[rank].alert() for rank in (1, 2, 1)] == ["They stand still.", "", ""]
     assert not ranks[1].is_asked()
     assert ranks[1].claim()  # the next question
     assert ranks[2].is_asked()

@@ -15,6 +15,7 @@ from counting import CountedStore, Counts
 from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.options import Options
 from dist_wandb.stalls import watcher
 from dist_wandb.stalls.evidence import Thread
@@ -22,6 +23,8 @@ from dist_wandb.stalls.verdict import Stall
 from dist_wandb.stalls.watcher import Outside, Watcher, signs
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.stall_file import stalls_of
 
 LIMIT = 1.0  # seconds
 
@@ -41,8 +44,10 @@ class Run:
 class Job:
     """Watchers of two ranks, each of which watches a thread that waits."""
 
-    def __init__(self, directory: Path, on_stall: Callable[[Stall], object], *, has_store: bool = True) -> None:
-        self.run = Run(directory)
+    def __init__(
+        self, directory: Path, on_stall: Callable[[Stall], object], *, has_store: bool = True, other: Any = None
+    ) -> None:
+        self.run = Run(directory / "files")
         self._gate = threading.Event()
         self._threads: list[threading.Thread] = []
         self._watchers: list[Watcher] = []
@@ -54,7 +59,9 @@ class Job:
             begun: list[Thread] = []
             self._start(lambda begun=begun: (begun.append(Thread.current()), self._gate.wait()))  # type: ignore[misc]
             wait_until(lambda begun=begun: bool(begun), 10)  # type: ignore[misc]
-            outside = Outside(topology, LIMIT, lambda: self.run, directory, on_stall)
+            run = other if other is not None and rank == 1 else self.run
+            limit = LIMIT if other is None or rank == 1 else 3 * LIMIT  # so that rank 1 asks
+            outside = Outside(topology, limit, lambda run=run: run, directory, on_stall)  # type: ignore[misc]
             self._watchers.append(Watcher(outside, begun[0], (lambda mine=mine: mine) if has_store else _silent))  # type: ignore[misc]
             self._start(self._watchers[-1].run)
         signs.last = time.monotonic()
@@ -76,6 +83,10 @@ def _silent() -> JobStore | None:
     raise RendezvousError("it does not answer")
 
 
+def messages_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told: list[Stall] = []
 
@@ -94,12 +105,15 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: p
     (stall,) = told
     assert {one.rank: one.kind for one in stall.ranks} in ({0: "call", 1: "call"}, {0: "line", 1: "line"})
     assert stall.message.startswith("Nothing moved for ")
-    assert Path(stall.stacks).parent == tmp_path
+    assert Path(stall.stacks).parent == tmp_path / "files"
+    (stored,), count = stalls_of([Directory.at(tmp_path)])
+    assert (stored.message, stored.path, count) == (stall.message, stall.stacks, 1)
+    assert messages_of(caplog)[-1] == f"dist_wandb: the training went on after {stored.lasted} s."
     text = Path(stall.stacks).read_text(encoding="utf-8")
     assert stall.message in text
     assert __file__ in text
     assert job.run.alerts == [("Training stands still", stall.message)]
-    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    messages = messages_of(caplog)
     assert messages[0] == (
         f"dist_wandb: {stall.message} All stacks are in {stall.stacks}. No process is ended; stall_timeout=None turns "
         "this off."
@@ -109,17 +123,25 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: p
     assert len(messages) == 3
 
 
-def test_a_sign_while_the_ranks_are_asked_is_no_stall(tmp_path: Path) -> None:
-    told: list[float] = []
-    job = Job(tmp_path, lambda _: told.append(time.monotonic()))
+def test_a_sign_while_the_ranks_are_asked_is_no_stall_and_another_rank_has_the_run(tmp_path: Path) -> None:
+    told: list[tuple[float, Stall]] = []
+    directory = tmp_path / "offline-run-20260101_000000-exp"
+    (directory / "files").mkdir(parents=True)
+    other = NullRun()
+    other.show_metadata(lambda: {"dir": str(directory / "files")}, None)
+    job = Job(directory, lambda stall: told.append((time.monotonic(), stall)), other=other)
     try:
         wait_until(lambda: job.store.check(["test/watch/asked"]), 20)
         time.sleep(1.0)
         sign = signs.last = time.monotonic()
-        wait_until(lambda: bool(told), 30)
+        wait_until(lambda: bool(told and job.run.alerts), 30)
     finally:
         job.end()
-    assert told[0] > sign + LIMIT + 3.0  # the next question, which takes three seconds
+    when, stall = told[0]
+    assert when > sign + LIMIT + 3.0  # the next question, which takes three seconds
+    assert Path(stall.stacks).name.endswith("-rank-1.txt")
+    assert Path(stall.stacks).parent == directory / "files"
+    assert job.run.alerts == [("Training stands still", stall.message)]
 
 
 def test_without_the_store_each_rank_tells_what_it_knows(
