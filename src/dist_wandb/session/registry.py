@@ -221,7 +221,7 @@ def remove(session: Session) -> None:
         _sessions.remove(session)
         _set_names_anew()
     if not _sessions:
-        watcher.end()
+        watcher.stop()
 
 
 def release_sigterm() -> None:
@@ -264,6 +264,7 @@ def _end_with_process(exit_code: int, failed: bool) -> None:
     for session in reversed(_sessions.copy()):
         session.end_with_process(exit_code, failed=failed)
     end_all(failed=failed)
+    watcher.end()
     vars(sys.modules["dist_wandb"])["run"] = None  # for a `__del__` at a time when nothing can be imported any more
 
 

@@ -19,8 +19,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
@@ -206,7 +207,7 @@ class Shutdown:
         self._link.leave(self._exchange)
         registry.release_sigterm()
 
-    def hand_over(self, *, failed: bool, within: float | None) -> None:
+    def hand_over(self, *, failed: bool, within: float | None, passed_on: Callable[[], object] = lambda: None) -> None:
         """Pass on what was logged, and accept no more. `failed` and `within` are as for `finish`."""
         deadline = time.monotonic() + (self._link.options.limits.flush_timeout if within is None else within)
         self._children.close(failed=failed)
@@ -220,6 +221,7 @@ class Shutdown:
             self._own.summary.act(math.inf)
             self._own.elsewhere.deliver()
             self._config_sync.close()
+            passed_on()
             self._close(handed_over=True)
 
     def _close(self, *, handed_over: bool) -> None:
@@ -233,13 +235,15 @@ class Shutdown:
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
         exit_code, interrupt = unit_end.report(exit_code), None
-        try:
-            self.hand_over(failed=failed, within=within)
-        except KeyboardInterrupt as error:  # raised again once the run has ended
-            failed, interrupt = True, error
-        if not exit_code and (interrupt or self._exchange.unwritten):
-            exit_code = unit_end.report(exit_code_of(interrupt) or FAILED)
-        with registry.process_end.finishing():
+        with ExitStack() as until_ended:
+            # once the session is closed, SIGTERM does not find it any more
+            delay_sigterm = partial(until_ended.enter_context, registry.process_end.finishing())
+            try:
+                self.hand_over(failed=failed, within=within, passed_on=delay_sigterm)
+            except KeyboardInterrupt as error:  # raised again once the run has ended
+                failed, interrupt = True, error
+            if not exit_code and (interrupt or self._exchange.unwritten):
+                exit_code = unit_end.report(exit_code_of(interrupt) or FAILED)
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
             elif self._own.is_owned:

@@ -10,8 +10,8 @@ quiet, and asks again after half the limit, and after three limits it tells "slo
 same stall; if the one that asked dies instead, another does. Without the store, which may be inside of a stopped rank
 0, each rank tells what it knows of itself.
 
-There is one watcher in a process, for all its sessions. It ends with the last one, and is joined. It tells only: no
-process is ended or signalled.
+There is one watcher in a process, for all its sessions. It stops with the last one, and is joined at exit. It tells
+only: no process is ended or signalled.
 """
 
 from __future__ import annotations
@@ -314,6 +314,7 @@ class _Running:
 
     watcher: Watcher | None = None
     thread: threading.Thread | None = None
+    ending: threading.Thread | None = None  # of the last watcher
 
 
 def begin(topology: Topology, options: Options, run: Callable[[], Any], directory: Path) -> None:
@@ -322,6 +323,7 @@ def begin(topology: Topology, options: Options, run: Callable[[], Any], director
     is_running = thread is not None and thread.is_alive()  # not in a fork
     if options.stall_timeout is None or topology.world_size == 1 or is_running:
         return
+    end()  # an earlier one would say that this rank has no session
     outside = Outside(topology, options.stall_timeout, run, directory, options.on_stall)
     find = partial(JobStore.find, "stalls", topology, options.limits.join_timeout)
     _Running.watcher = Watcher(outside, Thread.current(), find)
@@ -329,11 +331,17 @@ def begin(topology: Topology, options: Options, run: Callable[[], Any], director
     _Running.thread.start()
 
 
+def stop() -> None:
+    """Stop watching, without waiting for the thread: the run has yet to end."""
+    if _Running.watcher is not None:
+        _Running.watcher.stopped.set()
+        _Running.ending = _Running.thread
+        _Running.watcher = _Running.thread = None
+
+
 def end() -> None:
     """Stop watching, and wait for the thread: in native code at the end of the process, it would abort it."""
-    watcher, thread = _Running.watcher, _Running.thread
-    _Running.watcher = _Running.thread = None
-    is_mine = thread is not None and thread.is_alive() and thread is not threading.current_thread()  # not in a fork
-    if watcher is not None and thread is not None and is_mine:
-        watcher.stopped.set()
+    stop()
+    thread, _Running.ending = _Running.ending, None
+    if thread is not None and thread.is_alive() and thread is not threading.current_thread():  # not in a fork
         thread.join(_STOP)

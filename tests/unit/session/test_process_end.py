@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
+import dist_wandb
 from dist_wandb.session import registry
 from dist_wandb.session.registry import ProcessEnd, exit_code_of
+from dist_wandb.stalls import watcher
 from dist_wandb.store import timed_caller
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
-    from tests.conftest import Job
+    from tests.conftest import FakeWandb, Job
 
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 
@@ -216,6 +219,16 @@ def test_sigterm_does_not_interrupt_finishing_a_run(
         done.append("uploaded")
     assert killed == [f"{int(signal.SIGTERM)} after ['uploaded']"]
     assert codes == []
+
+
+def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wandb: FakeWandb) -> None:
+    killed: list[list[int | None]] = []
+    session = dist_wandb.init()
+    act = lambda *_: killed.append(list(fake_wandb.runs[0].exit_codes))  # noqa: E731
+    signalled = mock.patch.object(watcher, "stop", side_effect=lambda: signal.raise_signal(signal.SIGTERM))
+    with signalled, mock.patch.object(os, "_exit"), instead_of_a_kill(act):
+        session.finish()  # forgets the session, and ends its run after that
+    assert killed == [[None]]
 
 
 def test_a_stalled_store_is_not_waited_for() -> None:
