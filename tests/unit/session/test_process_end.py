@@ -223,11 +223,11 @@ def test_sigterm_does_not_interrupt_finishing_a_run(
 
 def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wandb: FakeWandb) -> None:
     killed: list[list[int | None]] = []
-    session = dist_wandb.init()
     act = lambda *_: killed.append(list(fake_wandb.runs[0].exit_codes))  # noqa: E731
     signalled = mock.patch.object(watcher, "stop", side_effect=lambda: signal.raise_signal(signal.SIGTERM))
-    with signalled, mock.patch.object(os, "_exit"), instead_of_a_kill(act):
-        session.finish()  # forgets the session, and ends its run after that
+    own = mock.patch.object(registry, "process_end", ProcessEnd(lambda *_: None, lambda: None))
+    with own, signalled, mock.patch.object(os, "_exit"), instead_of_a_kill(act):
+        dist_wandb.init().finish()  # forgets the session, and ends its run after that
     assert killed == [[None]]
 
 
