@@ -38,6 +38,7 @@ from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
+from dist_wandb.stalls import watcher
 from dist_wandb.store import job_identity, leftovers
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -281,6 +282,7 @@ def fake_wandb(
     monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
     monkeypatch.setattr(job_description, "_opened", type(job_description._opened)())
     monkeypatch.setattr(job_description, "_behind", set())
+    monkeypatch.setattr(watcher, "begin", lambda *_: None)  # ranks that are threads would have one each
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
     monkeypatch.setattr(restart_store, "_notices", Notices())

@@ -745,7 +745,7 @@ def test_log_keeps_pace_with_an_exchange_that_moves(
     unit.together(log)
     unit.close()
     assert unit.last("loss") == dict.fromkeys(range(2000), 0.5)
-    assert most <= 50 + 256 + 1
+    assert most <= 50 + 256 + 64  # `log` counts them every 64th time
 
 
 def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> None:

@@ -178,13 +178,15 @@ def test_a_watcher_that_fails_says_so_and_the_training_goes_on(
 def test_only_jobs_of_several_ranks_are_watched_and_by_one_thread(
     timeout: Any, size: int, expected: int, tmp_path: Path
 ) -> None:
-    def threads() -> int:
-        return sum(thread.name == "dist_wandb-stalls" for thread in threading.enumerate())
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "dist_wandb-stalls"}
 
     options, topology = Options(stall_timeout=timeout), Topology(0, 0, 0, size, size, 1)
+    watcher.end()
     before = threads()
     for _ in range(2):
         watcher.begin(topology, options, lambda: None, tmp_path)
-    assert threads() - before == expected
+    begun = threads() - before
+    assert len(begun) == expected
     watcher.end()
-    assert threads() == before
+    assert not begun & threads()
