@@ -36,12 +36,12 @@ TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 def test_torch_compile_does_not_warn_of_code_that_logs(fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder) -> None:
     session = dist_wandb.init()
 
-    @torch.compile(backend="eager")
     def step(x: torch.Tensor) -> torch.Tensor:
         session.log({"loss": 1.0})
         return 2 * x
 
-    assert step(torch.ones(1)).item() == 2.0
+    compiled = torch.compile(step, backend="eager")  # in Lightning 2.2, it is no decorator
+    assert compiled(torch.ones(1)).item() == 2.0
     assert session.flush()
     assert fake_wandb.runs[0].logged[-1][0]["loss"] == 1.0
     assert [str(each.message) for each in recwarn if "Dynamo" in str(each.message)] == []
