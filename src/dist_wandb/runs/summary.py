@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_NOWHERE: tuple[int | None, Mapping[str, Any]] = (-1, {})
+_KEPT_CALLS = 64  # calls of `log` whose rows are kept until something asks for their names
 
 
 class _Write(NamedTuple):
@@ -46,16 +47,31 @@ class _Write(NamedTuple):
     record: Any
 
 
+class _Call(NamedTuple):
+    """A call of `log`: the position of its row, and the row. Or a write into the summary: the path to its value."""
+
+    x: int | None
+    row: Mapping[str, Any]
+    written: tuple[str, ...] | None = None
+
+    def is_within(self, names: Mapping[str, Any], places: Collection[int | None]) -> bool:
+        """Return whether it is a call that logged only these names, at one of these positions."""
+        return self.written is None and self.x in places and names.keys() >= self.row.keys()
+
+
 class LastLogged:
     """What reads of the summary find: what this rank logged last under each name, until the row of that call has ended.
 
-    The user's threads add calls, and one other thread ends their rows. Neither waits for the other.
+    The user's threads add calls, and one other thread ends their rows. No user's thread waits for another one: a fork
+    could have left a lock held. Most rows end before anything asks for their names, so a call is only noted.
     """
 
     def __init__(self) -> None:
         self.paths: Paths = {}  # of the names that are nested in the run
         self.stand_in: NullSummary | None = None  # of a rank without a run: answers instead
-        self._calls: dict[str, tuple[int | None, Mapping[str, Any]]] = {}  # position and row of the last call
+        self._new: deque[_Call] = deque()  # what `_calls` lacks
+        self._calls: dict[str, _Call] = {}  # the last call of each name
+        self._sorting = threading.Lock()
         self._defined: tuple[str, ...] = ()  # patterns of names whose summary is not the last value
 
     def note_definition(self, name: Any, summary: Any) -> None:
@@ -65,34 +81,58 @@ class LastLogged:
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        if self.stand_in is None:
-            self._calls.update(dict.fromkeys(row, (x, row)))  # a hot path: each read takes its values out of the row
-        else:
+        if self.stand_in is not None:
             self.stand_in.show(row, self.paths)
+            return
+        self._new.append(_Call(x, row))
+        if len(self._new) > _KEPT_CALLS and self._sorting.acquire(blocking=False):
+            try:
+                self._sort()
+            finally:
+                self._sorting.release()
 
     def replace(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer with the numbers of all ranks in a row that has not ended."""
-        for name in row:
-            if self._calls.get(name, _NOWHERE)[0] == x:
-                self._calls[name] = (x, row)
+        with self._sorting:
+            self._sort()
+            shown = [name for name in self._calls.keys() & row.keys() if self._calls[name].x == x]
+            self._calls.update(dict.fromkeys(shown, _Call(x, row)))
 
     def forget(self, path: tuple[str, ...]) -> None:
         """Leave a value, and all within it, to wandb."""
-        for name in [name for name in self._calls.copy() if self.paths.get(name, (name,))[: len(path)] == path]:
-            self._calls.pop(name, None)
+        self._new.append(_Call(None, {}, path))
 
-    def hide(self, names: Iterable[str], places: Collection[int | None]) -> None:
+    def hide(self, names: Mapping[str, Any], places: Collection[int | None]) -> None:
         """Leave the names of rows that have ended, at these positions, to wandb."""
-        for name in names:
-            ended = self._calls.get(name, _NOWHERE)
-            if ended[0] in places and (now := self._calls.pop(name, ended)) is not ended:
-                self._calls.setdefault(name, now)  # the user has logged it again meanwhile
+        with self._sorting:
+            while self._new and self._new[0].is_within(names, places):
+                for name in self._calls.keys() & self._new.popleft().row.keys():
+                    del self._calls[name]  # of an earlier call
+            if any(call.x in places for call in self._new):
+                self._sort()
+            for name in self._calls.keys() & names.keys():
+                if self._calls[name].x in places:
+                    del self._calls[name]
 
     def read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Return the summary, of which `read` returns what wandb's own process has."""
-        calls = self._calls.copy()  # before their rows can end
-        last = {name: row[name] for name, (_, row) in calls.items() if not matches_any(name, self._defined)}
+        new = tuple(self._new)
+        calls = self._calls.copy()
+        for call in new:
+            self._add(calls, call)
+        last = {name: call.row[name] for name, call in calls.items() if not matches_any(name, self._defined)}
         return nested(known(shown_values(last)), self.paths, read())
+
+    def _sort(self) -> None:
+        while self._new:
+            self._add(self._calls, self._new[0])
+            self._new.popleft()  # last: a read finds it in one of them
+
+    def _add(self, calls: dict[str, _Call], call: _Call) -> None:
+        calls.update(dict.fromkeys(call.row, call))
+        if path := call.written:
+            for name in [name for name in calls if self.paths.get(name, (name,))[: len(path)] == path]:
+                del calls[name]
 
 
 class SummaryWrites:
@@ -106,7 +146,7 @@ class SummaryWrites:
             str, tuple[_Write, ...]
         ] = {}  # by the first name of their paths; only the user's threads change it
         self._replaced: dict[str, int] = {}  # by name: the number of the last write that a later row has replaced
-        self._open: Collection[str] = ()  # the names of the row that has not ended
+        self._open: dict[str, None] = {}  # the names of the row that has not ended
         self._x: int | None = None  # its position
         self.logged: LastLogged = LastLogged()
         self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
@@ -197,8 +237,8 @@ class SummaryWrites:
         else:
             before, names = self._open, dict.fromkeys((*self._open, *row))
             continues, places, self._x = x == self._x, (x, self._x), x
-            self._open = () if not is_open else names if continues else (*row,)
-            ended = names if not is_open else () if continues else before
+            self._open = {} if not is_open else names if continues else dict.fromkeys(row)
+            ended = names if not is_open else {} if continues else before
             self.logged.hide(ended, places)
             if is_open:
                 self.logged.replace(row, x)

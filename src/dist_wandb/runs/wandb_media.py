@@ -116,10 +116,10 @@ def may_change(value: object, depth: int = _DEEPEST) -> bool:
     return not isinstance(value, Mapping) or any(may_change(item, depth - 1) for item in value.values())
 
 
-def shown_values(row: Mapping[str, Any]) -> dict[str, Any]:
+def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values of a row that a summary shows as they are: numbers, which may be `Later`, text and media."""
     if PLAIN.issuperset(map(type, row.values())):
-        return dict(row)
+        return row
     shown: dict[str, Any] = {}
     for name, value in row.items():
         if type(value) in PLAIN or type(value) is Later:

@@ -245,3 +245,18 @@ def test_a_run_without_wandbs_summary_is_left_alone(run: Any) -> None:
     writes.follow(run)()
     writes.keep({"loss": 0.5}, 0, 0, is_open=False)
     assert writes.count == 0
+
+
+@pytest.mark.parametrize("calls", [3, 200])
+def test_reads_find_what_was_logged_or_written_last_until_its_row_has_ended(script: Script, calls: int) -> None:
+    shown = script.writes.logged.show
+    for step in range(calls):
+        shown({"loss": float(step), f"own/{step}": 1}, step)
+    assert script.summary["loss"] == calls - 1
+    script.summary["loss"] = 9
+    assert script.summary["loss"] == 9
+    shown({"loss": 0.5}, calls)
+    script.write(({"loss": 0.1, "own/0": 7}, 0), x=0)
+    assert (script.summary["loss"], script.summary["own/0"], script.summary["own/1"]) == (0.5, 7, 1)
+    script.write(({"loss": 0.25}, 1), x=calls)
+    assert (script.summary["loss"], script.summary["own/1"]) == (0.25, 1)
