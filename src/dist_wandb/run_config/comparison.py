@@ -9,13 +9,11 @@ differences, so that either all ranks raise or none does.
 
 Objects that neither JSON nor W&B support are compared by their repr, without addresses. Names whose values differ
 between ranks by nature (`config_values.differs_by_rank`) are omitted, at any depth. A difference is shown in 40
-characters, with a digest whose salt is new in each session. This prevents looking digests up in tables, but not
-guessing.
+characters, and found by a digest.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,15 +25,13 @@ from dist_wandb.run_config.messages import (
     GIVEN,
     OTHER_RUNS,
     RESULT,
-    SALT,
     ComparisonResult,
-    Digests,
     GivenConfig,
     checked,
     fits,
 )
 from dist_wandb.settings.config_secrets import DEEPEST
-from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
+from dist_wandb.settings.config_values import comparable, differences, given_values, listed
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.store.shared_list import RankValues
 from dist_wandb.topology.ranges import named
@@ -57,8 +53,6 @@ class Comparison:
         self.publications: int = 0  # how often this rank has published the config that it was given
         self._options = options
         self._connection = connection
-        self._salt = secrets.token_hex(16)  # of digests that this rank publishes
-        self._made: dict[str, dict[str, list[str]]] = {}  # by the last salt
         is_coordinator, is_off = connection.topology.is_coordinator, options.config_sync == "off"
         self._has_compared = is_off or is_coordinator
         self._has_published = is_off or not is_coordinator
@@ -71,9 +65,8 @@ class Comparison:
                 f"config_sync='check' compares the configs of all ranks, but rank {topology.global_rank} has no store "
                 "through which to reach them. Call init_process_group first, or start the job with torchrun."
             )
-        self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, so that digests are comparable
         given = RankValues(job_store, ALL_GIVEN)
-        given.publish(self._message())
+        given.publish(self._message)
         if topology.is_coordinator:
             self.publish_given()
             result = self._compare_all(job_store, given)
@@ -100,7 +93,7 @@ class Comparison:
                 f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which never waits.",
                 self.opened_at,
             )
-        given, mine = all_given.read(), self._message()["values"]
+        given, mine = all_given.read(), self._message["values"]
         readable = {rank: message["values"] for rank, message in given.items() if fits(message, GivenConfig)}
         found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
         found += [f"that of rank {rank} cannot be read" for rank in given if rank not in readable]
@@ -111,7 +104,7 @@ class Comparison:
         """On the coordinator, publish its given config, once there is a store."""
         job_store = None if self._has_published else self._connection.store()
         if job_store is not None:
-            job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message())
+            job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message)
             self._has_published = True
             self.publications += 1
 
@@ -124,7 +117,7 @@ class Comparison:
         self._has_compared = True
         if self._options.config_sync == "warn" and self._options.run_mode == "new":  # each rank has its own run
             return
-        message = self._message(first["salt"])
+        message = self._message
         mine = differences(message["values"], rank, first["values"], main)
         asked = differences(message["run"], rank, first["run"], main)
         mode = self._options.run_mode
@@ -146,34 +139,27 @@ class Comparison:
                 may_raise=False,  # which thread finds it depends on timing
             )
 
-    def digests(self, salt: str | None = None) -> Digests:
-        """Return digests of the given config; the salt is this rank's own unless another one is given."""
-        salt = salt or self._salt
-        return Digests(salt=salt, digests={name: digest for name, (_, digest) in self._comparable(salt).items()})
-
-    def equal_names(self, theirs: Digests) -> set[str]:
-        """Return the names under which this rank and another one were given the same value."""
-        mine = self.digests(theirs["salt"])["digests"] if theirs["digests"] else {}
-        return {name for name, digest in theirs["digests"].items() if mine.get(name) == digest}
+    def equal_names(self, given: Mapping[str, str]) -> set[str]:
+        """Return the names under which this rank was given the same value, by digest."""
+        return {name for name, digest in self.digests.items() if given.get(name) == digest}
 
     def changed_names(self, values: Mapping[str, Any]) -> list[str]:
         """Return the names of values that differ from those that this rank was given."""
-        now, given = comparable(values), comparable(self.given)
-        return [name for name in now if name not in given or now[name][1] != given[name][1]]
-
-    def _message(self, salt: str | None = None) -> GivenConfig:
-        salt = salt or self._salt
-        values = without_ranks(self._publishable, self._comparable(salt), salt)
-        return GivenConfig(salt=salt, values=values, run=comparable(self.run, salt))
+        now, given = _digests(values), _digests(self.given)
+        return [name for name in now if now[name] != given.get(name)]
 
     @cached_property
-    def _publishable(self) -> dict[str, Any]:
-        return without_secrets(self.given)
+    def digests(self) -> dict[str, str]:
+        """Digests of what this rank was given, without secrets."""
+        return _digests(without_secrets(self.given))
 
-    def _comparable(self, salt: str) -> dict[str, list[str]]:
-        if salt not in self._made:
-            self._made = {salt: comparable(self._publishable, salt)}
-        return self._made[salt]
+    @cached_property
+    def _message(self) -> GivenConfig:
+        return GivenConfig(values=comparable(without_secrets(self.given)), run=comparable(self.run, with_ranks=True))
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: digest for name, (_, digest) in comparable(values, with_ranks=True).items()}
 
 
 def _as_it_is(value: Any, depth: int = 0) -> Any:

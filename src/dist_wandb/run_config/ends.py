@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.run_config.messages import OF_DIGESTS, OF_VERSION, Digests, PublishedRun, Version, values_of
+from dist_wandb.run_config.messages import OF_VERSION, PublishedRun, Version, values_of
 from dist_wandb.runs import config_guard, run_metadata
 from dist_wandb.settings.config_values import encoded, given_values
-from dist_wandb.settings.config_withheld import MISSING, filled, withheld
+from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
@@ -20,47 +19,25 @@ if TYPE_CHECKING:
     from dist_wandb.run_config.targets import LocalConfig, RunConfig
     from dist_wandb.runs.null_run import AnyRun
 
-_ENOUGH = 0.001  # seconds of checking values, after which no further value is checked
-_SHARE = 0.01  # of the time that may be spent on these checks
-_FIXED = (bool, int, float, str, type(None))  # types of values that cannot change inside
-
 
 class ConfigText:
     """Names and values of a config as JSON, without secrets; `given` are the values that this rank was given."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, given: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
-        self._clock = clock  # in seconds
+    def __init__(self, given: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._given = given
+        self.withheld: dict[str, str] = {}  # see `PublishedRun`
         self._pieces: dict[str, str] = {}
-        self._changeable: dict[str, None] = {}  # names of values that can change inside, the last checked at the end
-        self._next_check = 0.0
 
     def renew(self, values: Mapping[str, Any]) -> bool:
         """Set values by name. Return whether any of them has changed."""
         is_new = False
         for name, value in values.items():
-            self._changeable.pop(name, None)
-            if not isinstance(value, _FIXED):
-                self._changeable[name] = None
-            piece = f"{json.dumps(name)}: {json.dumps(encoded(withheld(name, value, self._given.get(name, MISSING))))}"
-            is_new = is_new or self._pieces.get(name) != piece
-            self._pieces[name] = piece
-        return is_new
-
-    def renew_some(self, read: Callable[[str], Any]) -> bool:
-        """Check again some values that can change inside: for a short time, not too often. Return as `renew` does."""
-        began = self._clock()
-        if began < self._next_check:
-            return False
-        is_new = False
-        for name in list(self._changeable):  # in the order of the last checks
-            is_new = self.renew({name: read(name)}) or is_new
-            if self._clock() - began > _ENOUGH:
-                break
-        now = self._clock()
-        self._next_check = now + (now - began) / _SHARE
+            rest = without_secrets({name: value})
+            before = self._pieces.get(name), self.withheld.pop(name, None)
+            if rest.get(name, MISSING) is not value:
+                self.withheld[name] = state(value, self._given.get(name, MISSING))
+            self._pieces[name] = f"{json.dumps(name)}: {json.dumps(encoded(rest.get(name)))}"
+            is_new = is_new or before != (self._pieces[name], self.withheld.get(name))
         return is_new
 
     def __str__(self) -> str:
@@ -88,7 +65,7 @@ class Publisher:
         self._published: PublishedRun | None = None
 
     def publish(self, *, whole: bool) -> None:
-        """Publish what has changed: of values that may change inside, a few are checked, or all if `whole`."""
+        """Publish what was written, or if `whole`, what has changed, also inside values."""
         if not self._keys or self._config is None:
             return
         metadata = run_metadata.metadata_of(self._run)
@@ -99,10 +76,14 @@ class Publisher:
         job_store = self._connection.store()
         if job_store is None:
             return
-        message = PublishedRun(values=str(self._text), imposed=self._imposed, metadata=metadata)
+        message = PublishedRun(
+            values=str(self._text),
+            withheld=self._text.withheld,
+            given=self._comparison.digests,
+            imposed=self._imposed,
+            metadata=metadata,
+        )
         for key in self._keys:
-            if not self._version["number"]:
-                job_store.publish(key + OF_DIGESTS, self._comparison.digests())
             job_store.publish(key, message)
             version = {**self._version, "number": self._version["number"] + 1}
             job_store.publish(key + OF_VERSION, version)  # last, because it makes followers read the rest
@@ -116,8 +97,7 @@ class Publisher:
             names.add(self.noticed.popleft())
         if whole or not config_guard.is_guarded(config) or any(name not in config for name in names):
             return self._text.renew(given_values(config))
-        is_new = self._text.renew({name: config[name] for name in names if not name.startswith("_")})
-        return self._text.renew_some(config.__getitem__) or is_new
+        return self._text.renew({name: config[name] for name in names if not name.startswith("_")})
 
     @property
     def publications(self) -> int:
@@ -144,7 +124,7 @@ class Follower:
         self._comparison = comparison
         # Names whose values are this rank's own. `None`: the followed values replace all of this rank's.
         self._own: set[str] | None = None
-        self._seen: dict[str, Any] = {}  # the values published last
+        self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
         self._version = 0
 
     @property
@@ -167,19 +147,18 @@ class Follower:
         self.has_ended = self.has_ended or version["is_over"]
         if version["number"] == self._version:
             return
-        theirs = None if self.is_known else self._connection.try_get(self.key + OF_DIGESTS, Digests)
         run = self._connection.try_get(self.key, PublishedRun)
-        if run is None or (theirs is None and not self.is_known):
+        if run is None:
             return
-        values = values_of(run)
-        if theirs is not None and self._own is not None:
-            self._own -= self._comparison.equal_names(theirs)
+        values, withheld = values_of(run), run["withheld"]
+        if not self.is_known and self._own is not None:
+            self._own -= self._comparison.equal_names(run["given"])
             self._own |= target.names_of_earlier_starts(values)
         kept = (self._own or set()).difference(run["imposed"])
-        changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
-        own = self._comparison.given
-        new = {name: filled(values[name], own.get(name, MISSING)) for name in changed if name not in kept}
-        self._seen, self._version = values, version["number"]
+        seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
+        changed = {name: values[name] for name in values if name not in kept and seen.get(name) != self._seen[name]}
+        new = filled(changed, withheld, self._comparison.given)
+        self._version = version["number"]
         self.metadata = run_metadata.from_json(run["metadata"])
         target.apply(values, new)
 
@@ -194,5 +173,5 @@ def published_values(connection: Connection, key: str, given: Mapping[str, Any])
     run = connection.try_get(key, PublishedRun)
     if run is None:
         return None
-    found = {name: filled(value, given.get(name, MISSING)) for name, value in values_of(run).items()}
+    found = filled(values_of(run), run["withheld"], given)
     return {name: value for name, value in found.items() if value is not MISSING}

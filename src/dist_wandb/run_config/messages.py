@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from dist_wandb.store.job_store import JobStore
     from dist_wandb.topology.model import Topology
 
-GIVEN, RESULT, SALT = "config/given", "config/result", "config/salt"
+GIVEN, RESULT = "config/given", "config/result"
 ALL_GIVEN = "config/given by all"  # a list of the configs that all ranks were given
 # Claimed by the rank that warns for all.
 DIFFERS, OTHER_RUNS, REFUSED = "config/differs", "config/other runs", "config/refused"
-# Appended to the key of a `PublishedRun`: its `Digests`, and its `Version`.
-OF_DIGESTS, OF_VERSION = "/given", "/version"
+OF_VERSION = "/version"  # appended to the key of a `PublishedRun`: its `Version`
 _PAIR = 2  # text and digest of a value
 _T = TypeVar("_T")
 _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
@@ -30,7 +29,6 @@ _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 class GivenConfig(TypedDict):
     """The config that a rank was given, and the run that it was asked for, for other ranks to compare."""
 
-    salt: str
     values: dict[str, list[str]]
     run: dict[str, list[str]]
 
@@ -48,17 +46,12 @@ class ComparisonResult(TypedDict):
     differences: list[str]
 
 
-class Digests(TypedDict):
-    """Digests of the config that a primary was given, by which followers find the values that differ from theirs."""
-
-    salt: str
-    digests: dict[str, str]
-
-
 class PublishedRun(TypedDict):
     """The run of a primary."""
 
     values: str  # its config, as JSON without secrets
+    withheld: dict[str, str]  # by name of each value that lacks secrets: `config_withheld.state`
+    given: dict[str, str]  # digests of what this rank was given, by which followers find values that differ from theirs
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
 

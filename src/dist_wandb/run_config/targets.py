@@ -13,7 +13,7 @@ from dist_wandb.runs import run_metadata
 from dist_wandb.runs.config_guard import read_unnoticed, update_unnoticed
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import ConfigCopy, differs_by_rank, encoded, given_values, shown
-from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
+from dist_wandb.settings.config_withheld import MISSING, Known, without_secrets
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -60,11 +60,8 @@ class RunConfig:
     def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:
         """Return the names that a resumed run has with another value than the primary's."""
         mine = given_values(self._config) if self._is_resumed else {}
-        return {
-            name
-            for name in mine.keys() & published.keys()
-            if without_notes(encoded(withheld(name, mine[name]))) != without_notes(published[name])
-        }
+        rest = without_secrets(mine)
+        return {name for name in mine.keys() & published.keys() if encoded(rest.get(name)) != published[name]}
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Apply nothing inside the block."""

@@ -8,8 +8,7 @@ as their repr, also in a world of one. Writes that wandb refuses for other reaso
 `allow_val_change`) still raise; names that came from the primary may be set once more without it.
 
 A change costs the JSON of the changed values; a heartbeat without a change costs nothing that grows with the config.
-Changes *inside* a value are not reported: heartbeats inspect mutable values, for a millisecond at a time and at most
-1 % of the time; `flush` and `finish` inspect all values.
+Changes *inside* a value are not reported: `flush` and `finish` find them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dist_wandb.runs import requested
 from dist_wandb.runs.destination import without_password
 from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.settings.config_values import encoded, given_values, is_plain
-from dist_wandb.settings.config_withheld import MISSING, filled, withheld
+from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
@@ -144,7 +144,7 @@ def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config, str):
         described["config"] = config
     elif config is not None:  # what JSON can hold, without secrets, with tuples as lists; the run's config has the rest
-        values = {name: withheld(name, value, value) for name, value in chosen_config(init_arguments).items()}
+        values = without_secrets(chosen_config(init_arguments))
         described["config"] = {
             name: value if is_json({name: value}) else encoded(value)
             for name, value in values.items()
@@ -159,8 +159,10 @@ def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, 
     if not isinstance(config, dict):
         return dict(described)
     own = chosen_config(init_arguments)
-    values = {name: filled(value, own.get(name, MISSING)) for name, value in config.items()}
-    return {**described, "config": {name: value for name, value in values.items() if value is not MISSING}}
+    rest = without_secrets(own)
+    withheld = {name: state(value, value) for name, value in own.items() if rest.get(name, MISSING) is not value}
+    order = dict.fromkeys(name for name in own if name in config or name not in rest)
+    return {**described, "config": filled({**order, **config}, withheld, own)}
 
 
 def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:

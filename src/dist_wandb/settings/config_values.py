@@ -159,22 +159,16 @@ def differs_by_rank(name: str) -> bool:
     return _LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
 
 
-def comparable(values: Mapping[str, Any], salt: str = "") -> dict[str, list[str]]:
+def comparable(values: Mapping[str, Any], *, with_ranks: bool = False) -> dict[str, list[str]]:
     """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
 
-    `values` has no secrets. `salt`, the same on all ranks that compare, makes the digests useless outside of this job.
+    `values` has no secrets. Unless `with_ranks`, values that differ by rank by nature, such as ``local_rank``, are left
+    out at any depth.
     """
-    return {name: [_in_short(value), _digest(encoded(value), salt)] for name, value in values.items()}
-
-
-def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt: str = "") -> dict[str, list[str]]:
-    """Return `made`, a result of `comparable`, without values that differ by rank by nature, such as ``local_rank``."""
     return {
-        name: [made[name][0], _digest(_without_ranks(encoded(value)), salt)]
-        if isinstance(value, (Mapping, list, tuple))
-        else made[name]
+        name: [_in_short(value), _digest(encoded(value) if with_ranks else _without_ranks(encoded(value)))]
         for name, value in values.items()
-        if not differs_by_rank(name)
+        if with_ranks or not differs_by_rank(name)
     }
 
 
@@ -191,9 +185,8 @@ def _in_short(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
-def _digest(encoded_value: object, salt: str) -> str:
-    text = json.dumps(encoded_value, sort_keys=True)
-    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=32).hexdigest()
+def _digest(encoded_value: object) -> str:
+    return hashlib.blake2b(json.dumps(encoded_value, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def differences(

@@ -227,11 +227,11 @@ def test_a_warning_turned_into_an_error_is_logged_without_traceback(
 @pytest.mark.parametrize(
     ("key", "junk"),
     [
-        ("config/given/0", {"salt": 1, "values": {}}),
-        ("config/given/0", {"salt": "s", "values": {"lr": []}}),
+        ("config/given/0", {"values": 1}),
+        ("config/given/0", {"values": {"lr": []}, "run": {}}),
         ("config/of/", []),
         ("config/of//version", 7),
-        ("config/of//given", {"salt": "s", "digests": {"lr": 1}}),
+        ("config/of/", {"values": "{}", "imposed": [], "metadata": {}, "withheld": {}, "given": {"lr": 1}}),
     ],
 )
 def test_malformed_messages_of_a_rank_are_reported_without_traceback(
@@ -239,7 +239,6 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
 ) -> None:
     keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
     keys.publish("config/of//version", {"number": 1, "is_over": False})
-    keys.publish("config/of//given", {"salt": "s", "digests": {}})
     keys.publish(key, junk)
     second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
     second._config_sync.refresh(at_once=True)
@@ -254,8 +253,7 @@ def test_a_config_that_is_not_json_is_reported_without_traceback(
 ) -> None:
     keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
     keys.publish("config/of//version", {"number": 1, "is_over": False})
-    keys.publish("config/of//given", {"salt": "s", "digests": {}})
-    keys.publish("config/of/", {"values": "lr=0.1", "imposed": [], "metadata": {}})
+    keys.publish("config/of/", {"values": "lr=0.1", "withheld": {}, "given": {}, "imposed": [], "metadata": {}})
     second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
     second._config_sync.refresh(at_once=True)
     assert "rank 1 cannot follow the config: A config in the job's store cannot be read: Expecting value" in caplog.text
@@ -268,7 +266,7 @@ def test_a_check_names_a_rank_whose_config_cannot_be_read(
     def open_one(rank: int) -> str:
         if rank == 2:
             keys = JobStore(store, "test/1", THREE[2], 1.0).beside("config_sync")
-            RankValues(keys, "config/given by all").publish({"salt": 1})
+            RankValues(keys, "config/given by all").publish({"values": 1})
             return ""
         with pytest.raises(ConfigurationError) as error:
             open_rank(THREE[rank], {"lr": 0.1}, config_sync="check")

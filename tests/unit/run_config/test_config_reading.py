@@ -242,9 +242,10 @@ def test_flush_and_finish_take_over_the_last_values_of_the_primary(job: Job) -> 
         assert session.run.config.as_dict() == {"lr": 0.1, "steps": 7}
 
 
-def test_a_nested_change_is_published_with_the_next_check(job: Job) -> None:
+def test_a_change_inside_a_value_is_published_by_flush(job: Job) -> None:
     first, second = job(TWO, alike({"net": {"h": 3}}))
     first.config["net"]["h"] = 4
+    first.flush()
     assert reads(second, {"net": {"h": 4}})
 
 

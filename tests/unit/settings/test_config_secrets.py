@@ -6,6 +6,7 @@ import json
 import time
 import tracemalloc
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from dist_wandb.run_config.ends import ConfigText
 from dist_wandb.settings.config_secrets import is_secret, redacted
 from dist_wandb.settings.config_values import comparable, encoded, shown
-from dist_wandb.settings.config_withheld import MISSING, Known, filled, withheld, without_notes, without_secrets
+from dist_wandb.settings.config_withheld import MISSING, Known, filled, without_secrets
 
 SECRETS = [
     *("hf_token", "token", "TOKEN", "hfToken", "HFToken", "auth-token", "authtoken", "access.token", "tokens"),
@@ -127,7 +128,7 @@ def test_the_shown_text_is_the_repr_without_secrets(value: object, text: str) ->
 
 def test_a_value_that_contains_itself_reveals_no_secret() -> None:
     assert "s3cr3t" not in shown(LOOP)
-    assert "s3cr3t" not in json.dumps(encoded(withheld("x", LOOP)))
+    assert "s3cr3t" not in json.dumps(encoded(without_secrets({"x": LOOP})))
 
 
 GIVEN: dict[str, Any] = {
@@ -139,62 +140,57 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def test_published_text_has_no_secrets_but_ranks_that_have_them_read_all() -> None:
-    text = ConfigText(given=GIVEN)
-    text.renew(GIVEN)
+def published(values: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, dict[str, str]]:
+    """Return what a rank publishes of a config, and what other ranks learn of the secrets in it."""
+    text = ConfigText(given)
+    text.renew(values)
     assert "s3cr3t" not in str(text)
-    values = json.loads(str(text))
+    return json.loads(str(text)), text.withheld
+
+
+def test_published_text_has_no_secrets_but_ranks_that_have_them_read_all() -> None:
+    values, withheld = published(GIVEN, GIVEN)
     assert list(values) == list(GIVEN)
-    assert {name: filled(value, GIVEN[name]) for name, value in values.items()} == GIVEN
-    mine = json.loads(json.dumps(GIVEN).replace("s3cr3t", "mine")) | {"names": {1: {"password": "mine"}}}
-    read = {name: filled(value, mine[name]) for name, value in values.items()}
-    assert read == mine | {"names": {1: {"password": "mine"}, 2: "b"}}
+    assert filled(values, withheld, GIVEN) == GIVEN
+    mine = json.loads(json.dumps(GIVEN).replace("s3cr3t", "mine")) | {"names": {1: {"password": "mine"}, 2: "b"}}
+    assert filled(values, withheld, mine) == mine
 
 
-def test_a_rank_without_the_secrets_reads_the_rest() -> None:
-    values = {name: encoded(withheld(name, value, value)) for name, value in GIVEN.items()}
-    read = {name: filled(value) for name, value in values.items()}
-    assert read == {
+def test_a_rank_without_the_secrets_or_with_another_value_around_them_reads_the_rest() -> None:
+    rest = {
         "lr": 0.1,
         "hf_token": MISSING,
         "net": {"size": 3, "of": [{}, 7]},
         "names": {1: {}, 2: "b"},
         "auth": MISSING,
     }
+    assert filled(*published(GIVEN, GIVEN)) == rest
+    assert filled(*published(GIVEN, GIVEN), {"net": GIVEN["net"] | {"size": 4}}) == rest
 
 
-def test_a_changed_secret_is_not_read_as_the_given_one() -> None:
-    for value, given in (("new", "old"), ("new", MISSING)):
-        note = encoded(withheld("token", value, given))
-        assert "new" not in repr(note)
-        assert filled(note, "old") is MISSING
-    nested = encoded(withheld("net", {"token": "new", "a": 1}, {"token": "old", "a": 1}))
-    assert filled(nested, {"token": "old", "a": 1}) == {"a": 1}
+@pytest.mark.parametrize("given", [{"token": "old", "net": {"token": "old", "a": 1}}, {}])
+def test_a_changed_secret_is_not_read_as_the_given_one(given: dict[str, Any]) -> None:
+    values, withheld = published({"token": "s3cr3t", "net": {"token": "s3cr3t", "a": 1}}, given)
+    mine = {"token": "old", "net": {"token": "old", "a": 1}}
+    assert filled(values, withheld, mine) == {"token": MISSING, "net": {"a": 1}}
 
 
 def test_a_value_that_wandb_stores_as_text_is_read_as_text() -> None:
     given = {(1, 2): "x"}
-    assert filled(encoded(withheld("keys", shown(given), given)), given) == "{(1, 2): 'x'}"
+    assert filled(*published({"keys": shown(given)}, {"keys": given}), {"keys": given}) == {"keys": "{(1, 2): 'x'}"}
 
 
-def test_secrets_are_not_compared_and_digests_of_others_are_salted() -> None:
-    compared = comparable(without_secrets(GIVEN), "salt")
+def test_secrets_are_not_compared() -> None:
+    compared = comparable(without_secrets(GIVEN))
     assert compared.keys() == {"lr", "net", "names"}
     other = json.loads(json.dumps(GIVEN).replace("s3cr3t", "other")) | {"names": {1: {"password": "o"}, 2: "b"}}
-    assert comparable(without_secrets(other), "salt") == compared
-    assert comparable(without_secrets(GIVEN), "other salt")["lr"] != compared["lr"]
+    assert comparable(without_secrets(other)) == compared
     assert "s3cr3t" not in repr(compared)
-
-
-def test_blank_notes_are_equal() -> None:
-    one, other = (encoded(withheld("x", [{"token": "a"}], given)) for given in (MISSING, [{"token": "a"}]))
-    assert one != other
-    assert without_notes(one) == without_notes(other)
 
 
 def test_values_without_secrets_are_not_copied() -> None:
     value = {"a": [1, {"b": (2, "x")}]}
-    assert withheld("x", value) is value
+    assert without_secrets({"x": value})["x"] is value
     assert redacted(value) is value
 
 
