@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES, TESTS = ROOT / "src" / "dist_wandb", ROOT / "tests"
 _UNSEEN = re.compile(r"<!--.*?-->|<[^>\n]*>", re.DOTALL)  # comments and tags of a page
+_DOCUMENTED = frozenset({"_asdict", "_exit", "_replace", "_repr_html_"})  # of named tuples, os and IPython
 _LAYOUT = frozenset(
     {
         tokenize.COMMENT,
@@ -187,6 +188,8 @@ def _words(page: Path) -> int:
 
 def _is_private(node: ast.AST) -> bool:
     if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+        return False
+    if node.attr in _DOCUMENTED:
         return False
     return not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
 
