@@ -50,8 +50,7 @@ pictures: $(VENV)/.development  ## Redraw the pictures of run modes and reports 
 lint: $(VENV)/.development  ## Check style, imports, sizes and types, and that the documentation builds
 	@$(RUN_ALL) lint
 
-chaos: $(VENV)/.development  ## Run random jobs with faults (SEEDS=0-299, JOBS=2), check their runs; more simulated schedules
-	SCHEDULES=500 $(BIN)/python -m pytest -q tests/unit/exchange/test_schedules.py
+chaos: $(VENV)/.development  ## Run random jobs with faults (SEEDS=0-299, JOBS=2) and check their runs
 	$(BIN)/python tests/chaos --seeds $(SEEDS) --jobs $(JOBS)
 
 oracle: $(VENV)/.development  ## Compare random scripts (SEEDS=0-299, JOBS=2) by stock wandb and by this package
