@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES, TESTS = ROOT / "src" / "dist_wandb", ROOT / "tests"
 _UNSEEN = re.compile(r"<!--.*?-->|<[^>\n]*>", re.DOTALL)  # comments and tags of a page
+_DOCUMENTED = frozenset({"_asdict", "_exit", "_replace", "_repr_html_"})  # of named tuples, os and IPython
 _LAYOUT = frozenset(
     {
         tokenize.COMMENT,
@@ -88,9 +89,9 @@ def measures() -> Iterator[Measure]:
     yield Measure("circles of imports", len(_circles(_imports(trees))), 2, 0)
     tests = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
     nodes = [node for text in tests.values() for node in ast.walk(ast.parse(text))]
-    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 65_350, 36_000)
-    yield Measure("private attributes that tests touch", sum(map(_is_private, nodes)), 388, 80)
-    yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 371, 120)
+    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 64_763, 36_000)
+    yield Measure("private attributes that tests touch", sum(map(_is_private, nodes)), 322, 80)
+    yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 370, 120)
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     yield Measure("words of documentation", sum(map(_words, pages)), 20_000, 20_000)
 
@@ -187,6 +188,8 @@ def _words(page: Path) -> int:
 
 def _is_private(node: ast.AST) -> bool:
     if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+        return False
+    if node.attr in _DOCUMENTED:
         return False
     return not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
 

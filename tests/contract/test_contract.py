@@ -26,7 +26,6 @@ AXES = {
     "fabric": "trainer/global_step",
     "transformers": "train/global_step",
 }
-COLD = ("lightning",)  # a plain script and Accelerate: see test_launchers.py
 OURS = ("lr", "later", "odd", "by_all")
 ROWS = 4
 CANCELS_UPLOADS = version("wandb").startswith("0.19.")  # its core, if a file is being uploaded when a short run ends
@@ -175,9 +174,8 @@ def test_job_prints_one_line_for_each_run_and_no_warning(played: Played) -> None
     assert others == []
 
 
-@pytest.mark.parametrize(
-    "integration", [pytest.param(name, marks=[pytest.mark.cold] if name in COLD else []) for name in INTEGRATIONS]
-)
+# A plain script: see e2e/test_ends.py. Fabric: e2e/test_fabric.py. Accelerate by name ends as by instance.
+@pytest.mark.parametrize("integration", ["lightning", "accelerate", "as-wandb", "transformers"])
 def test_exception_marks_the_run_as_failed(integration: str, wandb_server: WandbServer, tmp_path: Path) -> None:
     finished = play(integration, "fails", tmp_path, wandb_server)
     assert finished.exit_codes == (1,)

@@ -21,7 +21,7 @@ from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
 SUPPORT = Path(__file__).parents[1] / "support"
-COLD = ("accelerate launch",)  # torchrun with Lightning: see the contract
+COLD = ("accelerate launch",)  # Lightning: see test_examples.py
 Reports = list[dict[str, Any]]
 
 

@@ -60,12 +60,11 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     ("code", "arguments"),
     [
         (COMMAND, ["show", "{directory}"]),
-        (COMMAND, ["show", "--json", "{directory}"]),
         (COMMAND, ["sync", "--dry-run", "{directory}"]),
         (READ, ["{file}"]),
         (RESUME, []),
     ],
-    ids=["show", "show --json", "sync --dry-run", "read_history", "resume"],
+    ids=["show", "sync --dry-run", "read_history", "resume"],
 )
 def test_no_module_of_a_run_directory_is_imported(
     tmp_path: Path, script: Callable[[str], Path], code: str, arguments: list[str], search_path: str
@@ -131,7 +130,7 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-@pytest.mark.parametrize("read", ["show", "show --json", "sync --dry-run", "read_history"])
+@pytest.mark.parametrize("read", ["show", "sync --dry-run", "read_history"])
 @pytest.mark.parametrize("named_by", ["run directory", "current directory", "environment", "proxy"])
 @pytest.mark.usefixtures("bare_environment")
 def test_reading_contacts_no_server(

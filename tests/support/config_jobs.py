@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
+from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import unit_of
@@ -36,6 +37,11 @@ class Nameless:
 
 LOOP: dict[str, Any] = {}
 LOOP["loop"] = LOOP
+
+
+def sync_of(session: Session) -> ConfigSync:
+    """Return what keeps the config of a session like those of the other ranks."""
+    return session._config_sync
 
 
 def begin_to_open(store: dist.Store) -> None:

@@ -36,21 +36,12 @@ class GraphQL:
         records: Source of the answers, and destination of new records.
         url: Returns the address of the server, for uploads.
         features: The server features reported to clients.
-        counts_lines: Whether the answer to an upsert has the number of rows; otherwise it has 0.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        url: Callable[[], str],
-        features: Iterable[str] = FEATURES,
-        *,
-        counts_lines: bool = True,
-    ) -> None:
+    def __init__(self, records: Records, url: Callable[[], str], features: Iterable[str] = FEATURES) -> None:
         self._records = records
         self._url = url
         self._features = tuple(features)
-        self._counts_lines = counts_lines
         self.sweeps = SweepQueries()
         self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
             "Viewer": self._viewer,
@@ -104,7 +95,7 @@ class GraphQL:
     def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
         run, is_new = self._records.upsert(upsert_of(variables, client))
         project = {"id": run.project, "name": run.project, "entity": {"id": run.entity, "name": run.entity}}
-        bucket = _stored(run, project, run.line_count(HISTORY) if self._counts_lines else 0)
+        bucket = _stored(run, project, run.line_count(HISTORY))
         return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
 
     def _run_resume_status(self, variables: _Variables, _client: str) -> _Data:

@@ -31,7 +31,7 @@ def ranks(number: int) -> list[Topology]:
 def kill(sessions: list[Session]) -> None:
     """End a job as SIGKILL does: none of its code is called again."""
     for session in sessions:
-        registry._sessions.remove(session)
+        registry.remove(session)
 
 
 def attempt(number: int, place: str = "/agent/none_y") -> dict[str, str]:

@@ -95,7 +95,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
             ),
         ),
         "test-oldest": (
-            Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE), is_beside=True, niceness=5),
+            Part("oldest: core", (*oldest, *core, "-m", "not newest", "tests/unit"), is_beside=True, niceness=5),
             Part(
                 "oldest: whole jobs",
                 (*oldest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST),

@@ -121,11 +121,9 @@ class WandbServer:
 
     Args:
         features: The server features reported to clients.
-        counts_lines: Whether clients that open a run receive its number of rows: then they start after these rows, even
-            if they do not resume the run. Otherwise they receive 0.
     """
 
-    def __init__(self, features: Iterable[str] = FEATURES, *, counts_lines: bool = True) -> None:
+    def __init__(self, features: Iterable[str] = FEATURES) -> None:
         self._records = Records()
         self._changed = threading.Condition(threading.RLock())
         self._faults: list[Fault] = []
@@ -135,7 +133,7 @@ class WandbServer:
         self._reserved = socket.socket()  # keeps the port while the server is stopped
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port = 0  # set on entering the context
-        self._graphql = GraphQL(self._records, lambda: self.url, features, counts_lines=counts_lines)
+        self._graphql = GraphQL(self._records, lambda: self.url, features)
 
     def __enter__(self) -> Self:
         self.port = free_port()

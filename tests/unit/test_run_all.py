@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import run_all
 from run_all import Part, checks, run, summary
+from scheduling import group_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,64 +37,9 @@ def test_all_parts_run_after_a_failure(tmp_path: Path) -> None:
     assert last == "2 passed, 3 failed"
 
 
-@pytest.mark.parametrize("tests", ["", "import os\nos._exit(0)", "def test_1(): pass\nimport no_such_module"])
-def test_a_part_without_results_has_failed(tmp_path: Path, tests: str) -> None:
-    (outcome,) = run([of_pytest(tmp_path, tests)])
+def test_a_part_without_results_has_failed(tmp_path: Path) -> None:
+    (outcome,) = run([of_pytest(tmp_path, "import os\nos._exit(0)")])
     assert (outcome.passed, outcome.failed) == (0, 1)
-
-
-def test_output_of_a_concurrent_part_follows_that_of_the_next_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'came')!r}).exists(): time.sleep(0.01)\n"
-    beside = Part("beside", (sys.executable, "-c", f"{waits}print('is here')"), is_pytest=False, is_beside=True)
-    comes = f"import pathlib\npathlib.Path({str(tmp_path / 'came')!r}).touch()\nprint('comes')"
-    outcomes = run([beside, Part("next", (sys.executable, "-c", comes), is_pytest=False), exiting(0)])
-    assert [(outcome.part.name, outcome.failed) for outcome in outcomes] == [
-        ("next", 0),
-        ("beside", 0),
-        ("exits with 0", 0),
-    ]
-    shown = re.findall(r"^(--- [a-z]+|is here)", capfd.readouterr().out, re.MULTILINE)
-    assert shown == ["--- next", "--- beside", "is here", "--- exits"]
-
-
-def test_a_concurrent_part_ends_with_an_interrupted_check(tmp_path: Path) -> None:
-    begun, ended = tmp_path / "begun", tmp_path / "ended"
-    sleeps = f"""
-import pathlib, signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background inherits that it is ignored
-try:
-    pathlib.Path({str(begun)!r}).touch()
-    time.sleep(60)
-except KeyboardInterrupt:
-    pathlib.Path({str(ended)!r}).touch()
-"""
-    beside = Part("beside", (sys.executable, "-c", sleeps), is_pytest=False, is_beside=True)
-
-    def parts() -> Iterator[Part]:
-        yield beside
-        while not begun.exists():
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(parts())
-    assert ended.exists()
-
-
-def test_a_part_whose_environment_is_missing_has_failed(tmp_path: Path) -> None:
-    assert run([Part("oldest", (str(tmp_path / "python"),))])[0].failed == 1
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_the_exit_code_is_1_if_any_part_failed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
-) -> None:
-    monkeypatch.setattr(run_all, "checks", lambda _: {"lint": (exiting(failing), exiting(0))})
-    monkeypatch.setattr(sys, "argv", ["run_all", "lint"])
-    assert run_all.main() == failing
-    assert capsys.readouterr().out.splitlines()[-1] == f"{2 - failing} passed, {failing} failed"
 
 
 def test_every_directory_of_tests_is_in_a_check() -> None:
@@ -126,8 +68,13 @@ def has_mark(name: str, path: Path) -> bool:
     return any(ast.unparse(node.value).endswith("mark") for node in attributes)
 
 
-@pytest.mark.parametrize("niceness", [0, 1])
-def test_a_part_runs_at_its_priority(niceness: int, capfd: pytest.CaptureFixture[str]) -> None:
-    reports = (sys.executable, "-c", "import os; print('niceness', os.nice(0))")
-    run([Part("reports", reports, is_pytest=False, niceness=niceness)])
-    assert f"niceness {min(19, os.nice(0) + niceness)}\n" in capfd.readouterr().out
+@pytest.mark.parametrize(
+    ("test", "group"),
+    [
+        ("contract/test_contract.py::test_states_of_metrics_are_merged[plain]", "played[plain]"),
+        ("e2e/test_promises.py::test_means_are_weighted", "plain"),
+        ("e2e/test_faults.py::test_dropped_connections_lose_no_rows", "test_dropped_connections_lose_no_rows"),
+    ],
+)
+def test_tests_that_share_a_job_stay_together(test: str, group: str) -> None:
+    assert group_of(f"tests/{test}", ROOT) == f"tests/{test.partition('::')[0]}::{group}"

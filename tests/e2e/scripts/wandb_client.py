@@ -30,11 +30,6 @@ def wait_for_measurement(directory: str) -> None:
         time.sleep(0.05)
 
 
-def touch(path: str | None) -> None:
-    if path is not None:
-        Path(path).touch()
-
-
 def log(run: wandb.Run, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         run.log(row)
@@ -42,26 +37,12 @@ def log(run: wandb.Run, rows: list[dict[str, Any]]) -> None:
 
 
 def main(order: dict[str, Any]) -> None:
-    """Open a run, log, log more, finish.
-
-    `opens_after` and `goes_on_after` name files to wait for; `opened` and `logged` name files to create. If it
-    `is_measured`, it does not finish before wandb has measured the machine.
-    """
-    wait_for(order.get("opens_after"))
-    run = wandb.init(project="tests", settings=wandb.Settings(**order.get("settings", {})), **order["init"])
-    touch(order.get("opened"))
-    log(run, order.get("rows", []))
-    touch(order.get("logged"))
+    """Open a run, log, log more once a file exists (`goes_on_after`), finish."""
+    run = wandb.init(project="tests", **order["init"])
+    log(run, order["rows"])
     wait_for(order.get("goes_on_after"))
     log(run, order.get("more_rows", []))
-    if "file" in order:
-        run.save(order["file"], base_path=str(Path(order["file"]).parent), policy="now")
-        artifact = wandb.Artifact("weights", type="model", metadata={"epoch": 3})
-        artifact.add_file(order["file"])
-        run.log_artifact(artifact, aliases=["best"])
-    if order.get("is_measured"):
-        wait_for_measurement(run.dir)
-    run.finish(exit_code=order.get("exit_code", 0))
+    run.finish()
 
 
 if __name__ == "__main__":

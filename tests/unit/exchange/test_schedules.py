@@ -25,8 +25,6 @@ from dist_wandb.exchange.transport.group import Group
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.reduction import DEGRADED
 
-pytestmark = pytest.mark.newest  # it uses no package of which `make test-oldest` has another version
-
 LIMITS = Limits(join_timeout=4.0, peer_timeout=4.0, finish_timeout=20.0, heartbeat=1.0)
 LATE = 4.3  # seconds after which a rank arrives for which the others have not waited
 LONGEST = 1000.0  # seconds of the simulated clock within which all ranks have ended

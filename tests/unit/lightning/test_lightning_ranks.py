@@ -109,7 +109,7 @@ def test_in_a_shared_run_per_rank_selects_the_media_of_other_ranks(
     limits: dict[str, Any] = {**SHORT, "reduce": reduce}
     logger = DistWandbLogger(id="exp", run_mode="shared", offline=True, per_rank=per_rank, **limits)
     log_media(logger)
-    registry._sessions[0].finish()
+    registry.open_sessions()[0].finish()
     assert made == KINDS
     written = [name for row in fake_wandb.runs[0].rows for name in row if name != STEP]
     assert written == [f"rank-1/{name}" for name in named]
@@ -251,7 +251,7 @@ def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a Trainer that starts now finds no handler
     logger.log_metrics({"loss": 1.0}, 0)
     assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) is (in_fabric and world > 1)
-    registry._sessions[0].finish()
+    registry.open_sessions()[0].finish()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert len(fake_wandb.runs) == 1
 

@@ -317,7 +317,7 @@ def test_several_ranks_continue_the_recorded_run(
     assert before != "earlier"
     session = first._holder.session
     assert session is not None
-    registry._sessions.remove(session)  # as by SIGKILL
+    registry.remove(session)  # as by SIGKILL
     fresh_process()
     second = DistWandbLogger(project="digits", resume="auto", **options)  # type: ignore[arg-type]
     assert second.experiment.id == before

@@ -343,7 +343,7 @@ def test_hyperparameters_and_watch_wait_for_the_run_and_keep_their_order(mode: s
         logger.log_hyperparams({"lr": 0.1})
         logger.watch(MODEL, log="all")
         logger.log_hyperparams({"lr": 0.2})
-        opened.append(len(registry._sessions))
+        opened.append(len(registry.open_sessions()))
         _ = logger.experiment
 
     stand_in = drive_with(DistWandbLogger, {"run_mode": mode}, use, tmp_path)
@@ -418,7 +418,7 @@ def test_in_auto_mode_a_pickle_opens_the_run_that_children_continue(tmp_path: Pa
     def use(logger: WandbLogger) -> None:
         assert isinstance(logger, DistWandbLogger)
         twin = through_a_pickle(logger)
-        assert len(registry._sessions) == 1
+        assert len(registry.open_sessions()) == 1
         assert twin._holder.base_id == "made-by-wandb"
 
     assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
@@ -514,8 +514,8 @@ def test_a_run_opened_before_the_trainer_started_is_the_run_of_the_job(
         trainer_starts()
         assert logger.experiment is early
         logger.log_metrics({"loss": 0.5}, step=1)
-        assert [open_one.topology.world_size for open_one in registry._sessions] == [2]
-        assert registry._sessions[0].flush()
+        assert [open_one.topology.world_size for open_one in registry.open_sessions()] == [2]
+        assert registry.open_sessions()[0].flush()
 
     stand_in = drive_with(DistWandbLogger, ALONE, use, tmp_path)
     assert len(stand_in.arguments) == 1

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads
+from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads, sync_of
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -39,7 +39,7 @@ def given_differently(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for session in job(world, configs, **options):
-            session._config_sync.refresh(at_once=True)
+            sync_of(session).refresh(at_once=True)
     return [str(warning.message) for warning in caught if "given different configs" in str(warning.message)]
 
 
@@ -241,7 +241,7 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
     keys.publish("config/of//version", {"number": 1, "is_over": False})
     keys.publish(key, junk)
     second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     warned = [record for record in caplog.records if "cannot follow the config" in record.getMessage()]
     assert [record.exc_info for record in warned] == [None]
     assert f"as {key!r}, which is not a" in caplog.text
@@ -255,7 +255,7 @@ def test_a_config_that_is_not_json_is_reported_without_traceback(
     keys.publish("config/of//version", {"number": 1, "is_over": False})
     keys.publish("config/of/", {"values": "lr=0.1", "withheld": {}, "given": {}, "imposed": [], "metadata": {}})
     second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     assert "rank 1 cannot follow the config: A config in the job's store cannot be read: Expecting value" in caplog.text
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -391,7 +391,7 @@ def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, arguments(rank), **options)):
-            session._config_sync.refresh(at_once=True)
+            sync_of(session).refresh(at_once=True)
             assert session.id == session.run.id
             mine = f"exp-{session.topology.global_rank}-rank-{session.topology.global_rank}"
             assert session.run.id == (mine.replace("exp-1", "exp-0") if options.get("run_mode") == "new" else "exp-0")
@@ -413,5 +413,5 @@ def test_ranks_with_runs_of_their_own_may_name_them(on_ranks: OnRanks, open_rank
 
 def test_ranks_that_are_asked_for_the_same_run_do_not_warn(open_rank: Open, recwarn: pytest.WarningsRecorder) -> None:
     for topology in TWO:
-        open_rank(topology, None, {"name": "exp", "id": "exp", "tags": ("a",)})._config_sync.refresh(at_once=True)
+        sync_of(open_rank(topology, None, {"name": "exp", "id": "exp", "tags": ("a",)})).refresh(at_once=True)
     assert not [one for one in recwarn if "different runs" in str(one.message)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
-from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads
+from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
 from processes import wait_until
 
 from dist_wandb.run_config import ends
@@ -162,7 +162,7 @@ def test_a_write_has_precedence_over_unseen_changes(job: Job, mode: str) -> None
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
     first.config.update({"n": 1})
     second.config.update({"n": 2})
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     assert second.config.n == 2
 
 
@@ -208,7 +208,7 @@ def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: J
 def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> None:
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
-    syncs = [session._config_sync for session in sessions]
+    syncs = [sync_of(session) for session in sessions]
     wait_until(lambda: all(sync.refresh._schedule.published == syncs[0].publications for sync in syncs), within=20.0)
     for sync in syncs:
         sync.refresh._schedule.next_poll = math.inf
@@ -219,7 +219,7 @@ def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> N
 
 def test_the_exchange_notifies_ranks_of_a_run_finished_by_the_user(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}))
-    mine, theirs = first._config_sync, second._config_sync
+    mine, theirs = sync_of(first), sync_of(second)
     wait_until(lambda: theirs.refresh._schedule.published == mine.publications, within=20.0)
     theirs.refresh._schedule.next_poll = math.inf
     mine.publish_end()
@@ -229,7 +229,7 @@ def test_the_exchange_notifies_ranks_of_a_run_finished_by_the_user(job: Job) -> 
 def known(session: Session) -> Mapping[str, Any]:
     """Return a rank's config as its thread has refreshed it, because a read would refresh it."""
     own: Any = session._own.run
-    items: Mapping[str, Any] = session._config_sync.known() if isinstance(own, NullRun) else own.config._items
+    items: Mapping[str, Any] = sync_of(session).known() if isinstance(own, NullRun) else own.config._items
     return items
 
 
@@ -251,7 +251,7 @@ def test_a_change_inside_a_value_is_published_by_flush(job: Job) -> None:
 
 def test_later_publications_do_not_hide_that_the_run_has_ended(job: Job) -> None:
     first, second = job(TWO, alike({"net": {"h": 3}}), limits={"heartbeat": 1000.0})
-    primary, other = first._own._config_sync, second._own._config_sync
+    primary, other = sync_of(first), sync_of(second)
     primary.publish_end()
     first.config["net"]["h"] = 4
     primary.catch_up()
@@ -280,13 +280,13 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):
-            session._config_sync.refresh._next = 0.0
-            session._config_sync.refresh()
+            sync_of(session).refresh._next = 0.0
+            sync_of(session).refresh()
     assert taken == []
     assert {key for key in requests if key.startswith("config/")} == {"config/of//version"}  # not the values
     first.config["new"] = 8
     assert taken == [8]
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     assert second.config["new"] == 8
 
 
@@ -294,7 +294,7 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
 def test_values_set_by_wandb_later_are_published(job: Job, write: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     assert second.config.lr == 0.2
 
 
@@ -304,7 +304,7 @@ def test_changes_that_bypass_wandb_are_published_in_flush(job: Job) -> None:
     first.config._items["lr"] = 0.2
     first.config["--width"] = 3  # wandb takes the dashes away
     first.flush(timeout=1.0)  # the other rank does not take part
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     assert dict(second.config) == {"lr": 0.2, "width": 3}
 
 

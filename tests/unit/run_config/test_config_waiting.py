@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
-from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, reads
+from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, reads, sync_of
 from units import eventually
 
 from dist_wandb.errors import RendezvousError
@@ -117,9 +117,9 @@ def test_a_fork_requests_nothing_from_the_store(job: Job, monkeypatch: pytest.Mo
     sessions = job(TWO, alike({"lr": 0.1}), run_mode=run_mode)
     asked_by: list[threading.Thread] = []
     for session in sessions:
-        ask = session._config_sync._connection.try_get
+        ask = sync_of(session)._connection.try_get
         monkeypatch.setattr(
-            session._config_sync._connection,
+            sync_of(session)._connection,
             "try_get",
             lambda *key, ask=ask: asked_by.append(threading.current_thread()) or ask(*key),  # type: ignore[func-returns-value]
         )
@@ -133,7 +133,7 @@ def test_reading_requests_the_store_once_per_heartbeat(job: Job, monkeypatch: py
     _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
     requests: list[str] = []  # the exchange's threads have their own requests to the store
-    monkeypatch.setattr(second._config_sync._connection, "try_get", lambda key, _: requests.append(key))
+    monkeypatch.setattr(sync_of(second)._connection, "try_get", lambda key, _: requests.append(key))
     for _ in range(1000):
         assert second.config.lr == 0.1
         assert second.config["lr"] == 0.1
@@ -142,13 +142,13 @@ def test_reading_requests_the_store_once_per_heartbeat(job: Job, monkeypatch: py
 
 def test_another_process_does_not_use_the_sessions_connection(open_rank: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
-    monkeypatch.setattr(second._config_sync._connection, "_pid", -1)
+    monkeypatch.setattr(sync_of(second)._connection, "_pid", -1)
     first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
     second.config.update({"own": 1})
     assert dict(second.config) == {"lr": 0.2, "own": 1}
-    monkeypatch.setattr(first._config_sync._connection, "_pid", -1)
+    monkeypatch.setattr(sync_of(first)._connection, "_pid", -1)
     monkeypatch.setattr(
-        first._config_sync._connection._job_store, "publish", lambda *_: pytest.fail("published by another process")
+        sync_of(first)._connection._job_store, "publish", lambda *_: pytest.fail("published by another process")
     )
     first.config.update({"steps": 1})
 
@@ -166,7 +166,7 @@ def test_the_config_stays_readable_after_the_end_without_requests(job: Job) -> N
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     second.finish(1)
     first.config.update({"steps": 7})
-    second._config_sync.refresh(at_once=True)
+    sync_of(second).refresh(at_once=True)
     assert dict(second.run.config) == {"lr": 0.1}
     first.finish(1)
     assert dict(first.config) == {"lr": 0.1, "steps": 7}

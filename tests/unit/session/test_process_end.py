@@ -56,9 +56,14 @@ def instead_of_a_kill(act: Callable[[int, int], object]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+_AT_EXIT: list[Callable[[], None]] = []
+"""What the last test has registered with atexit."""
+
+
 @pytest.fixture
 def codes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    monkeypatch.setattr(atexit, "register", lambda _: None)
+    _AT_EXIT.clear()
+    monkeypatch.setattr(atexit, "register", _AT_EXIT.append)
     monkeypatch.delattr(sys, "last_value", raising=False)
     return []
 
@@ -69,9 +74,9 @@ def test_an_uncaught_exception_determines_the_exit_code(
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: 3)
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)  # an earlier one, of an interactive shell
     end.register()
-    end._end()
+    _AT_EXIT[0]()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
-    end._end()
+    _AT_EXIT[0]()
     assert codes == [(3, False), (255, True)]
 
 
@@ -82,10 +87,10 @@ def test_an_exception_in_progress_determines_the_exit_code_of_a_child(codes: lis
         try:
             sys.exit(4)
         finally:
-            end._end()
+            _AT_EXIT[0]()
     except SystemExit:
-        end._end()
-    end._end()
+        _AT_EXIT[0]()
+    _AT_EXIT[0]()
     assert codes == [(4, False), (4, False), (0, False)]
 
 
@@ -93,7 +98,7 @@ def test_a_fork_ends_no_runs(codes: list[tuple[int, bool]], monkeypatch: pytest.
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    end._end()
+    _AT_EXIT[0]()
     assert codes == []
 
 
@@ -201,7 +206,7 @@ def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
     end.catch_sigterm()
     with instead_of_a_kill(lambda *_: killed.append(codes.copy())):
         signal.raise_signal(signal.SIGTERM)
-        end._end()
+        _AT_EXIT[0]()
     assert killed == [[(143, True)]]
 
 

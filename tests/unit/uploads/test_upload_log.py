@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,13 +251,12 @@ def test_a_log_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"x" * 100 + b"\n"])
-def test_a_log_of_many_lines_is_refused_in_seconds(tmp_path: Path, line: bytes) -> None:
+def test_a_log_of_many_lines_is_refused(tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "debug-internal.log"
-    log.write_bytes(line * (2 * debug_log.MOST_LINES))
-    begun = time.process_time()
-    with pytest.raises(ReadError, match=r"debug-internal.log: (has more than 1000000 lines|takes more than 10 s)"):
+    log.write_bytes(line * 10_001)
+    monkeypatch.setattr(debug_log, "MOST_LINES", 10_000)
+    with pytest.raises(ReadError, match=r"debug-internal.log: has more than 10000 lines"):
         read_log(log)
-    assert time.process_time() - begun < 30
 
 
 def test_a_log_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
