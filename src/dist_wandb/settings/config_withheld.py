@@ -51,7 +51,7 @@ def filled(
     `withheld` has the result of `state` for each value that lacks secrets. Values that are secrets as a whole are
     published as `None`, and are `MISSING` in the result if this rank does not have them. `own` is what it was given.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in values.items():
         kind, mine = withheld.get(name), (own or {}).get(name, MISSING)
         if kind == _AS_TEXT and mine is not MISSING:
