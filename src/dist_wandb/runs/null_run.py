@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial, reduce
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dist_wandb.notices import Notices
@@ -113,6 +114,8 @@ class NullRun(StandIn):
             run.id, run.project  # the same on both ranks
     """
 
+    READ_AS_SET = 10.0  # s; a change by the primary is known by then
+
     id: str | None
     name: str | None
     url: str | None
@@ -170,19 +173,20 @@ class NullRun(StandIn):
         if name in METADATA and "_read" in self.__dict__:
             metadata = self.metadata()
             if name in self.__dict__.get("_own", ()):
-                value, before = self.__dict__["_own"][name]  # `...`: not read since it was set
+                value, since, before = self.__dict__["_own"][name]  # `...`: not read since it was set
                 before = metadata.get(name) if before is ... else before
-                self.__dict__["_own"][name] = value, before
-                if before == metadata.get(name):
+                self.__dict__["_own"][name] = value, since, before
+                if before == metadata.get(name) and monotonic() - since < self.READ_AS_SET:
                     return value
             if name in metadata:
                 return metadata[name]
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Accept; `name`, `tags` and `notes` read as set on this rank until the primary changes them."""
+        """Accept. `name`, `tags` and `notes` read as set on this rank until the primary's change of them is known."""
         if name in SETTABLE:
-            self.__dict__.setdefault("_own", {})[name] = tuple(value or ()) if name == "tags" else value, ...
+            value = tuple(value or ()) if name == "tags" else value
+            self.__dict__.setdefault("_own", {})[name] = value, monotonic(), ...
 
     def __dir__(self) -> list[str]:
         return sorted(public_names(self))

@@ -96,7 +96,11 @@ def test_numbers_that_a_summary_combines_are_known_for_a_null_run_although_a_dev
     assert all(map(math.isnan, statistics.values().values()))
 
 
-def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_changes_it() -> None:
+class Impatient(NullRun):
+    READ_AS_SET = 0.0
+
+
+def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_may_have_changed_it() -> None:
     run: Any = NullRun()
     published = {"name": "night", "tags": ("a",)}
     run.show_metadata(lambda: published, "exp")
@@ -105,6 +109,10 @@ def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_changes_it() -
     assert (run.name, run.tags) == ("day", ("a", "b"))
     published["name"] = "dawn"
     assert (run.name, run.tags, run.id) == ("dawn", ("a", "b"), "exp")
+    late: Any = Impatient()
+    late.show_metadata(lambda: published, "exp")
+    late.name = "mine"
+    assert late.name == "dawn"
 
 
 @pytest.fixture
