@@ -81,8 +81,8 @@ def measures() -> Iterator[Measure]:
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(SOURCES.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     rooms = {path.relative_to(SOURCES).parts[0] for path in texts}
-    yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 35_940, 23_000)
-    yield Measure("lines of code in src", sum(map(_lines_of_code, texts, trees.values())), 25_004, 13_000)
+    yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 35_945, 23_000)
+    yield Measure("lines of code in src", sum(map(_lines_of_code, texts, trees.values())), 25_008, 13_000)
     yield Measure("modules", len(texts), 197, 140)
     yield Measure("rooms and modules at the top", len(rooms), 26, 16)
     yield Measure("circles of imports", len(_circles(_imports(trees))), 2, 0)
