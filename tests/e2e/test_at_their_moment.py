@@ -1,7 +1,8 @@
 """Values are what they were when they were logged, and reads right after `log` answer, as with wandb 0.31.0.
 
 The figures were seen with wandb alone, in one process: MUTABLE tables of 1, 2, 3 rows, increments of one row each, and
-the title, set and picture of each step; `run.step` 1 and 2 without steps, 200 after ``step=200``.
+the title, set and picture of each step; `run.step` 1 and 2 without steps, 200 after ``step=200``; ``{'max': 0.75,
+'mean': 0.5}`` after 0.25, 0.75, 0.5 with ``summary="max,mean"``.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def test_what_a_script_changes_after_log_is_written_as_it_was(job: tuple[Path, F
 def test_reads_after_log_answer_on_every_rank(job: tuple[Path, Finished], way: str) -> None:
     expected = "(1, 0.5) (2, 0.25) (200, 0.75) (200, 0.75, 0)"
     assert job[1].lines(f"SAW asked {way} ") == [f"SAW asked {way} {rank} {expected}" for rank in (0, 1)]
+    expected = "0.75 0.5 2 new all of it"
+    assert job[1].lines(f"SAW parts {way} ") == [f"SAW parts {way} {rank} {expected}" for rank in (0, 1)]
     rows = [history_of(run) for run in ended_runs(job[0] / f"asked-{way}", WRITERS[way])]
     assert all(200 in one.last("val") for one in rows if "val" in one.names)
 

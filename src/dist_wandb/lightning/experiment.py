@@ -70,6 +70,11 @@ class NullExperiment(NullRun, OfLightning):
         if session is not None:
             session.log(data, step, commit=commit)
 
+    def define_metric(self, *args: Any, **kwargs: Any) -> Any:
+        """Define a metric for this rank's reads of the summary, and for its axes, like `define_metric` of a run."""
+        session = self._session
+        return NullPart() if session is None else session.run.define_metric(*args, **kwargs)
+
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
         """Finish this rank's session, like `finish` of a run."""
         session = self._session

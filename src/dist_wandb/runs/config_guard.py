@@ -94,7 +94,7 @@ class ConfigGuard:
         is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
         given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
         is_exact = all(isinstance(name, str) and values.get(name, value) is value for name, value in given.items())
-        if not refused and is_wandbs_kind and is_exact:
+        if not refused and is_wandbs_kind and is_exact and values.keys() <= given.keys():
             return init_arguments
         self.warn_of_refused(refused)
         writable = {name: shown(value) if name in refused else value for name, value in values.items()}

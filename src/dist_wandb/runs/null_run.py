@@ -8,11 +8,14 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial, reduce
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.devices import known
+from dist_wandb.payloads.devices import Later, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs.run_metadata import METADATA
 from dist_wandb.runs.wandb_media import shown_values
@@ -33,6 +36,7 @@ _USED = frozenset(
         *("_tensorboard_callback", "_torch", "_torch_history"),
     }
 )
+SETTABLE = ("name", "notes", "tags")  # of a run
 _notices = Notices()
 
 
@@ -110,6 +114,8 @@ class NullRun(StandIn):
             run.id, run.project  # the same on both ranks
     """
 
+    READ_AS_SET = 10.0  # s; a change by the primary is known by then
+
     id: str | None
     name: str | None
     url: str | None
@@ -166,9 +172,21 @@ class NullRun(StandIn):
     def __getattr__(self, name: str) -> Any:
         if name in METADATA and "_read" in self.__dict__:
             metadata = self.metadata()
+            if name in self.__dict__.get("_own", ()):
+                value, since, before = self.__dict__["_own"][name]  # `...`: not read since it was set
+                before = metadata.get(name) if before is ... else before
+                self.__dict__["_own"][name] = value, since, before
+                if before == metadata.get(name) and monotonic() - since < self.READ_AS_SET:
+                    return value
             if name in metadata:
                 return metadata[name]
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Accept. `name`, `tags` and `notes` read as set on this rank until the primary's change of them is known."""
+        if name in SETTABLE:
+            value = tuple(value or ()) if name == "tags" else value
+            self.__dict__.setdefault("_own", {})[name] = value, monotonic(), ...
 
     def __dir__(self) -> list[str]:
         return sorted(public_names(self))
@@ -229,6 +247,66 @@ for _name in ("neg", "pos", "abs", "round", *_OPERATORS, *(f"r{name}" for name i
     setattr(NullPart, f"__{_name}__", _computed)
 
 
+class Statistics:
+    """The numbers that this rank has logged under a name whose summary `define_metric` has defined, for reads."""
+
+    _MOST_WAITING = 64  # numbers on a device that are not asked for again and again
+
+    def __init__(self, shown: tuple[str, ...]) -> None:
+        self.shown = shown  # such as `("max", "mean")`
+        self._waiting: deque[Any] = deque(maxlen=4096)
+        self._found: dict[str, Any] = {}
+
+    def add(self, value: Any) -> None:
+        """Add what was logged; does not wait for a device."""
+        if isinstance(value, (int, float, Later)):
+            self._waiting.append(value)
+        while self._waiting and (
+            type(self._waiting[0]) is not Later
+            or (len(self._waiting) > self._MOST_WAITING and self._waiting[0].is_ready())
+        ):
+            self._found = _with(self._found, self._waiting.popleft())
+
+    def values(self) -> dict[str, Any]:
+        """Return what the summary has, by name. Waits for devices. Another thread may add numbers."""
+        found = reduce(_with, list(self._waiting), self._found)
+        return {name: found[name] for name in self.shown if name in found}
+
+
+def _with(found: dict[str, Any], value: Any) -> dict[str, Any]:
+    number = value.number() if type(value) is Later else value
+    count, total = found.get("count", 0) + 1, found.get("total", 0) + number
+    smallest, largest = found.get("min", number), found.get("max", number)
+    return {
+        "count": count,
+        "total": total,
+        "mean": total / count,
+        "first": found.get("first", number),
+        "last": number,
+        "min": smallest if number >= smallest or math.isnan(smallest) else number,
+        "max": largest if number <= largest or math.isnan(largest) else number,
+    }
+
+
+class _SummaryPart(dict[Any, Any]):
+    """A mapping in the summary of a rank without a run: what is written into it is written into the summary."""
+
+    def __init__(self, values: Mapping[Any, Any], write: Callable[[dict[Any, Any]], None]) -> None:
+        super().__init__(values)
+        self._write = write
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def __getitem__(self, key: Any) -> Any:
+        value = super().__getitem__(key)
+        return _SummaryPart(value, partial(self.__setitem__, key)) if isinstance(value, dict) else value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._write(dict(self))
+
+
 class NullSummary(MutableMapping[Any, Any], StandIn):
     """The summary of a run on a rank without it: what this rank has written or logged last, by name."""
 
@@ -244,14 +322,15 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         """Keep the values in a copy, also in another process; its writes concern nobody."""
         return {"_written": self._own()}
 
-    def show(self, values: Mapping[str, Any], paths: Paths) -> None:
-        """Take over the values of a call of `log`."""
+    def show(self, values: Mapping[str, Any], paths: Paths, combined: Mapping[str, Statistics]) -> None:
+        """Take over the values of a call of `log`; of some names what the summary has `combined`."""
         own, shown = self._own(), shown_values(values)
         own.update(nested(shown, paths, own) if paths else shown)
+        own.update(combined)
 
     def get(self, name: object, default: Any = None) -> Any:
         """Return the value that this rank has written or logged under a name, else the default."""
-        return known({"": self._own().get(name, default)})[""]
+        return self[name] if name in self else default  # noqa: SIM401  # it is this method
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else super().__getattr__(name)
@@ -260,7 +339,11 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         self[name] = value
 
     def __getitem__(self, key: Any) -> Any:
-        return known({key: self._own()[key]})[key] if key in self else NullPart()
+        if key not in self:
+            return NullPart()
+        value = self._own()[key]
+        value = value.values() if type(value) is Statistics else known({key: value})[key]
+        return _SummaryPart(value, partial(self.__setitem__, key)) if type(value) is dict else value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._own()[key] = value

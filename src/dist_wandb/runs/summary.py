@@ -8,7 +8,8 @@ replace that by the row's value. So it is written again, after a row that ended 
 
 A row ends where it does in wandb: at its call, or if that leaves it open, at the next call for another row.
 
-A read answers with what this rank has logged under a name last, until the row of that call has ended.
+A read answers with what this rank has logged under a name last, until the row of that call has ended; if
+`define_metric` asked for the largest value, say, with the largest that this rank has logged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_wandb.payloads.devices import known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import NullRun, Statistics
 from dist_wandb.runs.wandb_media import shown_values
 from dist_wandb.settings.reduction import matches_any
 
@@ -72,17 +73,30 @@ class LastLogged:
         self._new: deque[_Call] = deque()  # what `_calls` lacks
         self._calls: dict[str, _Call] = {}  # the last call of each name
         self._sorting = threading.Lock()
-        self._defined: tuple[str, ...] = ()  # patterns of names whose summary is not the last value
+        # What the summary has of names whose summary is not the last value, such as `("max",)`, by their patterns.
+        self._defined: dict[str, tuple[str, ...]] = {}
+        self._statistics: dict[str, Statistics] = {}  # of these names
 
     def note_definition(self, name: Any, summary: Any) -> None:
         """Note that `define_metric` gave names another summary than the last value."""
-        if summary and isinstance(name, str):
-            self._defined = (*self._defined, name)  # another thread reads it
+        if isinstance(summary, str) and summary and isinstance(name, str):
+            self._defined = {**self._defined, name: tuple(summary.lower().split(","))}  # another thread reads it
+            for one, statistics in self._statistics.items():
+                statistics.shown = self._shown(one)
+
+    def _shown(self, name: str) -> tuple[str, ...]:
+        """Return what the summary has of a name; nothing for the last value itself."""
+        patterns = [name] if name in self._defined else [one for one in self._defined if matches_any(name, [one])]
+        shown = self._defined[max(patterns, key=len)] if patterns else ()
+        return () if "copy" in shown else shown
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
+        defined = [name for name in row if name not in self.paths and self._shown(name)] if self._defined else ()
+        for name in defined:
+            self._statistics.setdefault(name, Statistics(self._shown(name))).add(row[name])
         if self.stand_in is not None:
-            self.stand_in.show(row, self.paths)
+            self.stand_in.show(row, self.paths, {name: self._statistics[name] for name in defined})
             return
         self._new.append(_Call(x, row))
         if len(self._new) > _KEPT_CALLS and self._sorting.acquire(blocking=False):
@@ -120,8 +134,10 @@ class LastLogged:
         calls = self._calls.copy()
         for call in new:
             self._add(calls, call)
-        last = {name: call.row[name] for name, call in calls.items() if not matches_any(name, self._defined)}
-        return nested(known(shown_values(last)), self.paths, read())
+        last = {name: call.row[name] for name, call in calls.items()}
+        values = known(shown_values({name: value for name, value in last.items() if not self._shown(name)}))
+        found = {name: one.values() for name, one in self._statistics.items() if name in last and one.shown}
+        return nested({**values, **{name: one for name, one in found.items() if one}}, self.paths, read())
 
     def _sort(self) -> None:
         while self._new:

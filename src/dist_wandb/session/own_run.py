@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
-_SETTABLE = ("name", "notes", "tags")  # of a run
 
 
 class OwnRun:
@@ -262,8 +261,8 @@ class AsRun:
         return getattr(self.run, name, null_run.NullPart()) if is_private else getattr(self.run, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _SETTABLE:
-            setattr(self.run, name, value)  # no effect on a rank without a run: the primary sets them
+        if name in null_run.SETTABLE:
+            setattr(self.run, name, value)  # on a rank without a run it is only read back: the primary sets it
         else:
             super().__setattr__(name, value)
 

@@ -69,11 +69,13 @@ def _as_mapping(value: Any) -> Any:
         return _of_omegaconf(value)
     if isinstance(value, (Namespace, SimpleNamespace)):
         return dict(vars(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
+    named = fields(value) if is_dataclass(kind) else getattr(kind, "__attrs_attrs__", None)
+    if named is not None:
+        return {field.name: getattr(value, field.name) for field in named if hasattr(value, field.name)}
     if hasattr(kind, "model_fields") and callable(getattr(kind, "model_dump", None)):  # pydantic's
         return value.model_dump()
-    return value
+    has_dict = kind.__module__.startswith("ml_collections") and callable(getattr(kind, "to_dict", None))
+    return value.to_dict() if has_dict else value
 
 
 def _of_omegaconf(value: Any) -> Any:

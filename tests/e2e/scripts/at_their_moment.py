@@ -63,6 +63,15 @@ def ask(way: str) -> None:
     asked.append((run.run.step, run.run.summary["acc"], run.run.starting_step))
     wandb.log({"val": 1}, step=run.step)
     saw("asked", way, RANK, *asked)
+    run.define_metric("top1", summary="max,mean")
+    for top in (0.25, 0.75, 0.5):
+        wandb.log({"top1": top})
+    run.summary["best"] = {"epoch": 1}
+    run.summary["best"]["epoch"] = 2
+    run.tags += ("new",)
+    run.notes = "all of it"
+    tops = [run.summary["top1"][name] for name in ("max", "mean")]
+    saw("parts", way, RANK, *tops, run.summary["best"]["epoch"], *run.tags, run.notes)
 
 
 def define_between_rows() -> None:

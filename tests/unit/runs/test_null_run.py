@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from wandb.sdk.wandb_run import Run
 
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.runs import null_run
-from dist_wandb.runs.null_run import NullPart, NullRun
+from dist_wandb.runs.null_run import NullPart, NullRun, Statistics
 
 USES: list[Callable[[Any], Any]] = [
     *(lambda part: part > 0, lambda part: part >= 0, lambda part: part < 0, lambda part: part <= 0),
@@ -70,6 +73,46 @@ def test_the_summary_of_a_null_run_returns_written_values_and_defaults() -> None
     del run.summary["best"]
     assert not run.summary["best"]
     assert copy.deepcopy(run).summary["epoch"] == pickle.loads(pickle.dumps(run)).summary["epoch"] == 3  # noqa: S301
+
+
+def test_a_value_within_the_summary_of_a_null_run_can_be_written() -> None:
+    run: Any = NullRun()
+    run.summary["best"] = {"epoch": 1, "at": {"step": 1}}
+    run.summary["best"]["epoch"] = 2
+    run.summary.best["at"]["step"] = 3
+    assert run.summary["best"] == pickle.loads(pickle.dumps(run.summary["best"])) == {"epoch": 2, "at": {"step": 3}}  # noqa: S301
+
+
+def test_numbers_that_a_summary_combines_are_known_for_a_null_run_although_a_device_is_late() -> None:
+    number = HostCopy(torch.tensor([0.75]))
+    statistics = Statistics(("max", "mean", "first"))
+    for value in (0.5, *[Later(number, 0)] * 70, "text"):
+        statistics.add(value)
+    largest = NullRun()
+    largest.summary.show({"top": statistics}, {})
+    assert (largest.summary["top"]["first"], largest.summary["top"]["max"]) == (0.5, 0.75)
+    statistics.add(math.nan)
+    statistics.shown = ("last", "max")
+    assert all(map(math.isnan, statistics.values().values()))
+
+
+class Impatient(NullRun):
+    READ_AS_SET = 0.0
+
+
+def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_may_have_changed_it() -> None:
+    run: Any = NullRun()
+    published = {"name": "night", "tags": ("a",)}
+    run.show_metadata(lambda: published, "exp")
+    run.tags += ("b",)
+    run.name = "day"
+    assert (run.name, run.tags) == ("day", ("a", "b"))
+    published["name"] = "dawn"
+    assert (run.name, run.tags, run.id) == ("dawn", ("a", "b"), "exp")
+    late: Any = Impatient()
+    late.show_metadata(lambda: published, "exp")
+    late.name = "mine"
+    assert late.name == "dawn"
 
 
 @pytest.fixture

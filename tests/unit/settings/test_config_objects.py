@@ -1,4 +1,4 @@
-"""Objects of values as configs: OmegaConf, namespaces, dataclasses and pydantic models become plain values."""
+"""Objects of values as configs: OmegaConf, namespaces, dataclasses, attrs, pydantic models become plain values."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ class Layers:
 
 class Model(pydantic.BaseModel):
     layers: dict[str, int] = {"depth": 2}
+
+
+class Sizes:  # as attrs makes a class
+    __slots__ = ("depth",)
+    __attrs_attrs__ = (SimpleNamespace(name="depth"),)
+
+    def __init__(self) -> None:
+        self.depth = 2
+
+
+class ConfigDict:  # a stand-in for that of ml_collections, which is not installed with the tests
+    __module__ = "ml_collections.config_dict.config_dict"
+
+    def __init__(self) -> None:
+        self._fields = {"depth": 2}
+
+    def to_dict(self) -> dict[str, int]:
+        return {"depth": 2}
 
 
 PLAIN = {"depth": 2, "sizes": [8, 2], "more": {"bias": True}}
@@ -66,9 +84,14 @@ def omegaconf(monkeypatch: pytest.MonkeyPatch) -> type[DictConfig]:
         (SimpleNamespace(mlps=[Layers()]), {"mlps": [PLAIN]}),
         (Layers(), PLAIN),
         (Model(), {"layers": {"depth": 2}}),
-        ({"model": Model(), "of": [Layers()]}, {"model": {"layers": {"depth": 2}}, "of": [PLAIN]}),
+        (Sizes(), {"depth": 2}),
+        (ConfigDict(), {"depth": 2}),
+        (
+            {"model": Model(), "of": [Layers(), Sizes()]},
+            {"model": {"layers": {"depth": 2}}, "of": [PLAIN, {"depth": 2}]},
+        ),
     ],
-    ids=["Namespace", "SimpleNamespace", "dataclass", "pydantic", "dict"],
+    ids=["Namespace", "SimpleNamespace", "dataclass", "pydantic", "attrs", "ml_collections", "dict"],
 )
 def test_objects_of_values_are_plain_values_of_the_config(
     config: object, expected: dict[str, Any], fake_wandb: FakeWandb
