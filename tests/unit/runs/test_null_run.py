@@ -89,7 +89,7 @@ def test_numbers_that_a_summary_combines_are_known_for_a_null_run_although_a_dev
     for value in (0.5, *[Later(number, 0)] * 70, "text"):
         statistics.add(value)
     largest = NullRun()
-    largest.summary.show({"top": statistics}, {})
+    largest.summary.show({}, {}, {"top": statistics})
     assert (largest.summary["top"]["first"], largest.summary["top"]["max"]) == (0.5, 0.75)
     statistics.add(math.nan)
     statistics.shown = ("last", "max")
