@@ -22,7 +22,7 @@ from stored import find_runs
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.records import inspect
 
 _HERE = Path(__file__).parent
 _SUPPORT = _HERE.parent / "support"

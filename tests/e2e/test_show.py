@@ -156,7 +156,7 @@ def test_damage_in_the_middle_is_skipped_and_reported(good: Path, tmp_path: Path
     [
         (b"", "is empty"),
         (b":W&B\xe1\xbe\x00", "does not contain a run yet"),
-        (b"\x00garbage" * 90, "cannot read it"),
+        (b"\x00garbage" * 90, "does not start like a .wandb file"),
     ],
     ids=["empty", "header", "garbage"],
 )

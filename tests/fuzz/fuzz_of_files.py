@@ -1,4 +1,4 @@
-"""Files in run directories: W&B's record files and logs, sidecars, restart records, and lines of the reader."""
+"""Files in run directories: W&B's record files and logs, sidecars, restart records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import accumulate
@@ -18,7 +18,7 @@ from typing import Any
 from fuzzing import MIB, Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
-from record_files import content_of, new_record
+from record_files import content_of, framed, new_record, of_json, serialised
 
 from dist_wandb.cli import command, show, show_cards
 from dist_wandb.errors import ReadError, UploadError
@@ -26,8 +26,17 @@ from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.store import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
-from dist_wandb.wandb_files import debug_log, history, inspection, reading
-from dist_wandb.wandb_files.record_file import NOTHING, Lines, MalformedError, field_of, fields, write_without
+from dist_wandb.wandb_files import debug_log, reading, records
+from dist_wandb.wandb_files.record_file import (
+    NOTHING,
+    Damage,
+    Lines,
+    MalformedError,
+    field_of,
+    fields,
+    records_or_pauses,
+    write_without,
+)
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import parse_json
 
@@ -206,8 +215,8 @@ def _with_some_items(data: bytes) -> bytes:
 
 def _read_row(data: bytes) -> None:
     """Names equal those of protobuf, if each item has a value. Rows are the same with and without known names."""
-    names = history._Names()
-    row, again = names.row(data, 0), names.row(data, 0)
+    decoder = records.Decoder()
+    row, again = decoder.row(data), decoder.row(data)
     assert sorted(row) == sorted(again)
     assert repr(list(map(row.get, sorted(row)))) == repr(list(map(again.get, sorted(row))))
     json.dumps(row).encode()
@@ -357,7 +366,24 @@ def _read_note(data: bytes) -> None:
     assert note.base_id.isprintable()
 
 
-# --- lines of `wandb leet inspect --json` -----------------------------------------------------------------------------
+# --- whole files ------------------------------------------------------------------------------------------------------
+
+
+def file_of(lines: bytes) -> bytes:
+    """Return a record file of records in JSON, without those that protobuf cannot hold."""
+    made = []
+    for line in lines.splitlines():
+        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, SystemError):  # of protobuf
+            made.append(of_json(json.loads(line)))
+    return framed(serialised(made))
+
+
+def decoded(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file."""
+    decoder = records.Decoder()
+    for record in records_or_pauses(io.BytesIO(data), 2**20, Damage()):
+        if record is not None and (found := decoder.decoded(record)) is not None:
+            yield found
 
 
 def _inspections() -> list[bytes]:
@@ -385,8 +411,8 @@ def _inspections() -> list[bytes]:
 
 
 def _read_inspection(data: bytes) -> None:
-    contents, records = reading.Contents(), inspection.Records(_RUN_FILE)
-    for record in records.parsed(data.split(b"\n")[:-1]):
+    contents = reading.Contents()
+    for record in decoded(data):
         contents.add(record)
     run = contents.as_run(_RUN_FILE, [])
     assert run.rows >= 0
@@ -410,7 +436,7 @@ TARGETS = (
         "row",
         _read_row,
         _history_rows,
-        (ReadError, MalformedError, history._TooDeepError),
+        (ReadError, MalformedError, records._TooDeepError),
         (*_PROTOBUF, b"\x82\x01", b"\n\x09\x12\x01a\x82\x01\x031.5"),
         _with_some_items,
         slack=24 * MIB,  # for many short items in memory, at most 100,000
@@ -426,5 +452,12 @@ TARGETS = (
     Target("log", _read_log, _logs, (), _ODD, _with_odd_values(_logs)),
     Target("sidecar", _read_sidecar, _sidecars, (ValueError,), _ODD, _with_odd_values(_sidecars)),
     Target("note", _read_note, _notes, (ValueError,), _ODD, _with_odd_values(_notes)),
-    Target("inspection", _read_inspection, _inspections, (ReadError,), _ODD, _with_odd_values(_inspections)),
+    Target(
+        "inspection",
+        _read_inspection,
+        lambda: list(map(file_of, _inspections())),
+        (ReadError,),
+        _ODD,
+        lambda data: file_of(_with_odd_values(_inspections)(data)),
+    ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fuzz_of_files import _ODD, _lines_of, _with_odd_values
+from fuzz_of_files import _ODD, _lines_of, _with_odd_values, decoded, file_of
 from fuzzing import Target
 from PIL import Image
 
@@ -19,7 +19,6 @@ from dist_wandb.report.files import Reader
 from dist_wandb.report.model import Report
 from dist_wandb.report.page import json_of
 from dist_wandb.report.thinning import Budget
-from dist_wandb.wandb_files import inspection
 from dist_wandb.wandb_files.small_files import parse_json
 
 _RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")
@@ -49,8 +48,8 @@ def _inspections() -> list[bytes]:
 
 
 def _read_inspection(data: bytes) -> None:
-    reader, records = Reader(Budget(1000)), inspection.Records(_RUN_FILE, skipped=())
-    for record in records.parsed(data.split(b"\n")[:-1]):
+    reader = Reader(Budget(1000))
+    for record in decoded(data):
         reader.add(record)
     file = reader.result(_RUN_FILE, [])
     runs = sections([file], media.Budget(1000))
@@ -94,7 +93,15 @@ def _read_table(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("report", _read_inspection, _inspections, (ReadError,), _ODD, _with_odd_values(_inspections), 300),
+    Target(
+        "report",
+        _read_inspection,
+        lambda: list(map(file_of, _inspections())),
+        (ReadError,),
+        _ODD,
+        lambda data: file_of(_with_odd_values(_inspections)(data)),
+        300,
+    ),
     Target("picture", _read_picture, _pictures, (), (b"IHDR", b"IDAT", b"IEND", b"\xff\xd8", b"\xff\xd9", b"\xff\xda")),
     Target("logged-table", _read_table, _tables, (ValueError,), _ODD, _with_odd_values(_tables)),
 )

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.records import inspect
 
 Rows = Callable[[], list[dict[str, Any]]]
 

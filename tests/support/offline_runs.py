@@ -1,32 +1,12 @@
-"""Offline runs on disk for tests: a stand-in for W&B's reader, sidecars, directories that cannot be read."""
+"""Offline runs on disk for tests: sidecars, directories that cannot be read."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dist_wandb.wandb_files import inspection
-
-
-def install_reader(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Replace the Python that runs `-m wandb leet inspect --json FILE` by a shell script, in this process."""
-    reader = directory / "reader"
-    reader.write_text(f"#!/bin/sh\n{script}\n")
-    reader.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(reader))
-    monkeypatch.setattr(inspection, "BINARY_KNOWN", frozenset())
-
-
-def code_with_reader(reader: str | Path) -> str:
-    """Return Python code that replaces the Python that reads files by `reader`, in the process that runs the code."""
-    return (
-        "import sys; from dist_wandb.wandb_files import inspection; "
-        f"sys.executable, inspection.BINARY_KNOWN = {str(reader)!r}, frozenset()"
-    )
 
 
 def sidecar_record(**changes: Any) -> dict[str, Any]:

@@ -107,6 +107,30 @@ def end(exit_code: int = 0) -> Record:
     return record
 
 
+def of_json(record: Mapping[str, Any]) -> Record:
+    """Return the record that is read as this: values of configs, rows and the like by name."""
+    made, kind = pb.Record(), record["type"]
+    contents: dict[str, Any] = record[kind]
+    target = getattr(made, kind)
+    target.SetInParent()
+    for name, value in contents.items():
+        field = target
+        if name == "config":
+            field, name, value = target.config, "update", value["update"]  # noqa: PLW2901
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                getattr(field, name).add(
+                    key=key, value_json=inner.decode() if isinstance(inner, bytes) else json.dumps(inner)
+                )
+        elif name in ("start_time", "timestamp"):
+            getattr(field, name).FromJsonString(value)
+        elif isinstance(value, list):
+            getattr(field, name).extend(value)
+        else:
+            setattr(field, name, value)
+    return made
+
+
 def rows(count: int = 3) -> list[Record]:
     """Return a short history."""
     return [row(step) for step in range(count)]

@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import wandb
 from processes import wait_until
 from wandb.integration.torch import wandb_torch
+from wandb.proto import wandb_internal_pb2
 from wandb.sdk import data_types
 
 from dist_wandb.exchange.transport import gloo
@@ -27,7 +29,7 @@ from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.wandb_private import FINISH, LOG, detach_service, is_finished, summary_of, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
 from dist_wandb.stalls.evidence import Collectives
-from dist_wandb.wandb_files import inspection
+from dist_wandb.wandb_files import records
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -192,24 +194,20 @@ def test_torchs_flight_recorder_counts_the_collectives_of_named_groups() -> None
         dist.destroy_process_group()
 
 
-@pytest.mark.slow
-@pytest.mark.newest
-def test_wandbs_binary_and_command_print_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed version's binary is the one that is started directly, and accepts the same arguments."""
-    with wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)) as run:
-        run.log({"loss": 0.5})
-    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    direct = inspection.reader_command(path)
-    assert Path(direct[0]).name == "wandb-core", "read wandb/cli/leet.py of this version, then add it to BINARY_KNOWN"
-    monkeypatch.setattr(inspection, "BINARY_KNOWN", frozenset())
-    public = inspection.reader_command(path)
-    for content in (path.read_bytes(), path.read_bytes()[:-40], b"junk"):
-        path.write_bytes(content)
-        environment = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
-        found = [
-            subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
-            for command in (direct, public)
-        ]
-        assert found[0].stdout == found[1].stdout
-        assert found[0].stderr == found[1].stderr
-        assert found[0].returncode == found[1].returncode
+@pytest.mark.newest  # which has all of them
+def test_the_fields_of_wandbs_records_have_the_numbers_that_are_read() -> None:
+    def check(message: Any, schema: Any) -> None:
+        for number, (name, decode) in schema.items():
+            field = message.fields_by_number[number]
+            assert field.name == name
+            if isinstance(decode, Mapping):
+                check(field.message_type, decode)
+
+    record: Any = wandb_internal_pb2.DESCRIPTOR.message_types_by_name["Record"]
+    check(record, records.KINDS)
+    items = [
+        *record.fields_by_name["history"].message_type.fields,
+        *record.fields_by_name["summary"].message_type.fields,
+    ]
+    for item in (one.message_type for one in items if one.name in ("item", "update", "remove")):
+        assert [item.fields_by_name[name].number for name in ("key", "nested_key", "value_json")] == [1, 2, 16]

@@ -30,6 +30,7 @@ from dist_wandb.reading.selection import Condition, chosen
 from dist_wandb.runs.destination import TRUST_OPTION, is_address
 from dist_wandb.wandb_files.environment import usual_directories
 from dist_wandb.wandb_files.reading import State
+from dist_wandb.wandb_files.statistics import mean_of
 
 _SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -253,12 +254,7 @@ def shortened(values: Sequence[float], length: int) -> list[float]:
     if len(values) <= length:
         return list(values)
     bounds = [round(index * len(values) / length) for index in range(length + 1)]
-    return [_mean(values[start:end]) for start, end in pairwise(bounds)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(value / len(finite) for value in finite) if finite else math.nan
+    return [mean_of(values[start:end]) for start, end in pairwise(bounds)]
 
 
 def _block(value: float, low: float, high: float) -> str:

@@ -1,7 +1,4 @@
-"""``dist-wandb show``: print the W&B runs below a directory.
-
-Statistics and trends are computed here: ``wandb leet inspect --summary`` has only the last value of each metric.
-"""
+"""``dist-wandb show``: print the W&B runs below a directory."""
 
 from __future__ import annotations
 

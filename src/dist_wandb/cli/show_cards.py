@@ -16,12 +16,12 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Column, fitting, left_out, number, number_of, sparkline, table_of
 from dist_wandb.errors import visible
-from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, mean_of, of_rank, slow_rank, spreads_among
-from dist_wandb.reading.stragglers import Timing, findings
-from dist_wandb.settings.reduction import TIMES
+from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, of_rank, spreads_among
+from dist_wandb.reading.stragglers import EXCESS, RANK, Timing, findings
+from dist_wandb.settings.reduction import STEP, TIMES
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.stall_file import stalls_of
-from dist_wandb.wandb_files.statistics import MetricHistory
+from dist_wandb.wandb_files.statistics import MetricHistory, mean_of
 
 SPARKLINE_WIDTH = 32
 """Maximum length of a sparkline in characters; less on a narrow terminal."""
@@ -69,15 +69,9 @@ def heading(run: LocalRun) -> Text:
             found.append("\n  ").append(f"! {visible(problem)}", "yellow")
     else:
         _add_writers(found, run)
-    slow = slow_rank(run.metrics)
-    if slow is not None:
-        more = "" if math.isnan(slow.excess) else f", busy {number(slow.excess)} s longer than the others"
-        found.append("\n  ").append(f"rank {slow.rank} held the others up", "bold red")
-        found.append(f" in {slow.times} of {slow.rows} rows ({visible(slow.metric)}){more}")
-    else:
-        job = run.writers[0].parts[-1].sidecar
-        for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
-            found.append("\n  ").append(visible(finding), "bold red")
+    job = run.writers[0].parts[-1].sidecar
+    for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
+        found.append("\n  ").append(visible(finding), "bold red")
     _add_stalls(found, run)
     return found
 
@@ -92,14 +86,21 @@ def _add_stalls(text: Text, run: LocalRun) -> None:
 
 
 def _timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
-    found = {}
+    found = {STEP: Timing(rows=metrics[STEP].count)} if STEP in metrics else {}
+    if RANK in metrics:
+        excess = mean_of(metrics[EXCESS].trend) if EXCESS in metrics else math.nan
+        found[RANK] = Timing(_counts(metrics[RANK]), metrics[RANK].count)
+        found[RANK].mean = metrics[RANK].count * excess if math.isfinite(excess) else 0.0
     for name, spread in spreads_among(metrics).items():
         if name.startswith(TIMES):
-            counts = Counter({int(rank): count for rank, count in spread["argmax_rank"].counts})
             rows = metrics[name].count
-            sums = (rows * mean_of(metric) for metric in (spread["max"], metrics[name], spread["min"]))
-            found[name] = Timing(counts, rows, *sums)
+            sums = (rows * mean_of(metric.trend) for metric in (spread["max"], metrics[name], spread["min"]))
+            found[name] = Timing(_counts(spread["argmax_rank"]), rows, *sums)
     return found
+
+
+def _counts(ranks: MetricHistory) -> Counter[int]:
+    return Counter({int(rank): count for rank, count in ranks.counts})
 
 
 def _facts_of_job(run: LocalRun) -> list[str]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,67 +16,51 @@ from dist_wandb.cli.show_cards import STATES, card, matching
 from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
-from dist_wandb.wandb_files.inspection import inspect
-from dist_wandb.wandb_files.reading import Contents, StoredRun, size_of
+from dist_wandb.wandb_files.reading import Contents, StoredRun
+from dist_wandb.wandb_files.records import records_of
 from dist_wandb.wandb_files.small_files import Directory
 
 _INTERVAL = 1.0  # seconds between two updates
 _SEARCH = 5.0  # seconds between two searches for files of ranks that start later
 _LATE_ENDS = 20.0  # seconds to wait for the ends of writers after the end of their run
-_MOST_WAITING = 500_000  # values of one file
-_DRAINED_AT_ONCE = 20_000  # records; the reader may be faster
-_TIME_TO_STOP = 5.0  # seconds
+_IDLE_TIMEOUT = 6 * 3600.0  # seconds without new records of a run, which was abandoned
 _MOST_FILES = 256
 _EMPTY = 7  # bytes of a file without records
 _METRICS_IN_LINE = 4
 
 
 class FollowedFile:
-    """One file, read on a thread of its own while it grows, until `stopped` is set."""
+    """One file, which is read while it grows."""
 
-    def __init__(self, path: Path, directory: Directory, metrics: Iterable[str], stopped: threading.Event) -> None:
+    def __init__(self, path: Path, directory: Directory, metrics: Iterable[str]) -> None:
         self.path = path
-        self._directory = directory
-        self.contents: Contents = Contents(metrics)  # of the records that were taken with `drain`
         self.error: Exception | None = None  # why the file was not read to its end
-        self.is_read: bool = False  # whether the reader has ended
-        self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # an interrupt leaves no lock held
-        self._put_values = self._drained_values = 0  # only one thread writes each
-        self._stopped = stopped
+        self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
+        self._directory = directory
+        self._contents = Contents(metrics)
         self._problems: list[str] = []
-        threading.Thread(target=self._read, name="dist_wandb-follow", daemon=True).start()
+        self._records = records_of(path, self._problems, follow=True, within=directory)
+        self._changed = time.monotonic()
 
-    def drain(self) -> bool:
-        """Process the records that were read; return whether there were any."""
+    def read(self) -> bool:
+        """Read the records that were added; return whether there were any."""
         has_records = False
-        with suppress(Empty):
-            for _ in range(_DRAINED_AT_ONCE):
-                size, record = self._records.get_nowait()
-                self.contents.add(record)
-                self._drained_values += size
+        try:
+            while not self.is_read and (record := next(self._records)) is not None:
+                self._contents.add(record)
                 has_records = True
+                self.is_read = self._contents.exit_code is not None
+        except Exception as error:  # noqa: BLE001  # printed at the end
+            self.error, self.is_read = error, True
+        self._changed = time.monotonic() if has_records else self._changed
+        self.is_read |= time.monotonic() - self._changed > _IDLE_TIMEOUT
         return has_records
 
     def stored(self) -> StoredRun | None:
         """Return the current state of the run; `None` before its first record."""
-        if not self.contents.run:
+        if not self._contents.run:
             return None
-        return self.contents.as_run(self.path, self._problems, self._directory)
-
-    def _read(self) -> None:
-        try:
-            self._problems = inspect(self.path, self._put, self._stopped, follow=True, within=self._directory)
-        except Exception as error:  # noqa: BLE001  # reported on the main thread
-            self.error = error
-        finally:
-            self.is_read = True
-
-    def _put(self, record: dict[str, Any]) -> None:
-        size = size_of(record)
-        while self._put_values - self._drained_values > _MOST_WAITING and not self._stopped.is_set():
-            time.sleep(0.01)
-        self._put_values += size
-        self._records.put((size, record))
+        return self._contents.as_run(self.path, self._problems, self._directory)
 
 
 class Followed:
@@ -91,31 +71,23 @@ class Followed:
         self._names = {f"run-{run_id}.wandb" for run_id in ids}
         self._directories = directories
         self._metrics = metrics
-        self._stopped = threading.Event()
 
     def search(self) -> None:
         """Follow new files, and try files again from which nothing could be read."""
         found, _ = files_below(self._directories)
         for path, directory in found.items():
             known = self.files.get(path)
-            is_dead = known is not None and known.is_read and not known.contents.run
+            is_dead = known is not None and known.is_read and known.stored() is None
             if path.name in self._names and (known is None or is_dead) and len(self.files) < _MOST_FILES:
-                self.files[path] = FollowedFile(path, directory, self._metrics, self._stopped)
+                self.files[path] = FollowedFile(path, directory, self._metrics)
 
-    def drain(self) -> bool:
-        """Process the records that were read of all files; return whether there were any."""
-        return sum(file.drain() for file in self.files.values()) > 0
+    def read(self) -> bool:
+        """Read what was added to the files; return whether there was anything."""
+        return sum(file.read() for file in self.files.values()) > 0
 
     def runs(self) -> list[LocalRun]:
         """Return the current state of the runs."""
         return brought_together(run for file in self.files.values() if (run := file.stored()))
-
-    def stop(self) -> None:
-        """Stop all readers."""
-        self._stopped.set()
-        deadline = time.monotonic() + _TIME_TO_STOP
-        while time.monotonic() < deadline and not all(file.is_read for file in self.files.values()):
-            time.sleep(0.02)
 
 
 def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun]) -> list[str]:
@@ -133,18 +105,15 @@ def _is_empty(path: Path) -> bool:
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
     """Show runs until they end, as cards on a terminal, else with a line for each change; return their last state."""
     followed = Followed(directories, ids, patterns)
-    try:
-        if not out.is_terminal:
-            return _until_end(followed, lambda runs: _print_lines(out, runs, patterns))
-        with Live(console=out, auto_refresh=False, transient=True) as live:
-            return _until_end(
-                followed,
-                lambda runs: live.update(
-                    Group(*(part for run in runs for part in card(run, patterns, out.width))), refresh=True
-                ),
-            )
-    finally:
-        followed.stop()
+    if not out.is_terminal:
+        return _until_end(followed, lambda runs: _print_lines(out, runs, patterns))
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        return _until_end(
+            followed,
+            lambda runs: live.update(
+                Group(*(part for run in runs for part in card(run, patterns, out.width))), refresh=True
+            ),
+        )
 
 
 def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> list[LocalRun]:
@@ -154,7 +123,7 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
         if now - searched >= _SEARCH:
             followed.search()
             searched = now
-        if followed.drain():
+        if followed.read():
             changed = now
             show(followed.runs())
         runs = followed.runs()
@@ -163,7 +132,7 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
         if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
             return runs
         is_over = all(file.is_read and not _is_empty(file.path) for file in followed.files.values())
-        if is_over and followed.files and not followed.drain():
+        if is_over and followed.files and not followed.read():
             errors = [in_words(file.error, file.path) for file in followed.files.values() if file.error]
             if errors:
                 raise DistWandbError("; ".join(errors))

@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    runs, errors = runs_below(arguments.directories)
+    runs, errors = runs_below(arguments.directories, metrics=())
     server = destination(trusted=arguments.trust_server)
     terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
     plan = plan_uploads(runs, terms=terms)

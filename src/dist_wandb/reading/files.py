@@ -13,12 +13,9 @@ from typing import Any
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.inspection import inspect, records_of
-from dist_wandb.wandb_files.reading import MOST_METRICS, StoredRun, read_runs, with_floats
+from dist_wandb.wandb_files.reading import MOST_METRICS, MOST_VALUES, StoredRun, read_runs, with_floats
+from dist_wandb.wandb_files.records import inspect, records_of
 from dist_wandb.wandb_files.small_files import Directory
-
-MOST_CELLS = 50_000_000
-"""Largest number of rows times columns."""
 
 _LONGEST_NAME = 1000  # characters
 
@@ -83,9 +80,9 @@ class Columns:
                 column.extend([None] * (self.rows - len(column)))
             column.append(with_floats(value))
         self.rows += 1
-        if self.rows * len(self.columns) > MOST_CELLS:
+        if self.rows * len(self.columns) > MOST_VALUES:
             raise ReadError(
-                f"{self.rows} rows of {len(self.columns)} names are more than {MOST_CELLS} values. Request fewer "
+                f"{self.rows} rows of {len(self.columns)} names are more than {MOST_VALUES} values. Request fewer "
                 "names, or one writer."
             )
 
@@ -113,21 +110,19 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
 
     def on_record(record: dict[str, Any]) -> None:
         if record["type"] == "history":
-            item = record["history"].get("item")
-            if isinstance(item, dict):
-                columns.add(item)
+            columns.add(record["history"]["item"])
 
     for file in files:
-        inspect(file.path, on_record, in_order=False, within=file.directory)
+        inspect(file.path, on_record, within=file.directory)
     return columns.filled()
 
 
 def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the values of names, the first of which is the x axis, in each row that has another one of them."""
     for file in files:
-        for record in records_of(file.path, [], in_order=False, within=file.directory):
-            item = record["history"].get("item") if record["type"] == "history" else None
-            if isinstance(item, dict) and any(name in item for name in names[1:]):
+        for record in records_of(file.path, [], within=file.directory):
+            item = record["history"]["item"] if record and record["type"] == "history" else {}
+            if any(name in item for name in names[1:]):
                 yield [with_floats(item.get(name)) for name in names]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import re
 from collections import defaultdict
@@ -30,9 +29,6 @@ _WORST_FIRST: tuple[State, ...] = ("unfinished", "failed", "finished")
 _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
 SPREAD = ("min", "max", "std", "argmax_rank")
 """Last parts of the names of the statistics that are written below the name of a mean over ranks."""
-
-_STRAGGLER = "/straggler_rank"
-_RARELY = 20  # a rank named in less than one of this number of rows is not reported for the run
 
 
 @dataclass(frozen=True)
@@ -173,7 +169,6 @@ class LocalRun:
         Raises:
             ConfigurationError: There is no such writer.
             ReadError: A file is missing or cannot be read, or more than 50 million values are requested.
-            UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
         """
         wanted = [names] if isinstance(names, str) else None if names is None else list(names)
         found = [each for each in self.writers if writer is None or writer in (each.label, each.rank)]
@@ -230,7 +225,7 @@ def read_runs(
 ) -> list[LocalRun]:
     """Read the W&B runs below a directory, written offline or online, by dist_wandb or by wandb alone.
 
-    Neither an account nor a network is needed. This requires wandb 0.31 or newer. The files may come from an untrusted
+    Neither an account nor a network is needed. The files may come from an untrusted
     source: see docs/security.md.
 
     Args:
@@ -245,7 +240,6 @@ def read_runs(
 
     Raises:
         ReadError: A directory does not exist, or contains no run.
-        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     directories = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     files, errors = runs_below([Path(each) for each in directories], tuple(metrics))
@@ -326,31 +320,6 @@ def _library(name: str) -> Any:
         ) from None
 
 
-@dataclass(frozen=True)
-class SlowRank:
-    """The rank that delayed the others."""
-
-    rank: int  # global rank
-    metric: str  # name of the metric that names the rank
-    times: int  # number of rows that name the rank
-    rows: int  # number of rows with timings
-    excess: float  # by how many seconds the named ranks were busy longer than the others, on average; NaN if not logged
-
-
-def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
-    """Return the rank that most rows name as a straggler; `None` if none is named in a 20th of the rows."""
-    for name, metric in metrics.items():
-        if not name.endswith(_STRAGGLER) or not metric.counts:
-            continue
-        start = name.removesuffix("straggler_rank")
-        steps = metrics.get(f"{start}step")
-        rows = max(metric.count, steps.count if steps else 0)
-        value, times = metric.counts[0]
-        if times * _RARELY >= rows:
-            return SlowRank(int(value), name, times, rows, mean_of(metrics.get(f"{start}straggler_excess")))
-    return None
-
-
 def spreads_among(metrics: Mapping[str, MetricHistory]) -> dict[str, dict[str, MetricHistory]]:
     """Return the spread over ranks (by kind, as in `SPREAD`) of each metric that was logged with a complete spread."""
     of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
@@ -371,9 +340,3 @@ def of_rank(name: str) -> tuple[str, str] | None:
     """Split the name of a metric of a single rank into label and plain name; `None` for other names."""
     found = _OF_RANK.fullmatch(name)
     return (found[1], found[2]) if found else None
-
-
-def mean_of(metric: MetricHistory | None) -> float:
-    """Return the mean of the finite values of a metric, by its trend; NaN if there are none."""
-    finite = [value for value in metric.trend if math.isfinite(value)] if metric else []
-    return math.fsum(value / len(finite) for value in finite) if finite else math.nan

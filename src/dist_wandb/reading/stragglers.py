@@ -82,12 +82,15 @@ def has_marked(timings: Mapping[str, Timing]) -> bool:
 def findings(timings: Mapping[str, Timing], ranks: int) -> list[str]:
     """Say which rank takes longest for which section if no section is marked as one that waits, as the head says.
 
-    `timings` are by name, with those of ``time/step`` and ``time/busy``, and the counts of ``time/straggler_rank``.
+    `timings` are by name, with those of ``time/step`` and ``time/busy``. Of ``time/straggler_rank`` there are the
+    counts, and if it is known by how much the named ranks were busy longer, the sums of these times as means.
     """
     step, busy, named = (timings.get(name, Timing()) for name in (STEP, BUSY, RANK))
     for rank, times in named.counts.most_common(1):
-        if times * _RARELY >= step.rows:
-            return [f"rank {rank} held the others up in {times} of {step.rows} rows ({RANK})"]
+        rows = max(step.rows, named.rows)
+        if times * _RARELY >= rows:
+            more = f", busy {named.mean / named.rows:.5g} s longer than the others" if named.mean else ""
+            return [f"rank {rank} held the others up in {times} of {rows} rows ({RANK}){more}"]
     if ranks < 2 or busy.rows < _OFTEN or has_marked(timings):  # noqa: PLR2004
         return []
     sections = {name: one for name, one in timings.items() if name not in _NO_SECTIONS and one.counts}

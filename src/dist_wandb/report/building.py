@@ -6,7 +6,6 @@ A run of a report is a shared run, or a job that has a run for each rank.
 from __future__ import annotations
 
 import shlex
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +26,11 @@ from dist_wandb.report.model import Console, Degraded, Image, Report, Run, State
 from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.interruptible import read_each
-from dist_wandb.wandb_files.reading import StoredRun, read_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_each, read_runs
 from dist_wandb.wandb_files.stall_file import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
-_PARALLEL_READERS = 4
 _MOST_CONFIG, _LONGEST_NAME = 2000, 200
 _SHOWN_VALUES = 8  # of one name of the config, if writers differ
 _LINES_OF_CONSOLE = 20_000  # of one run
@@ -59,15 +56,15 @@ def build(
         paths = {path: within for path, within in paths.items() if path in kept}
     budget = thinning.Budget(_STRETCHES)
 
-    def read(path: Path, stopped: threading.Event) -> FileForReport:
-        file = read_for_report(path, paths[path], budget, metrics=metrics, stopped=stopped)
+    def read(path: Path) -> FileForReport:
+        file = read_for_report(path, paths[path], budget, metrics=metrics)
         if secrets:
             return file
         stored = replace(file.stored, config=redacted(file.stored.config))  # the page may be handed on
         facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
         return replace(file, stored=stored, facts=facts)
 
-    found, unreadable = read_each(list(paths), read, _PARALLEL_READERS)
+    found, unreadable = read_each(paths, read)
     errors = (*refused.values(), *unreadable.values(), *(error for _, error in unseen))
     problems = [str(error) for error in errors]
     below = " or ".join(repr(str(directory)) for directory in directories)

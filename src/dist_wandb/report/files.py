@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,8 +18,8 @@ from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
 from dist_wandb.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.reduction import DEGRADED
-from dist_wandb.wandb_files.inspection import UNUSED, inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun, with_floats
+from dist_wandb.wandb_files.records import UNUSED, inspect
 from dist_wandb.wandb_files.small_files import Directory
 
 MOST_NAMES = 2000
@@ -334,12 +333,10 @@ def read_for_report(
     budget: Budget,
     *,
     metrics: Iterable[str] = ("*",),
-    stopped: threading.Event | None = None,
 ) -> FileForReport:
     """Read one file; the curves of all files share one `budget`. Raises `ReadError` if no data of a run can be read."""
     reader = Reader(budget, metrics)
-    skipped = UNUSED - {"stats", "output_raw"}
-    problems = inspect(path, reader.add, stopped, skipped=skipped, in_order=False, within=directory)
+    problems = inspect(path, reader.add, skipped=UNUSED - {"stats", "output_raw"}, within=directory)
     return reader.result(path, problems, directory)
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import ConfigurationError, ReadError, UnsupportedVersionError
+from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.restart.store import Earlier
 from dist_wandb.runs import requested, run_metadata, wandb_process
 from dist_wandb.runs.axes import STEP_METRIC
@@ -119,9 +119,6 @@ def _last_on_disk(run: AnyRun, axis: str) -> int | None:
             largest = largest_step(path, axis)
         except ReadError:  # it contains no run
             continue
-        except UnsupportedVersionError as error:
-            _log.warning("dist_wandb: rows without a step are counted from 0 again in the run %s: %s", run.id, error)
-            return None
         if largest is not None:
             return largest
     return None

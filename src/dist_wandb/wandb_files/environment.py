@@ -1,4 +1,4 @@
-"""The environment of wandb's commands that read and upload files, and directories that the environment names."""
+"""The environment of wandb's command that uploads files, and directories that the environment names."""
 
 from __future__ import annotations
 
@@ -17,30 +17,6 @@ _RUN_VARIABLES = frozenset(
 # W&B waits 2 s after the first failure, and twice as long after each further failure: so it gives up after about two
 # minutes without a server, instead of two hours. The user may set other limits.
 _RETRY_LIMITS = {f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
-
-
-def reader_environment(directory: Path) -> dict[str, str]:
-    """Return the environment for ``wandb leet inspect`` of a file that may come from an untrusted source.
-
-    wandb must run only installed code, contact no server, and write only below `directory`, the private working
-    directory of the command. Reading a file does not need the user's settings for W&B, so none is passed on.
-    """
-    environment = {name: value for name, value in own_environment().items() if not name.startswith("WANDB_")}
-    state = directory / "state"
-    (state / "wandb").mkdir(parents=True, exist_ok=True)  # or else wandb's command appends to a log in the shared /tmp
-    directories = ("TMPDIR", "WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
-    # Either of the last two disables telemetry of wandb's own process.
-    return {
-        **environment,
-        **dict.fromkeys(directories, str(state)),
-        "WANDB_ERROR_REPORTING": "false",
-        "WANDB_MODE": "offline",
-        "GOGC": "400",  # takes a sixth less processor time, and 83 MB of memory instead of 55 MB
-        "GOMEMLIMIT": "256MiB",  # above it garbage is collected as often as needed: the reader's memory is limited
-        # By default both have a thread, and memory for it, for each processor: of 192, more than the reader's limit.
-        "GOMAXPROCS": str(min(4, os.cpu_count() or 1)),
-        "OPENBLAS_NUM_THREADS": "1",  # of numpy, where the command is started with Python
-    }
 
 
 def own_environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Read runs from their ``.wandb`` files, record by record.
+"""Read runs from their ``.wandb`` files, record by record, one file after the other.
 
-Only running statistics and a bounded trend of each metric are kept in memory.
+The values of a file's metrics are in memory while it is read, 8 bytes each; then only their statistics.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ import math
 import os
 import re
 import sys
-import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from dist_wandb.errors import ReadError
+from dist_wandb.errors import ReadError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.inspection import UNUSED, inspect
-from dist_wandb.wandb_files.interruptible import read_each
+from dist_wandb.wandb_files.records import UNUSED, inspect
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
-from dist_wandb.wandb_files.statistics import NAMES_OF_RANKS, MetricHistory, RunningMetric
+from dist_wandb.wandb_files.statistics import MetricHistory, history_of
 
 MOST_METRICS = 20_000
 """Largest number of metrics of a file; later ones are dropped."""
@@ -32,9 +31,14 @@ MOST_METRICS = 20_000
 RUN_RECORD_LOST = "its run record is lost"
 """First words of the problem that describes a file without a run record."""
 
-State = Literal["finished", "failed", "unfinished"]
+MOST_VALUES = 50_000_000
+"""Largest number of values that are read of a file's metrics at once."""
 
-_FEWEST_READERS, _MOST_READERS = 4, 16  # in parallel: one for each processor; each is a separate process
+State = Literal["finished", "failed", "unfinished"]
+T = TypeVar("T")
+
+_NAMES_OF_RANKS = ("/argmax_rank", "/straggler_rank")  # ends of the names of metrics whose values are ranks
+_BETWEEN_CHECKS = 4096  # rows
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
 _NUMBERS = frozenset({int, float})  # without bool
@@ -96,14 +100,12 @@ def read_run(
     path: str | os.PathLike[str],
     *,
     metrics: Iterable[str] | None = ("*",),  # patterns such as ``val/*``; `None` not to read rows, which is faster
-    stopped: threading.Event | None = None,  # set to stop reading
     directory: Directory | None = None,  # as `find_files` found it; `None` for the one that is there now
 ) -> StoredRun:
     """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory. Damaged parts are skipped.
 
     ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
-    Raises `ReadError` if it contains no readable data of a run, and `UnsupportedVersionError` if the installed wandb
-    cannot print such files.
+    Raises `ReadError` if it contains no readable data of a run.
     """
     path = Path(path)
     contents = Contents(metrics or ())
@@ -112,9 +114,9 @@ def read_run(
     except OSError as error:
         raise ReadError(f"{path}: its directory cannot be opened: {error.strerror or error}.") from None
     skipped = UNUSED if metrics is not None else UNUSED | {"history"}
-    problems = inspect(path, contents.add, stopped, skipped=skipped, in_order=False, within=directory)
+    problems = inspect(path, contents.add, skipped=skipped, within=directory)
     if metrics is None and not contents.run:  # its rows may be readable
-        return read_run(path, stopped=stopped, directory=directory)
+        return read_run(path, directory=directory)
     if contents.run or contents.rows:
         return contents.as_run(path, problems, directory)
     size = path.stat().st_size
@@ -127,15 +129,24 @@ def read_run(
 def read_runs(
     paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] | None = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
-    """Read several files as `read_run` does, a few at a time; return runs in order, and the errors of the others."""
+    """Read several files as `read_run` does; return runs in order, and the errors of the others."""
     patterns = None if metrics is None else tuple(metrics)
     known = paths if isinstance(paths, Mapping) else {}
-    readers = min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)
+    return read_each(paths, lambda path: read_run(path, metrics=patterns, directory=known.get(path)))
 
-    def read(path: Path, stopped: threading.Event) -> StoredRun:
-        return read_run(path, metrics=patterns, stopped=stopped, directory=known.get(path))
 
-    return read_each(list(paths), read, readers)
+def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T], dict[Path, ReadError]]:
+    """Read files one after the other; return the results in order, and the errors. Any failure affects one file."""
+    results: list[T] = []
+    errors: dict[Path, ReadError] = {}
+    for path in paths:
+        try:
+            results.append(read(path))
+        except ReadError as error:  # noqa: PERF203
+            errors[path] = error
+        except Exception as error:  # noqa: BLE001
+            errors[path] = ReadError(in_words(error, path))
+    return results, errors
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
@@ -169,7 +180,7 @@ def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
         if record["type"] == "history":
             on_row({name: with_floats(value) for name, value in _object(record["history"], "item").items()})
 
-    inspect(path, on_record, in_order=False)
+    inspect(path, on_record)
 
 
 class BoundedConfig:
@@ -184,7 +195,7 @@ class BoundedConfig:
     def update(self, update: Mapping[str, Any]) -> None:
         """Set values, as `dict.update` does."""
         for name, value in update.items():
-            size = size_of(value) + size_of(name)
+            size = _size_of(value) + _size_of(name)
             total = self._size - self._sizes.get(name, 0) + size
             if total > _LARGEST_CONFIG:
                 self.left_out += 1
@@ -202,10 +213,10 @@ class Contents:
         self.exit_code: int | None = None
         self.step_axis: str | None = None
         self.rows: int = 0
-        self.metrics: dict[str, RunningMetric] = {}
+        self.metrics: dict[str, array[float]] = {}
         self.has_more_metrics: bool = False
         self.branches: bool = False
-        self._is_wanted = re.compile("|".join(map(translate, metrics))).match
+        self._is_wanted = re.compile("|".join(map(translate, metrics)) or "(?!)").match
 
     @property
     def problems(self) -> list[str]:
@@ -253,7 +264,10 @@ class Contents:
             started=_text(self.run, "start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
-            metrics={name: self.metrics[name].history() for name in sorted(self.metrics, key=natural_order)},
+            metrics={
+                name: history_of(self.metrics[name], counted=name.endswith(_NAMES_OF_RANKS))
+                for name in sorted(self.metrics, key=natural_order)
+            },
             sidecar=sidecar,
             problems=tuple(found),
             has_more_metrics=self.has_more_metrics,
@@ -270,16 +284,18 @@ class Contents:
             number = value if type(value) is float else with_floats(value)
             if name[:1] == "_" or not (is_plain or (type(number) in _NUMBERS and name not in media)):
                 continue
-            if name in self.metrics:
-                self.metrics[name].add(number)
-            elif len(name) > _LONGEST_NAME:
-                self.has_more_metrics = True
-            elif self._is_wanted(name):
-                if len(self.metrics) == MOST_METRICS:
+            column = self.metrics.get(name)
+            if column is None:
+                is_long = len(name) > _LONGEST_NAME
+                if not is_long and not self._is_wanted(name):
+                    continue
+                if is_long or len(self.metrics) == MOST_METRICS:
                     self.has_more_metrics = True
                     continue
-                self.metrics[name] = RunningMetric(counted=name.endswith(NAMES_OF_RANKS))
-                self.metrics[name].add(number)
+                column = self.metrics[name] = array("d")
+            column.append(number)
+        if not self.rows % _BETWEEN_CHECKS and sum(map(len, self.metrics.values())) > MOST_VALUES:
+            raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
 
 
 def _of_media(row: Mapping[str, Any]) -> set[str]:
@@ -309,7 +325,7 @@ def _text(record: Mapping[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def size_of(value: Any) -> int:
+def _size_of(value: Any) -> int:
     """Return the approximate size of a JSON value: the number of values and of stretches of 64 characters."""
     size, pending = 0, [value]
     while pending:

@@ -7,6 +7,7 @@ more, and each chunk has a checksum. A record is a protobuf message; the number 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
@@ -21,17 +22,17 @@ from typing import BinaryIO
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, time_limit
 
-_FILE_HEADER = b":W&B\xe1\xbe\x00"
+FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 """Kinds of chunks: a whole record, or a part of one."""
 
-DAMAGED = 0
-"""Replaces the kind of a chunk that cannot be read."""
+PADDING, DAMAGED, CUT_OFF, PAUSE = 0, -1, -2, -3
+"""Kinds of what is no chunk: zeros, a wrong checksum or length, the end within a chunk, the end for now."""
 
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
-_VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
+VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW, _RUN = 2, 7, 13, 17  # numbers of fields of W&B's Record
 _NEAR_THE_START = 64  # records; W&B writes a header, and then the run
 _LINE_OF_OUTPUT = 3  # number of a field of W&B's OutputRawRecord
@@ -142,41 +143,63 @@ def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise
             writer.write(record if revise is None else revise(record, parts))
 
 
-def records(opened: BinaryIO, *, most: int | None = None, strict: bool = False) -> Iterator[bytes]:
-    """Yield the records with correct checksums. Others are skipped, or raise `MalformedError` if `strict`.
+@dataclass
+class Damage:
+    """What of a file was skipped."""
 
-    Raises `ReadError` if the file does not start like a record file, a record has more than `most` bytes (`None`:
-    `MOST_BYTES`), there are too many, or all of them take too long.
+    damaged: int = 0  # number of blocks of which a part has a wrong checksum or length
+    too_long: int = 0  # number of records of more bytes than the limit
+    is_cut_off: bool = False  # whether the file ends within a record
+
+
+def records(opened: BinaryIO) -> Iterator[bytes]:
+    """Yield the records with correct checksums; others are skipped.
+
+    Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, there
+    are too many, or all of them take too long.
     """
-    most = most or MOST_BYTES
-    others = 0
+    damage = Damage()
+    for record in records_or_pauses(opened, MOST_BYTES, damage):
+        if record is not None:
+            yield record
+        if damage.too_long:
+            raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
+
+
+def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bool = False) -> Iterator[bytes | None]:
+    """Yield records as `records` does, and add to `damage` what is skipped, also records of more than `most` bytes.
+
+    `None` follows each of the latter. With `follow`, it is also yielded at the end of the file; then what was added is
+    read, without a limit in time.
+    """
+    others = size = 0
     begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
-    size = 0
-    for kind, chunk in _chunks(opened):
-        if strict and (kind == DAMAGED or (kind in (FULL, FIRST)) == (begun is not None)):
-            raise MalformedError("a record is damaged")
+    for kind, chunk in _chunks(opened, follow=follow):
+        if kind == PAUSE:
+            yield None
+        if kind in (DAMAGED, CUT_OFF):
+            begun = None
+            damage.damaged += kind == DAMAGED
+            damage.is_cut_off |= kind == CUT_OFF
         if kind in (FULL, FIRST):  # an earlier incomplete record is dropped
             begun, size = [], 0
-        elif kind == DAMAGED:
-            begun = None
         if begun is None:
             continue
         size += len(chunk)
+        begun.append(chunk)
         if size > most:
-            raise ReadError(f"contains a record of more than {most} bytes, which W&B never writes.")
-        if chunk:
-            begun.append(chunk)
-        if kind in (FULL, LAST):
+            damage.too_long += 1
+            begun = None
+            yield None
+        elif kind in (FULL, LAST):
             record, begun = b"".join(begun), None
             others += len(record) < _SHORTEST_OF_STREAM or not _OF_STREAM.match(record)
-            check_number(others)
+            _check_number(others)
             yield record
-    if strict and begun is not None:
-        raise MalformedError("the last record is truncated")
+    damage.is_cut_off |= begun is not None
 
 
-def check_number(others: int) -> None:
-    """Raise `ReadError` if a file has more than `MOST_OTHERS` records that are no part of its streams."""
+def _check_number(others: int) -> None:
     if others > MOST_OTHERS:
         raise ReadError(
             f"has more than {MOST_OTHERS} records that are neither rows nor system metrics nor output, or are empty, "
@@ -184,33 +207,51 @@ def check_number(others: int) -> None:
         )
 
 
-def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _chunks(opened: BinaryIO, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Yield kind and content of each chunk. After a damaged one, the rest of the block is skipped."""
-    if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
-        raise ReadError("does not start like a .wandb file.")
+    while (header := opened.read(len(FILE_HEADER))) != FILE_HEADER:
+        if not (follow and FILE_HEADER.startswith(header)):
+            raise ReadError("does not start like a .wandb file.")
+        yield PAUSE, b""
+        opened.seek(0)
     size = opened.seek(0, os.SEEK_END)
-    opened.seek(len(_FILE_HEADER))
-    check_time = time_limit(SECONDS + SECONDS_PER_MIB * size / 2**20)
-    chunks = 0
-    room = _BLOCK - len(_FILE_HEADER)  # bytes to the end of the block
-    while block := opened.read(room):
-        position = 0
-        while (left := len(block) - position) >= _CHUNK_HEADER.size:
+    check_time = time_limit(math.inf if follow else SECONDS + SECONDS_PER_MIB * size / 2**20)
+    chunks, place = 0, len(FILE_HEADER)  # of the next chunk
+    while True:
+        opened.seek(place)
+        room = _BLOCK - place % _BLOCK  # bytes to the end of the block
+        block = opened.read(room)
+        end = 0
+        for kind, chunk, end in _chunks_in(block, room):  # noqa: B007  # used after the loop
             chunks += 1
             if not chunks % _BETWEEN_CHECKS:
                 check_time()
-            checksum, length, kind = _CHUNK_HEADER.unpack_from(block, position)
-            begin = position + _CHUNK_HEADER.size
-            position = begin + length
-            chunk = block[begin:position]
-            if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
-                yield DAMAGED, b""
-                break
             yield kind, chunk
+        if room in (len(block), end):
+            place += room  # less than a chunk's header may be left, as padding
+        elif follow:
+            place += end
+            yield PAUSE, b""
         else:
-            if left and len(block) < room:  # the file ends within a header; at the end of a block this is padding
-                yield DAMAGED, b""
-        room = _BLOCK
+            if end < len(block):
+                yield CUT_OFF, b""
+            return
+
+
+def _chunks_in(block: bytes, room: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield kind, content and end of the whole chunks in the part of a block that was read, of `room` bytes."""
+    end = 0
+    while len(block) - end >= _CHUNK_HEADER.size:
+        checksum, length, kind = _CHUNK_HEADER.unpack_from(block, end)
+        begin = end + _CHUNK_HEADER.size
+        end = begin + length
+        if len(block) < min(end, room):  # cut off, or still being written
+            return
+        chunk = block[begin:end]
+        if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
+            yield DAMAGED if checksum or length or kind else PADDING, b"", room
+            return
+        yield kind, chunk, end
 
 
 class Writer:
@@ -218,7 +259,7 @@ class Writer:
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
-        self._position = opened.write(_FILE_HEADER)
+        self._position = opened.write(FILE_HEADER)
 
     def write(self, record: bytes) -> None:
         """Write a record."""
@@ -273,7 +314,7 @@ def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
         tag, position = varint(message, position, stop)
         number, wire_type = tag >> 3, tag & 7
         begin = end = position
-        if wire_type == _VARINT:
+        if wire_type == VARINT:
             _, position = varint(message, position, stop)
         elif wire_type == BYTES:
             length, begin = varint(message, position, stop)

@@ -179,22 +179,6 @@ def own_directory(path: Path) -> int:
     return owner
 
 
-@contextmanager
-def private_directory() -> Iterator[Path]:
-    """Create an empty directory for this user alone; yield its absolute path; remove it at the end."""
-    try:
-        directory = tempfile.TemporaryDirectory(prefix="dist-wandb-", ignore_cleanup_errors=True)  # mkdtemp: mode 0700
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"A temporary directory cannot be created: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}. Free some space there, or set TMPDIR to a writable "
-            "directory",
-        ) from None
-    with directory as name:
-        yield Path(name).absolute()
-
-
 def parse_json(content: str | bytes, *, depth: int = DEPTH) -> Any:
     """Parse JSON, as text or in UTF-8. Raises `ValueError` if it is malformed, or nested deeper than `depth`."""
     if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"), depth):

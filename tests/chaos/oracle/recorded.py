@@ -16,8 +16,8 @@ from record_files import new_record
 from stored import find_runs
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.inspection import UNUSED, inspect
 from dist_wandb.wandb_files.record_file import records_of
+from dist_wandb.wandb_files.records import UNUSED, inspect
 
 _LONGEST_WRITE = 20.0  # seconds that wandb's process may need after `finish` to complete a file
 

@@ -19,7 +19,7 @@ import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
 from dist_wandb.reading import files
 from dist_wandb.reading.runs import brought_together
-from dist_wandb.wandb_files.statistics import RunningMetric, joined
+from dist_wandb.wandb_files.statistics import history_of, joined
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 
@@ -107,7 +107,7 @@ def test_an_unknown_writer_is_an_error(shared: LocalRun) -> None:
 
 
 def test_history_of_too_many_values_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_CELLS", 8)
+    monkeypatch.setattr(files, "MOST_VALUES", 8)
     assert len(shared.history("loss", writer=0)["loss"]) == 3
     with pytest.raises(ReadError, match="Request fewer names"):
         shared.history()
@@ -200,13 +200,7 @@ def test_a_library_that_is_not_installed_is_named(
 
 
 def test_statistics_of_parts_are_those_of_all_values() -> None:
-    parts = []
-    for values in ([1.0, math.nan, 5.0], [-2.0] * 600):
-        metric = RunningMetric()
-        for value in values:
-            metric.add(value)
-        parts.append(metric.history())
-    found = joined(parts)
+    found = joined([history_of([1.0, math.nan, 5.0]), history_of([-2.0] * 600)])
     assert (found.count, found.not_finite, found.last, found.smallest, found.largest) == (603, 1, -2.0, -2.0, 5.0)
     assert found.trend[0] != -2.0
     assert set(found.trend[-140:]) == {-2.0}

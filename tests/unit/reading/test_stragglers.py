@@ -93,3 +93,7 @@ def test_a_marked_section_or_a_named_rank_makes_other_timings_silent() -> None:
     named = {**timings_of(4, 1), RANK: Timing()}
     named[RANK].counts.update({2: 5, 3: 1})
     assert findings(named, 4) == ["rank 2 held the others up in 5 of 80 rows (time/straggler_rank)"]
+    named[RANK].rows, named[RANK].mean = 6, 0.18
+    assert findings(named, 4)[0].endswith("(time/straggler_rank), busy 0.03 s longer than the others")
+    named[RANK].rows = 101
+    assert all("held the others up" not in finding for finding in findings(named, 4))  # in less than a 20th of the rows

@@ -1,32 +1,25 @@
-"""Read runs with a stand-in for `wandb leet inspect --json` that prints the given file.
-
-tests/e2e/test_show.py shows that the real reader prints such records.
-"""
+"""Read runs, their rows and their sidecars."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_runs import install_reader, sidecar_record
+from offline_runs import sidecar_record
+from record_files import content_of, of_json
 from stored import find_runs
 from strangers import OBSTACLES
 
-from dist_wandb.errors import ReadError, UnsupportedVersionError
+from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.inspection import Limits
 from dist_wandb.wandb_files.reading import largest_step, read_history, read_run, read_runs
 from dist_wandb.wandb_files.sidecar import read_sidecar
 
@@ -46,19 +39,13 @@ def ended(exit_code: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
-    """Write a run file with records. The stand-in prints it when it is read, with the given stderr and exit code."""
-    install_reader(
-        tmp_path, monkeypatch, 'cat "$6"\npath=$(readlink -f "$6")\ncat "$path.stderr" >&2\nexit "$(cat "$path.code")"'
-    )
+def write_run(tmp_path: Path) -> WriteRun:
+    """Return a function that writes a run file with records."""
 
-    def write(*records: dict[str, Any] | str, run_id: str = "abc", stderr: str = "", code: int = 0) -> Path:
+    def write(*records: dict[str, Any] | bytes, run_id: str = "abc") -> Path:
         path = tmp_path / f"offline-run-{run_id}" / f"run-{run_id}.wandb"
         path.parent.mkdir()
-        lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-        path.write_text("".join(f"{line}\n" for line in lines))
-        path.with_name(f"{path.name}.stderr").write_text(stderr)
-        path.with_name(f"{path.name}.code").write_text(str(code))
+        path.write_bytes(content_of(one if isinstance(one, bytes) else of_json(one) for one in records))
         return path
 
     return write
@@ -151,7 +138,7 @@ def test_the_number_of_metrics_is_limited_and_patterns_select_them(
     monkeypatch.setattr(reading, "MOST_METRICS", 3)
     path = write_run(RUN, history(**{f"m{number}": number for number in range(5)}, last=1))
     run = read_run(path)
-    assert (list(run.metrics), run.has_more_metrics) == (["m0", "m1", "m2"], True)
+    assert (list(run.metrics), run.has_more_metrics) == (["last", "m0", "m1"], True)
     run = read_run(path, metrics=["last", "m4"])
     assert (list(run.metrics), run.has_more_metrics) == (["last", "m4"], False)
     assert read_run(write_run(RUN, history(**{"x" * 1001: 1, "y": 1}), run_id="long")).has_more_metrics
@@ -165,49 +152,29 @@ def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, mon
     assert run.problems == ("1 values of its config are left out because it is too large",)
 
 
-def test_values_of_unexpected_types_are_ignored(write_run: WriteRun) -> None:
+def test_values_of_unexpected_types_are_ignored() -> None:
+    contents = reading.Contents()
     odd = {"run_id": 7, "display_name": ["x"], "project": {}, "tags": ["x", 7, None], "config": [], "start_time": 1}
-    ending = {"type": "exit", "exit": {"exit_code": "seven"}}
-    strange = {"type": "history", "history": {"item": 7}}
-    run = read_run(write_run({"type": "run", "run": odd}, {"type": "config", "config": {"update": 1}}, strange, ending))
+    for kind, record in {"run": odd, "config": {"update": 1}, "exit": {"exit_code": "seven"}}.items():
+        contents.add({"type": kind, kind: record})
+    run = contents.as_run(Path("run-abc.wandb"), [])
     assert (run.run_id, run.name, run.project, run.tags, run.config) == ("abc", None, None, ("x",), {})
-    assert (run.started, run.exit_code, run.rows, run.metrics) == (None, 1, 1, {})
+    assert (run.started, run.exit_code) == (None, 1)
 
 
-def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
-    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = replace(Limits.for_file(0), line=20_000)
-    monkeypatch.setattr(Limits, "for_file", lambda _size: short)
-    deep = f'{{"type":"config","config":{{"update":{{"x":{"[" * 100}{"]" * 100}}}}}}}'
-    run = read_run(write_run(RUN, deep, history(text="x" * 20_000), history(loss=1)))
-    assert (run.rows, run.config) == (1, {})
-    assert run.problems == (
-        "1 of its records, of more than 20000 bytes, are skipped",
-        "1 of its records, with too deeply nested values, are skipped",
-    )
-
-
-def test_only_some_of_a_thousand_problems_are_reported(write_run: WriteRun) -> None:
-    stderr = "".join(f"wandb leet inspect: skipped {number} {'x' * 5000}\n" for number in range(100))
-    run = read_run(write_run(RUN, stderr=stderr))
-    assert (len(run.problems), run.problems[-1]) == (21, "and 80 more problems")
-    assert max(map(len, run.problems)) == 1000
-
-
-def test_a_crash_of_the_reader_on_one_file_does_not_affect_others(write_run: WriteRun) -> None:
-    """A Go program that runs out of memory has the same exit code as click's for bad usage."""
-    stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
-    hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
-    healthy = write_run(RUN, run_id="healthy")
-    runs, errors = read_runs([hurt, healthy])
-    assert [run.path for run in runs] == [healthy]
-    assert str(errors[hurt]).endswith("cannot read it: fatal error: runtime: out of memory (its limit is 512 MiB)")
+def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_VALUES", 9)
+    monkeypatch.setattr(reading, "_BETWEEN_CHECKS", 2)
+    path = write_run(RUN, *(history(loss=number, acc=1) for number in range(6)))
+    with pytest.raises(ReadError, match=r"abc\.wandb: Its metrics have more than 9 values\. Request fewer names\."):
+        read_run(path)
+    assert read_run(path, metrics=["loss"]).rows == 6
+    assert read_run(path, metrics=()).metrics == {}
 
 
 def test_a_path_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
     name = "x" * 300
-    with pytest.raises(ReadError, match=r"x: cannot be read with W&B's reader: File name too long\.$"):
+    with pytest.raises(ReadError, match=r"x: the \.wandb file cannot be read: File name too long\.$"):
         read_history(tmp_path / name)
     with pytest.raises(ReadError, match=r"\.wandb: its directory cannot be opened: File name too long\.$"):
         read_run(tmp_path / name / "run-exp.wandb")
@@ -247,22 +214,11 @@ def test_large_integers_are_floats(write_run: WriteRun) -> None:
     rows = read_history(
         write_run(
             RUN,
-            *(history(x=[value]) for value in values),
-            f'{{"num":1,"type":"history","history":{{"item":{{"x":[{"9" * 5000}]}}}}}}',
+            *(history(x=value) for value in values),
+            history(x=b"9" * 5000),
         )
     )
-    assert [repr(row["x"][0]) for row in rows] == [repr(10**20), repr(-(10**20)), "1e+30", "1e+308", "-inf", "inf"]
-
-
-def test_unneeded_records_are_skipped_without_parsing(write_run: WriteRun) -> None:
-    unparsable = '{"num":3,"type":"summary","summary":{"update":'
-    assert read_run(write_run(RUN, unparsable, history(a=1))).rows == 1
-
-
-def test_damage_that_the_reader_skipped_is_reported(write_run: WriteRun) -> None:
-    stderr = "/lib/x.py:1: DeprecationWarning: old\nwandb leet inspect: skipped corrupt data: bad checksum\n"
-    run = read_run(write_run(RUN, history(a=1), stderr=stderr))
-    assert run.problems == ("skipped corrupt data: bad checksum",)
+    assert [repr(row["x"]) for row in rows] == [repr(10**20), repr(-(10**20)), "1e+30", "1e+308", "-inf", "inf"]
 
 
 def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run: WriteRun) -> None:
@@ -271,51 +227,15 @@ def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run:
     assert "run record is lost" in run.problems[0]
 
 
-def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun) -> None:
+def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun, tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=r"run-empty.wandb: is empty: the run was killed at its start"):
-        read_run(write_run(run_id="empty"))
+        read_run(touch(tmp_path / "offline-run-empty" / "run-empty.wandb"))
     with pytest.raises(ReadError, match=r"run-new.wandb: does not contain a run yet \(\d+ bytes\)"):
         read_run(write_run(HEADER, run_id="new"))
-    with pytest.raises(
-        ReadError, match=r"run-hurt.wandb: its \d+ bytes contain no readable data of a run: skipped corrupt"
-    ):
-        read_run(write_run(HEADER, run_id="hurt", stderr="wandb leet inspect: skipped corrupt data\n"))
-
-
-def test_a_file_that_the_reader_refuses_is_named_with_its_reason(write_run: WriteRun) -> None:
-    path = write_run("", stderr="Error: transactionlog: bad header\n", code=1)
-    path.write_text("")
-    with pytest.raises(ReadError, match=r"run-abc.wandb: .* cannot read it: transactionlog: bad header$"):
-        read_run(path)
-
-
-def test_a_reader_that_crashes_is_quoted_without_its_traceback(write_run: WriteRun) -> None:
-    stderr = (
-        'Traceback (most recent call last):\n  File "x.py", line 1\npydantic.ValidationError: 1 error\nmode\n  bad\n'
-    )
-    with pytest.raises(ReadError, match=r"cannot read it: pydantic.ValidationError: 1 error mode bad$"):
-        read_run(write_run(RUN, stderr=stderr, code=1))
-
-
-def test_the_exit_code_is_reported_if_the_reader_prints_no_reason(write_run: WriteRun) -> None:
-    with pytest.raises(ReadError, match=r"cannot read it: exit code 9$"):
-        read_run(write_run(RUN, code=9))
-
-
-@pytest.mark.parametrize(
-    ("stderr", "code"), [("Error: No such command 'leet'.", 2), ("x: No module named wandb", 1)], ids=["old", "none"]
-)
-def test_a_wandb_without_a_reader_is_reported_with_the_required_version(
-    write_run: WriteRun, stderr: str, code: int
-) -> None:
-    with pytest.raises(UnsupportedVersionError, match=r"wandb \d.*pip install 'wandb>=0.31'"):
-        read_run(write_run(stderr=stderr, code=code))
-
-
-@pytest.mark.parametrize("line", ["no json", "[1]", '{"type":"run"}', '{"run":{}}'])
-def test_a_line_that_is_not_a_record_is_refused(write_run: WriteRun, line: str) -> None:
-    with pytest.raises(ReadError, match="printed a line that is not a record"):
-        read_run(write_run(RUN, line))
+    hurt = write_run(HEADER, run_id="hurt")
+    hurt.write_bytes(hurt.read_bytes()[:-1] + b"?")
+    with pytest.raises(ReadError, match=r"its \d+ bytes contain no readable data of a run: skipped corrupt"):
+        read_run(hurt)
 
 
 def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -342,64 +262,12 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
     assert f"{folder / 'run-zero.wandb'} is a symbolic link" in messages["run-zero.wandb"]
 
 
-# --- the reader's process ---------------------------------------------------------------------------------------------
-
-
-def test_the_reader_starts_in_its_own_empty_directory_without_settings(
-    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_run(RUN)
-    seen = tmp_path / "seen"
-    reader = Path(sys.executable)
-    reader.write_text(f'#!/bin/sh\n{{ pwd -P; stat -c %a .; ls -A; env; }} > "{seen}"\ncat "$6"\n')
-    monkeypatch.chdir(path.parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", "lib", str(tmp_path)]))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://elsewhere")
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    monkeypatch.setenv("GOMAXPROCS", "192")  # with so many threads, W&B's reader needs more memory than its limit
-    assert read_run(path.name).run_id == "abc"
-    place, mode, *lines = seen.read_text().splitlines()
-    assert mode == "700"
-    assert not Path(place).exists()
-    assert not path.parent.is_relative_to(place)
-    assert not Path(place).is_relative_to(path.parent)
-    environment = dict(line.split("=", 1) for line in lines if "=" in line)
-    assert [line for line in lines if "=" not in line] == ["state", "stderr"]
-    assert environment["PYTHONPATH"] == str(tmp_path)
-    assert environment["PYTHONSAFEPATH"] == "1"
-    assert environment["TMPDIR"] == environment["WANDB_DIR"] == f"{place}/state"
-    assert int(environment["GOMAXPROCS"]) <= 4
-    assert environment["OPENBLAS_NUM_THREADS"] == "1"
-    assert {name: value for name, value in environment.items() if name.startswith("WANDB_") and "_DIR" not in name} == {
-        "WANDB_ERROR_REPORTING": "false",
-        "WANDB_MODE": "offline",
-    }
-
-
-def test_a_reader_that_cannot_be_started_is_an_error_of_that_file(
-    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_run(RUN)
-    monkeypatch.setattr(sys, "executable", str(path.parent))
-    with pytest.raises(ReadError, match=f"{re.escape(str(path))}: cannot be read with W&B's reader: Permission denied"):
-        read_run(path)
-
-
-def test_without_a_temporary_directory_the_error_names_the_remedy(
-    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_run(RUN)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ReadError, match=r"cannot be created: No such file or directory \(.*missing.*set TMPDIR to"):
-        read_run(path)
-
-
 # --- read_runs, read_history ------------------------------------------------------------------------------------------
 
 
 def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_run: WriteRun) -> None:
     paths = [write_run(RUN, history(a=number), run_id=f"r{number}") for number in range(6)]
-    broken = write_run(run_id="broken")
+    broken = touch(write_run(run_id="broken").with_name("run-none.wandb"))
     runs, errors = read_runs([*paths[:3], broken, *paths[3:]])
     assert [run.path for run in runs] == paths
     assert list(errors) == [broken]

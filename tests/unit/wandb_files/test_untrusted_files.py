@@ -38,11 +38,8 @@ OPENS = frozenset(
 ALLOWED = {
     ("wandb_files", "find_files"): {"open": "a directory that the user gives"},
     ("wandb_files", "_look_below"): {"open": "a directory that is no link, in a directory that is open"},
-    ("wandb_files", "records_of"): {"open": "a new file in a private directory"},
-    ("wandb_files", "_parsed"): {"loads": "a line of the reader's, of bounded length and depth"},
-    ("wandb_files", "split"): {"open": "a new file in a private directory"},
     ("wandb_files", "row"): {"raw_decode": "numbers that a pattern has found"},
-    ("wandb_files", "_value"): {"loads": "a value of a row of bounded length and depth"},
+    ("wandb_files", "_value"): {"loads": "a value of a record of bounded length and depth"},
     ("wandb_files", "copy_without"): {"open": "a new file in the user's own state directory"},
     ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
     ("report", "plotly_script"): {"read_text": "a file of the installed plotly"},

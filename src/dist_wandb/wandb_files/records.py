@@ -1,0 +1,380 @@
+"""Read the records of a ``.wandb`` file: W&B has no Python reader, and a file may come from an untrusted source.
+
+A record is a message ``Record`` of W&B's ``wandb_internal.proto``. Only the fields in `KINDS` are decoded, and without
+protobuf, because parsing a hostile message with it takes 44 times its size in memory. Nearly all bytes of a large file
+are history rows: items with a name and a value in JSON. So a row of plain numbers is split by one pattern, and its
+numbers are parsed together. Names of nested mappings are joined by dots; numbers without a fraction are integers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
+from datetime import datetime, timezone
+from decimal import Decimal
+from operator import add
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dist_wandb.errors import ReadError, in_words
+from dist_wandb.wandb_files.record_file import (
+    BYTES,
+    CONTINUES,
+    FILE_HEADER,
+    MOST_FIELDS,
+    VARINT,
+    Damage,
+    MalformedError,
+    parts_of,
+    records_or_pauses,
+    varint,
+)
+from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary
+
+UNUSED = frozenset({"summary", "stats", "output_raw"})
+"""Kinds of records that most callers do not need; most records of a file are of these kinds."""
+
+_LARGEST_RECORD = 8 * 2**20  # bytes; larger ones are skipped
+_MOST_ITEMS = 100_000  # of one record
+_MOST_NAMES = 20_000  # that are cached
+_HISTORY = 2  # number of a field of Record
+_ENVELOPE = frozenset({1, 16, 19, 200})  # fields of Record that are no kinds
+_ITEM, _KEY, _NESTED_KEY, _VALUE = 1, 1, 2, 16  # numbers of fields of HistoryRecord, and of all items
+_LONGEST_INTEGER = 400  # digits
+_LARGEST_INTEGER = 2**63  # larger ones are floats
+_FIRST_WITH_EXPONENT = 1e21  # smaller floats without a fraction are integers
+_LESS = bytes((length - 3) % 256 for length in range(256))  # 3 bytes are between an item's names and its value
+# An item with a number: the item's length; the names, each with tag and length; the value's length; the value.
+_NUMBER = re.compile(
+    rb"\n([\x01-\x7f])([\n\x12][^\x82]{1,120})\x82\x01([\x01-\x7f])"
+    rb"(-?(?:0|[1-9][0-9]{0,40})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,4})?|NaN|-?Infinity)"
+)
+_LOOSE = re.compile(r'("(?:[^"\\]|\\.)*")|(-?)0*([0-9]+)(?:\.([0-9]*))?', re.DOTALL)  # a text, or the start of a number
+_SURROGATE = re.compile("[\ud800-\udfff]")  # json has joined those of pairs
+_JSON = json.JSONDecoder()
+_STEP = re.compile(rb"\x12(?:\x00|.\x08[\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)  # a row's last field; 0 is left out
+_NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
+
+OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
+_Schema: TypeAlias = "Mapping[int, tuple[str, Callable[[Sequence[bytes]], Any] | Mapping[int, Any] | None]]"
+
+
+def inspect(path: Path, on_record: OnRecord, **options: Any) -> list[str]:
+    """Pass the records of a file to a function; return the damaged parts that were skipped. See `records_of`."""
+    problems: list[str] = []
+    try:
+        with closing(records_of(path, problems, **options)) as records:
+            for record in records:
+                if record is not None:
+                    on_record(record)
+    except ReadError as error:
+        raise ReadError(in_words(error, path)) from None
+    return problems
+
+
+def records_of(
+    path: Path,
+    problems: list[str],  # to which the damaged parts that were skipped are added at the end, as sentence fragments
+    *,
+    skipped: Collection[str] = UNUSED,  # kinds that are left out
+    follow: bool = False,  # whether to yield `None` at the end of the file, and then continue with what was added
+    within: Directory | None = None,  # as for `open_ordinary`
+) -> Generator[dict[str, Any] | None, None, None]:
+    """Yield the records of a file that are of a kind in `KINDS`: ``{"type": KIND, KIND: {...}}``.
+
+    NaN and infinities in rows are floats. Raises `ReadError` if it is no ordinary file, or not one of W&B's, or takes
+    too long.
+    """
+    damage, decoder = Damage(), Decoder(skipped)
+    try:
+        with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size >= len(FILE_HEADER) or follow:
+                for record in records_or_pauses(opened, _LARGEST_RECORD, damage, follow=follow):
+                    if record is None:
+                        yield None
+                    elif (decoded := decoder.decoded(record)) is not None:
+                        yield decoded
+            else:
+                damage.is_cut_off = size > 0
+            if os.fstat(opened.fileno()).st_size < size:
+                raise ReadError("has changed while it was read: it is shorter now.")  # noqa: TRY301
+    except FileNotFoundError:
+        raise ReadError(f"{path}: is not a file. Give a .wandb file.") from None
+    except OSError as error:
+        raise ReadError(f"{path}: the .wandb file cannot be read: {error.strerror or error}.") from None
+    except ReadError as error:
+        raise ReadError(in_words(error, path)) from None
+    if damage.is_cut_off:
+        problems.append("reached the end of an incomplete .wandb file (the run may still be active or was interrupted)")
+    found = {
+        f"of more than {_LARGEST_RECORD} bytes": damage.too_long,
+        "with too deeply nested values": decoder.deep,
+        "not in W&B's format": decoder.malformed,
+    }
+    problems += ["skipped corrupt data (of a wrong checksum or length)"] if damage.damaged else []
+    problems += [f"{count} of its records, {what}, are skipped" for what, count in found.items() if count]
+
+
+class _TooDeepError(ValueError):
+    """A value has lists and objects that are nested too deeply."""
+
+
+class Decoder:
+    """Decodes the records of one file, and caches the names in its rows."""
+
+    def __init__(self, skipped: Collection[str] = ()) -> None:
+        self.malformed: int = 0  # number of records that were skipped
+        self.deep: int = 0
+        self._skipped = skipped
+        self._known: dict[bytes, str] = {}
+
+    def decoded(self, record: bytes) -> dict[str, Any] | None:
+        """Return a record; `None` if it is not of a wanted kind, or cannot be decoded."""
+        try:
+            number, begin = _only_field(record)
+            number, content = (number, record[begin:]) if number else _kind_of(record)
+            kind, schema = KINDS.get(number, ("", {}))
+            if not kind or kind in self._skipped:
+                return None
+            if number == _HISTORY:
+                return {"type": kind, kind: {"item": self.row(content)}}
+            return {"type": kind, kind: _message(content, schema)}
+        except (MalformedError, ReadError):
+            self.malformed += 1
+        except _TooDeepError:
+            self.deep += 1
+        return None
+
+    def row(self, content: bytes) -> dict[str, Any]:
+        """Return names and values of a row; raise MalformedError, ReadError or _TooDeepError."""
+        # What is between the items with numbers, and their four groups: nothing may be between them.
+        parts = _NUMBER.split(content)
+        between, lengths, names, value_lengths, values = (parts[place::5] for place in range(5))
+        sizes, rest = bytes(map(len, values)), between[-1]
+        together = bytes(map(add, map(len, names), sizes))  # at most 121 and 93
+        if (
+            not names
+            or any(between[:-1])
+            or b"".join(lengths).translate(_LESS) != together
+            or b"".join(value_lengths) != sizes
+            # Nothing, or only the row's step, follows its items.
+            or (rest and not (_STEP.fullmatch(rest) is not None and rest[1] == len(rest) - 2))
+        ):
+            return self._any_row(content)
+        try:
+            known = list(map(self._known.__getitem__, names))
+        except KeyError:
+            return self._any_row(content)
+        numbers, _ = _JSON.raw_decode(f"[{b','.join(values).decode()}]")
+        return {name: number if number % 1 else _whole(number) for name, number in zip(known, numbers, strict=True)}
+
+    def _any_row(self, content: bytes) -> dict[str, Any]:
+        """Decode a row with any values."""
+        pieces = [
+            content[begin:end]
+            for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS)
+            if number == _ITEM and content[start] & 7 == BYTES
+        ]
+        return _items(pieces, self._known)
+
+
+def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> dict[str, Any]:
+    """Decode items with a name and a value, sorted; return none of them if one has no value.
+
+    Those of rows have `known`, to which names are added. Elsewhere numbers that JSON lacks, such as NaN, are text.
+    """
+    found: dict[str, Any] = {}
+    is_complete = True
+    for piece in pieces:
+        keys, nested, value, before_value = b"", list[bytes](), b"", 0
+        for number, start, first, last in parts_of(piece, 0, len(piece), MOST_FIELDS):
+            if piece[start] & 7 != BYTES:
+                continue
+            if number == _KEY:
+                keys = piece[first:last]
+            elif number == _NESTED_KEY:
+                nested.append(piece[first:last])
+            elif number == _VALUE:
+                value, before_value = piece[first:last], start
+        name = _text(b".".join(nested or [keys]))
+        is_complete &= bool(value)
+        decoded = _value(value) if value else None
+        found[name] = _as_printed(decoded) if known is None else decoded
+        is_plain = before_value == sum(2 + len(key) for key in nested or [keys])  # nothing else precedes the value
+        if known is not None and is_plain and len(known) < _MOST_NAMES:
+            known.setdefault(piece[:before_value], name)
+    return dict(sorted(found.items())) if is_complete else {}
+
+
+def _value(content: bytes) -> Any:
+    """Decode a value in JSON. Another text is returned as it is."""
+    if is_deeper(content):
+        raise _TooDeepError
+    text = _text(content)
+    try:
+        value = json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError):
+        try:  # W&B accepts leading zeros and a point without digits after it
+            value = json.loads(_LOOSE.sub(_strict, text), parse_int=_integer)
+        except (ValueError, RecursionError):
+            return text
+    if type(value) in (int, float):
+        return value if value % 1 else _whole(value)
+    return _as_printed(value)
+
+
+def _integer(text: str) -> float:
+    return int(text) if len(text) <= _LONGEST_INTEGER else float(text)  # Python refuses to parse very long ones
+
+
+def _strict(found: re.Match[str]) -> str:
+    text, sign, whole, fraction = found.groups()
+    return text or f"{sign}{whole}{f'.{fraction}' if fraction else ''}"
+
+
+def _as_printed(value: Any) -> Any:
+    """Return text, or what is inside a list or object, as JSON can print it; it has no NaN, for example."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_as_printed(item) for item in value]
+    if isinstance(value, dict):
+        return {_as_printed(name): _as_printed(item) for name, item in sorted(value.items())}
+    if type(value) in (int, float):
+        number = value if value % 1 else _whole(value)
+        return number if math.isfinite(number) else json.dumps(number)
+    return value
+
+
+def _whole(number: float) -> float:
+    """Convert a number without a fraction to an integer, if it is below 1e21."""
+    if type(number) is int:
+        if -_LARGEST_INTEGER <= number < _LARGEST_INTEGER:
+            return number
+        if abs(number) > sys.float_info.max:
+            return math.inf if number > 0 else -math.inf
+    number = float(number)
+    return int(Decimal(repr(number))) if abs(number) < _FIRST_WITH_EXPONENT else number  # zeros after its digits
+
+
+def _only_field(record: bytes) -> tuple[int, int]:
+    """Return number and content start of a record's only field (except the record number); zeros if it has others."""
+    size = len(record)
+    position = 0
+    try:
+        if record[0] == _NUMBER_OF_RECORD:
+            position = 2
+            while record[position - 1] >= CONTINUES:
+                position += 1
+        tag, position = varint(record, position, size)
+        length, position = varint(record, position, size)
+    except (MalformedError, IndexError):
+        return 0, 0
+    return (tag >> 3, position) if tag & 7 == BYTES and position + length == size else (0, 0)
+
+
+def _kind_of(record: bytes) -> tuple[int, bytes]:
+    """Return the last kind of a record that has several fields, and its content."""
+    kind, content = 0, b""
+    for number, start, begin, end in parts_of(record, 0, len(record), MOST_FIELDS):
+        if number not in _ENVELOPE and record[start] & 7 == BYTES:
+            content = (content if number == kind else b"") + record[begin:end]  # parts of one message are joined
+            kind = number
+    return kind, content
+
+
+def _message(content: bytes, schema: _Schema) -> dict[str, Any]:
+    """Decode the fields of a message that a schema names. The last one of several counts; parts of one are joined."""
+    found: dict[str, Any] = {}
+    pieces: dict[int, list[bytes]] = defaultdict(list)
+    for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):
+        if number not in schema:
+            continue
+        name, decode = schema[number]
+        if content[start] & 7 == BYTES and decode is not None:
+            pieces[number].append(content[begin:end])
+        elif content[start] & 7 == VARINT and decode is None:
+            _, place = varint(content, start, len(content))
+            value, _ = varint(content, place, len(content))
+            found[name] = value - 2**64 if value >= 2**63 else value
+    for number, parts in pieces.items():
+        name, decode = schema[number]
+        found[name] = decode(parts) if callable(decode) else _message(b"".join(parts), decode or {})
+    return found
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise MalformedError("a text is not UTF-8") from None
+
+
+def _last(parts: Sequence[bytes]) -> str | None:
+    return _text(parts[-1]) or None
+
+
+def _texts(parts: Sequence[bytes]) -> list[str]:
+    return list(map(_text, parts))
+
+
+def _removed(parts: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [_message(part, _named(key=_KEY)) for part in parts]
+
+
+def _time(parts: Sequence[bytes]) -> str | None:
+    """Return a time in W&B's format; `None` if it is beyond the years 1 to 9999."""
+    found = _message(b"".join(parts), {1: ("seconds", None), 2: ("nanos", None)})
+    try:
+        moment = datetime.fromtimestamp(found.get("seconds", 0), timezone.utc).replace(tzinfo=None)
+    except (ValueError, OverflowError, OSError):
+        return None
+    nanos = f"{found.get('nanos', 0):09d}"
+    while nanos.endswith("000"):
+        nanos = nanos[:-3]
+    return f"{moment.isoformat()}{f'.{nanos}' if nanos else ''}Z" if nanos.isdigit() or not nanos else None
+
+
+def _named(**numbers: int) -> _Schema:
+    return {number: (name, _last) for name, number in numbers.items()}
+
+
+_CONFIG: _Schema = {1: ("update", _items)}
+_GIT = _named(commit=2)
+KINDS: dict[int, tuple[str, _Schema]] = {
+    _HISTORY: ("history", {}),
+    3: ("summary", {1: ("update", _items), 2: ("remove", _removed)}),
+    5: ("config", _CONFIG),
+    7: ("stats", {2: ("timestamp", _time), 3: ("item", _items)}),
+    12: ("metric", _named(name=1, glob_name=2, step_metric=4)),
+    13: ("output_raw", _named(line=3)),
+    17: (
+        "run",
+        {
+            **_named(run_id=1, entity=2, project=3, run_group=6, job_type=7, display_name=8, notes=9, host=13),
+            4: ("config", _CONFIG),
+            10: ("tags", _texts),
+            17: ("start_time", _time),
+            21: ("git", _GIT),
+            23: ("branch_point", _named(run=1)),
+        },
+    ),
+    18: ("exit", {1: ("exit_code", None)}),
+    26: (
+        "environment",
+        {
+            **_named(python=2, program=6, code_path_local=8, host=12, gpu_type=18),
+            5: ("args", _texts),
+            9: ("git", _GIT),
+            19: ("gpu_count", None),
+        },
+    ),
+}
+"""The kinds of records by number: name, and the fields that are read."""

@@ -1,0 +1,358 @@
+"""Records equal those that W&B's own reader prints, and what is damaged or hostile is skipped and reported."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from record_files import Record, content_of, end, framed, header, new_record, of_json, row, run, serialised
+
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files import record_file, records
+from dist_wandb.wandb_files.reading import with_floats
+from dist_wandb.wandb_files.record_file import field_of
+
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+READER = Path(wandb.__file__).parent / "bin" / "wandb-core"
+
+NUMBERS = [
+    *(0, -1, 7, 1.5, -0.0, 5.0, 1e3, 1e-300, 1e21, 1e20, 1e22, 2**53 + 1, 2**60 + 1, 2**63, 2**64, -(2**63), 10**30),
+    *(math.nan, math.inf, -math.inf, 0.1, 1e-7, 1795477853.6973689, 123456789012345680000),
+]
+JSON = [b"5.0", b"1E5", b"0.10", b"1e400", b"-1e400", b"-0", b"1.7954778536973689e+09", b"2e+09", b" 7 ", b"12345678.0"]
+OTHERS = [
+    "text",
+    'quoted "\n\\',
+    "µ☃",
+    "\x00\x1b[2J",
+    True,
+    False,
+    None,
+    [1, [2.5, None]],
+    {"a": {"b": "c"}},
+    "x" * 500,
+]
+NAMES = ["loss", "val/acc", "a.b", "ünïcode", "あ", "x" * 130, "_runtime", "\t", '"', "\n\x12\x01a"]
+
+
+def file_of(tmp_path: Path, records: Iterable[Record | bytes]) -> Path:
+    path = tmp_path / "offline-run-1-exp" / "run-exp.wandb"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content_of([header(), run(), *records, end()]))
+    return path
+
+
+def rows_of(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a file, and its problems."""
+    found: list[dict[str, Any]] = []
+
+    def take(record: dict[str, Any]) -> None:
+        if record["type"] == "history":
+            found.append(record["history"]["item"])
+
+    return found, records.inspect(path, take, **options)
+
+
+def printed(path: Path) -> list[dict[str, Any]]:
+    """Return the records that W&B's own reader prints."""
+    options = ["leet", "inspect", "--no-observability", "--json", "--run-file"]
+    command = [str(READER), *options, str(path), str(path.parents[1])]
+    environment = {**os.environ, "WANDB_ERROR_REPORTING": "false", "WANDB_DIR": str(path.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return values with their types, and with NaN equal to NaN."""
+    return [{name: repr(with_floats(value)) for name, value in row.items()} for row in rows]
+
+
+def both_ways(path: Path) -> list[dict[str, str]]:
+    """Return the rows, after checking that W&B's reader prints the same; it leaves out rows that it does not decode."""
+    expected = [record["history"].get("item") for record in printed(path) if record["type"] == "history"]
+    rows, _ = rows_of(path)
+    assert comparable(rows) == comparable(row if isinstance(row, dict) else {} for row in expected)
+    return comparable(rows)
+
+
+def nested(names: Iterable[str], value: bytes) -> bytes:
+    """Return an item of a row."""
+    return field_of(1, b"".join(field_of(2, name.encode()) for name in names) + field_of(16, value))
+
+
+def of_items(*items: bytes) -> bytes:
+    return field_of(2, b"".join(items))
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_each_number_equals_that_of_the_reader(tmp_path: Path, number: float) -> None:
+    rows = both_ways(file_of(tmp_path, [row(0, {"x": number}), row(1, {"x": number})]))
+    assert [set(found) for found in rows] == [{"loss", "global_step", "_step", "x"}] * 2
+
+
+def test_each_notation_of_a_number(tmp_path: Path) -> None:
+    records = [row(step, {"x": text}) for step, text in enumerate([*JSON, *JSON])]
+    assert [found["x"] for found in both_ways(file_of(tmp_path, records))[: len(JSON)]] == [
+        *("5", "100000", "0.1", "inf", "-inf", "0", "1795477853.6973689", "2000000000", "7", "12345678")
+    ]
+
+
+LOOSE = [b"00", b"01", b"-00", b"1.", b"1.e5", b"-01.5", b"01E5", b" 01 ", b"[01, 1.]", b'{"b": 007}', b'["01", 01]']
+ODD = [
+    b"",
+    b"  ",
+    b"1 2",
+    b"nan",
+    b"-NaN",
+    b"+1",
+    b".5",
+    b"1e",
+    b"0x1",
+    b"1_0",
+    b"-",
+    b"1.5.2",
+    b"tru",
+    b'"\x01"',
+    b"[1,]",
+]
+INSIDE = [b"NaN", b"-Infinity", b"9223372036854775808", b"-9223372036854775809", b"1e400", b"5.0", b"1e20", b"2e+09"]
+SURROGATES = [b'"\\ud800"', b'"\\ud83d\\ude00 \\ud800x"', b'{"\\ud800": "\\udfff"}']
+
+
+def item(name: bytes, value: bytes) -> bytes:
+    return field_of(1, field_of(1, name) + field_of(16, value))
+
+
+def test_values_that_wandb_does_not_write_equal_those_of_the_reader(tmp_path: Path) -> None:
+    values = [
+        *LOOSE,
+        *ODD,
+        *SURROGATES,
+        *(b"[%s]" % one for one in INSIDE),
+        *(b'{"a": [%s, 0.5]}' % one for one in INSIDE),
+    ]
+    rows = [of_items(item(b"x", value), item(b"y", b"1")) for value in values]
+    assert len(both_ways(file_of(tmp_path, rows))) == len(values)
+
+
+def test_no_item_hides_another_one(tmp_path: Path) -> None:
+    """The rest of a row looks like its step if it begins within a name, at a byte 0x12 and the number of bytes left."""
+    number = item(b"n", b"1.5")
+    size = len(item(b"y" * 60, b'"text"'))
+    before = len(number) - 4  # of the name: tags and lengths precede it
+    name = (b"y" * before + bytes([0x12, size - 2])).ljust(60, b"y")
+    rows = [of_items(number), of_items(item(name, b'"text"'), number)]
+    assert [len(row) for row in both_ways(file_of(tmp_path, rows))] == [1, 2]
+
+
+def test_random_rows_equal_those_of_the_reader(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    names = [b"a", b"b", b"\x12", b"\x12\x01", b"\n\x01a", b"a\x12\x05", b"n" * 130, "é".encode(), b""]
+    values = [*LOOSE, *ODD, *SURROGATES, *INSIDE, *JSON, b'"text"', b"1", b"0.5", b"true"]
+    rows = []
+    for _ in range(3000):
+        items = [item(chance.choice(names), chance.choice(values)) for _ in range(chance.randint(0, 5))]
+        if chance.random() < 0.2:
+            items.append(nested(chance.choices(["a", "b.c", "\x12"], k=chance.randint(1, 3)), chance.choice(values)))
+        rows.append(of_items(*items))
+    assert len(both_ways(file_of(tmp_path, rows))) == 3000
+
+
+def test_names_and_values_of_all_kinds_in_many_rows(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    records: list[Record | bytes] = []
+    for step in range(2000):
+        values = {chance.choice(NAMES): chance.choice([*NUMBERS, *OTHERS]) for _ in range(chance.randint(0, 6))}
+        record = row(step, values)
+        if step % 3 == 0:
+            record.history.step.num = step
+        chance.shuffle(items := list(record.history.item))
+        del record.history.item[:]
+        record.history.item.extend(items)
+        records.append(record)
+    assert len(both_ways(file_of(tmp_path, records))) == 2000
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [nested(["val", "loss"], b"1")],
+        [nested(["val", "loss"], b"1"), nested(["val.loss"], b"2")],
+        [nested(["a"], b"1"), nested(["a"], b"2")],
+        [nested(["a"], b"1"), nested(["a", "b"], b"2")],
+        [nested([""], b"1")],
+        [nested(["a"], b"no JSON")],
+        [field_of(1, field_of(1, b"key") + field_of(16, b"1"))],
+        [field_of(1, field_of(16, b"1") + field_of(2, b"value first"))],
+        [field_of(1, field_of(2, b"a") + field_of(16, b"1") + field_of(16, b"2"))],
+        [field_of(1, field_of(2, b"a") + field_of(16, b"1") + field_of(2, b"b"))],
+        [nested(["a"], b"1"), field_of(9, b"unknown")],
+        [field_of(1, field_of(2, b"a") + field_of(16, b"1") + field_of(9, b"unknown"))],
+        [],
+    ],
+    ids=[
+        *("nested", "of one name", "twice", "name and group", "no name", "text", "key", "value first", "two values"),
+        "value in the middle",
+        *("unknown field", "unknown field of an item", "empty"),
+    ],
+)
+def test_items_of_each_form(tmp_path: Path, items: list[bytes]) -> None:
+    """Each form is read twice, because names are cached, and among numbers."""
+    plain = nested(["plain"], b"1.5")
+    odd = [of_items(plain, *items), of_items(*items, plain), of_items(*items)]
+    rows = both_ways(file_of(tmp_path, [*odd, of_items(nested(["a"], b"1"))]))
+    assert len(rows) == 4
+    assert rows[3] == {"a": "1"}
+
+
+@pytest.mark.parametrize("cut", ["length of an item", "length of a value", "end"])
+def test_items_with_contradicting_lengths_are_not_numbers(tmp_path: Path, cut: str) -> None:
+    """The pattern for numbers also matches items with wrong lengths: such rows are decoded field by field."""
+    good = nested(["a"], b"1.25")
+    bad = {
+        "length of an item": good[:1] + bytes([good[1] - 1]) + good[2:],
+        "length of a value": good.replace(b"\x82\x01\x041.25", b"\x82\x01\x031.25"),
+        "end": good + b"\x12\x02\x08",
+    }[cut]
+    assert bad != good
+    rows, problems = rows_of(file_of(tmp_path, [of_items(good), field_of(2, bad), of_items(good)]))
+    assert rows == [{"a": 1.25}] * 2
+    assert problems == ["1 of its records, not in W&B's format, are skipped"]
+
+
+def test_a_lone_surrogate_is_replaced(tmp_path: Path) -> None:
+    """Python parses a lone surrogate in JSON, but cannot encode it."""
+    rows, _ = rows_of(file_of(tmp_path, [row(0, {"x": b'"\\ud800"', "y": b'["\\ud83d\\ude00"]'})]))
+    assert rows[0]["x"] == "\ufffd"  # as W&B's reader prints it
+    assert rows[0]["y"] == ["\U0001f600"]
+
+
+def test_new_names_are_in_alphabetical_order_as_from_the_reader(tmp_path: Path) -> None:
+    path = file_of(tmp_path, [of_items(nested(["b"], b"1"), nested(["a"], b"2"))])
+    assert list(rows_of(path)[0][0]) == ["a", "b"]
+
+
+def test_all_kinds_of_records_are_those_that_the_reader_prints(tmp_path: Path) -> None:
+    config = {"lr": 0.1, "net": {"depth": [1, 2.0]}, "text": "µ\n"}
+    time = {"start_time": "2023-11-14T22:13:20.500Z"}
+    about = {"run_id": "exp", "entity": "e", "project": "p", "run_group": "g", "job_type": "j", "display_name": "d"}
+    where = {"python": "3", "program": "p", "code_path_local": "c", "host": "h", "gpu_type": "t", "args": ["--a", "1"]}
+    made: list[dict[str, Any]] = [
+        {"type": "run", "run": {**about, **time, "tags": ["x", "y"], "notes": "n", "config": {"update": config}}},
+        {"type": "config", "config": {"update": {"lr": 0.2, "nan": float("nan")}}},
+        {"type": "summary", "summary": {"update": {"loss": 1, "map": {"a": 1.0}}}},
+        {"type": "stats", "stats": {"item": {"cpu": 0.5}, "timestamp": "2023-11-14T22:13:20.000000120Z"}},
+        {"type": "metric", "metric": {"glob_name": "*", "step_metric": "x"}},
+        {"type": "output_raw", "output_raw": {"line": "a\r\n"}},
+        {"type": "environment", "environment": {**where, "gpu_count": 8}},
+        {"type": "exit", "exit": {"exit_code": -1}},
+        {"type": "exit", "exit": {}},
+    ]
+    together = new_record()
+    together.run.git.commit, together.run.branch_point.run = "abc", "other"
+    joined = [of_json({"type": "run", "run": {name: name}}).SerializeToString() for name in ("run_id", "project")]
+    path = tmp_path / "run-exp.wandb"
+    last = [*serialised([together]), b"".join(joined), joined[0] + serialised([end(3)])[0]]
+    path.write_bytes(framed([*serialised(map(of_json, made)), *last]))
+    found: list[dict[str, Any]] = []
+    assert records.inspect(path, found.append, skipped=()) == []
+    expected = [{name: value for name, value in record.items() if name != "num"} for record in printed(path)]
+    expected[5]["output_raw"].pop("output_type")
+    expected[8]["exit"].clear()
+    assert found == expected
+    found.clear()
+    records.inspect(path, found.append)
+    assert not {record["type"] for record in found} & records.UNUSED
+
+
+def test_times_and_texts_that_no_wandb_writes_are_left_out(tmp_path: Path) -> None:
+    odd = run()
+    odd.run.start_time.seconds, odd.run.start_time.nanos = 2**62, -1
+    removed = new_record()
+    removed.summary.remove.add(key="a")
+    found: list[dict[str, Any]] = []
+    bad_text = serialised([run()])[0].replace(b"tests", b"\xff\xff\xff\xff\xff")
+    assert records.inspect(
+        file_of(tmp_path, [odd, removed, bad_text, b"\xf2\x07\x00", b""]), found.append, skipped=()
+    ) == ["1 of its records, not in W&B's format, are skipped"]
+    assert found[1]["run"] == {"run_id": "exp", "project": "tests", "start_time": None}
+    assert found[2]["summary"] == {"remove": [{"key": "a"}]}
+    assert [record["type"] for record in found] == ["run", "run", "summary", "exit"]
+
+
+@pytest.mark.parametrize("what", ["damaged", "zeros", "cut off", "cut off in a header", "no record file", "short"])
+def test_a_damaged_file_is_read_as_far_as_the_reader_does(tmp_path: Path, what: str) -> None:
+    path = file_of(tmp_path, [row(step) for step in range(2000)])
+    content = bytearray(path.read_bytes())
+    if what == "damaged":
+        content[40_000] ^= 1
+    elif what == "zeros":
+        content += bytes(100)
+    elif what == "no record file":
+        content[:4] = b"abcd"
+    else:
+        content = content[: {"cut off": -10, "short": 3}.get(what, -(end().ByteSize() + 5))]
+    path.write_bytes(content)
+    if what == "no record file":
+        with pytest.raises(ReadError, match=r"run-exp\.wandb: does not start like a \.wandb file"):
+            rows_of(path)
+        return
+    rows, problems = rows_of(path)
+    assert comparable(rows) == comparable(one["history"]["item"] for one in printed(path) if one["type"] == "history")
+    damaged = "skipped corrupt data (of a wrong checksum or length)"
+    cut = "reached the end of an incomplete .wandb file (the run may still be active or was interrupted)"
+    assert problems == {"damaged": [damaged], "zeros": []}.get(what, [cut])
+
+
+def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_LARGEST_RECORD", 100_000)
+    deep = b"[" * 100 + b"]" * 100
+    path = file_of(tmp_path, [row(0), row(1, {"x": deep}), row(2, {"x": "x" * 100_000}), row(3)])
+    rows, problems = rows_of(path)
+    assert [found["_step"] for found in rows] == [0, 3]
+    assert problems == [
+        "1 of its records, of more than 100000 bytes, are skipped",
+        "1 of its records, with too deeply nested values, are skipped",
+    ]
+
+
+def test_records_that_are_no_rows_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [field_of(10, field_of(1, b"alert")) for _ in range(20)]
+    path = file_of(tmp_path, [*many, *(row(step) for step in range(30)), *(field_of(2, b"") for _ in range(20))])
+    assert len(rows_of(path, skipped=())[0]) == 50
+    monkeypatch.setattr(record_file, "MOST_OTHERS", 30)
+    with pytest.raises(ReadError, match=r"run-exp\.wandb: has more than 30 records that are neither rows nor .*, or"):
+        rows_of(path, skipped=())
+
+
+def test_names_without_number_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_MOST_NAMES", 5)
+    rows = [row(step, {f"name{step % 20}": step}) for step in range(100)]
+    assert len(both_ways(file_of(tmp_path, rows))) == 100
+
+
+def test_a_file_is_followed_byte_by_byte(tmp_path: Path) -> None:
+    """Each record is read once it is complete, also one that a block's end divides, and after damage."""
+    path = file_of(tmp_path, [row(step, {"x": "x" * 3000}) for step in range(30)])
+    whole = bytearray(path.read_bytes())
+    whole[40_000] ^= 1
+    expected, _ = rows_of(path)
+    path.write_bytes(b"")
+    found: list[Any] = []
+    with closing(records.records_of(path, [], follow=True)) as read, path.open("ab", 0) as file:
+        for begin in range(0, len(whole), 97):
+            file.write(whole[begin : begin + 97])
+            found += [record["history"]["item"] for record in iter(lambda: next(read), None) if "history" in record]
+    assert 15 < len(found) < len(expected)
+    assert [one for one in expected if one in found] == found
