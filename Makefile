@@ -12,9 +12,10 @@ SEEDS ?= 0-299
 JOBS ?= 2
 MINUTES ?= 10
 OLDEST := .venv-oldest
+TRL := $(VENV)/trl
 RELEASE := .venv-release
 HASHED ?=
-LISTED := .ci/requirements.txt .ci/requirements-oldest.txt .ci/requirements-release.txt
+LISTED := .ci/requirements.txt .ci/requirements-trl.txt .ci/requirements-oldest.txt .ci/requirements-release.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
 .PHONY: help demo test test-fast test-oldest test-gpu lint docs pictures chaos oracle coverage fuzz format bench release-check lock audit clean
@@ -28,7 +29,7 @@ demo: $(VENV)/.examples  ## Train on real data in four processes, one of them sl
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 	$(BIN)/dist-wandb report $(DEMO_DIR) --output $(DEMO_DIR)/report.html
 
-test: $(VENV)/.development  ## Run all tests, with WORKERS=3 whole jobs at a time
+test: $(VENV)/.development $(TRL)/.ready  ## Run all tests, with WORKERS=3 whole jobs at a time
 	@$(RUN_ALL) test
 
 test-fast: $(VENV)/.development  ## Run a quick check between edits: lint, fast unit tests, one job of each integration
@@ -105,6 +106,19 @@ $(VENV)/.examples: pyproject.toml constraints.txt $(if $(HASHED),$(LISTED))
 
 $(VENV)/.development: $(VENV)/.examples
 	@test -e $(VENV)/.hashed || $(INSTALL) --group test --group lint --group docs
+	@touch $@
+
+# trl and what it needs, for the test that has it on its path. What .venv has, above all torch, is not installed again.
+$(TRL)/.ready: $(VENV)/.development
+	@echo "Setting up $(TRL) ..."
+	@test -x $(TRL)/bin/python || $(BIN)/python -m venv --without-pip $(TRL)
+	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
+		"$$($(TRL)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
+	@if [ -n "$(HASHED)" ] && test -e $(VENV)/.hashed; then \
+		$(BIN)/python .ci/requirements.py install trl $(TRL)/bin/python; \
+	else \
+		$(BIN)/python -m pip --python $(TRL)/bin/python install --quiet --constraint $(CONSTRAINTS) --group trl; \
+	fi
 	@touch $@
 
 # Packages of .venv, above all torch, are not installed again: the older versions come before them on the path.

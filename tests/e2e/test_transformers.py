@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Finished, run_job, torchrun
+from processes import run_job, torchrun
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
-SCRIPT = Path(__file__).parent / "scripts" / "trainer_runs.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def train(server: WandbServer, directory: Path, *arguments: str) -> Finished:
-    """Train on two ranks."""
-    mode, *rest = arguments
-    job = torchrun(SCRIPT, mode, directory / "out", *rest)
-    return run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WandbServer]:
+    """The runs of one job of two ranks that trains several times."""
+    directory = tmp_path_factory.mktemp("trainings")
+    with WandbServer() as server:
+        job = torchrun(SCRIPTS / "trainer_runs.py", directory / "out")
+        run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240).check()
+        yield server
+    assert server.unknown == []
 
 
 def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
@@ -26,36 +31,31 @@ def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
     return {row["train/global_step"]: row[name] for row in rows if name in row}
 
 
-def whole(server: WandbServer, number: int) -> list[RecordedRun]:
-    """Return the runs, and check that all ended well and have the config of model and training."""
-    runs = list(server.runs.values())
-    assert len(runs) == number
+def named(server: WandbServer, name: str) -> list[RecordedRun]:
+    """Return the runs of a training, and check that all ended well and have the config of model and training."""
+    runs = [run for run in server.runs.values() if (run.display_name or "").startswith(name)]
     for run in runs:
         assert run.exit_codes == [0]
         assert (run.config["hidden_size"], run.config["max_steps"]) == (8, 3)
     return runs
 
 
-@pytest.mark.parametrize("mode", ["auto", "name", "adopt"])
-def test_own_numbers_become_means_and_the_trainers_are_unchanged(
-    wandb_server: WandbServer, tmp_path: Path, mode: str
-) -> None:
-    train(wandb_server, tmp_path, mode).check()
-    (run,) = whole(wandb_server, 1)
+@pytest.mark.parametrize("name", ["auto", "name", "adopt"])
+def test_own_numbers_become_means_and_the_trainers_are_unchanged(server: WandbServer, name: str) -> None:
+    (run,) = named(server, name)
+    assert (run.run_id == "users") is (name == "adopt")
     assert series(run, "train/mine") == {1: 0.5, 2: 0.5, 3: 0.5}
     assert list(series(run, "train/loss")) == [1, 2, 3]
     assert list(series(run, "eval/loss")) == [2, 3]
 
 
-def test_values_reduced_by_the_trainer_are_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
-    train(wandb_server, tmp_path, "shared", "sum").check()
-    (run,) = whole(wandb_server, 1)
+def test_values_reduced_by_the_trainer_are_not_summed_again(server: WandbServer) -> None:
+    (run,) = named(server, "sums")
     assert series(run, "train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}
     assert series(run, "rank-1/train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}
     assert series(run, "train/epoch") == {1: 0.125, 2: 0.25, 3: 0.375}
     assert all(loss < 2 for loss in series(run, "train/loss").values())
 
 
-def test_each_rank_has_its_own_run(wandb_server: WandbServer, tmp_path: Path) -> None:
-    train(wandb_server, tmp_path, "new").check()
-    assert sorted(series(run, "train/mine")[3] for run in whole(wandb_server, 2)) == [0.0, 1.0]
+def test_each_rank_has_its_own_run(server: WandbServer) -> None:
+    assert sorted(series(run, "train/mine")[3] for run in named(server, "new")) == [0.0, 1.0]

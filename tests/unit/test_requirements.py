@@ -41,11 +41,13 @@ def constrained(name: str, python: str = "3.11.9") -> dict[str, str]:
 
 @pytest.mark.parametrize("python", ["3.10.14", "3.11.9", "3.12.4", "3.13.1"])
 def test_the_list_for_the_newest_versions_matches_the_constraints(python: str) -> None:
-    found, wanted = listed("requirements.txt", python), constrained("constraints.txt", python)
+    of_venv, of_trl = listed("requirements.txt", python), listed("requirements-trl.txt", python)
+    found, wanted = {**of_venv, **of_trl}, constrained("constraints.txt", python)
     assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
         name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
     }, "run `make lock`"
     assert not BY_VERSION_ALONE & found.keys()
+    assert not of_venv.keys() & of_trl.keys()
 
 
 def test_the_list_for_the_oldest_versions_matches_the_constraints() -> None:

@@ -1,4 +1,4 @@
-"""A Trainer whose ranks also log their own number: MODE OUT [REDUCE]."""
+"""A Trainer whose ranks also log their own number, in several trainings, each of which is a run: OUT."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import wandb
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
+import dist_wandb
 from dist_wandb.transformers import DistWandbCallback
 
 
@@ -18,7 +19,7 @@ class OwnNumbers(Trainer):  # type: ignore[misc]  # transformers is not typed he
         super().log(logs, *args, **kwargs)
 
 
-def main(mode: str, out: str, reduce: str = "auto") -> None:
+def train(out: str, name: str, *callbacks: DistWandbCallback, report_to: str = "none") -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=8, **shape))
@@ -31,18 +32,28 @@ def main(mode: str, out: str, reduce: str = "auto") -> None:
         eval_strategy="steps",
         eval_steps=2,
         save_strategy="no",
-        report_to="dist_wandb" if mode == "name" else "none",
-        run_name="tiny",
+        report_to=report_to,
+        run_name=name,
         per_device_train_batch_size=2,
         disable_tqdm=True,
     )
-    if mode == "adopt" and arguments.process_index == 0:
-        wandb.init(id="users")
-    run_mode: Any = "auto" if mode == "adopt" else mode
-    callbacks = [] if mode == "name" else [DistWandbCallback(run_mode=run_mode, reduce=reduce)]  # type: ignore[arg-type]
-    trainer = OwnNumbers(model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+    trainer = OwnNumbers(model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks))
     trainer.train()
     trainer.evaluate()
+
+
+def main(out: str) -> None:
+    train(out, "auto", DistWandbCallback())
+    dist_wandb.finish()
+    train(out, "name", report_to="dist_wandb")
+    dist_wandb.finish()
+    train(out, "sums", DistWandbCallback(run_mode="shared", reduce="sum"))
+    dist_wandb.finish()
+    train(out, "new", DistWandbCallback(run_mode="new"))
+    dist_wandb.finish()
+    if TrainingArguments(out, use_cpu=True).process_index == 0:
+        wandb.init(id="users", name="adopt")
+    train(out, "adopt", DistWandbCallback())  # ends with the process
 
 
 if __name__ == "__main__":
