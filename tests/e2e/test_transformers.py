@@ -33,7 +33,7 @@ def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
 
 def named(server: WandbServer, name: str) -> list[RecordedRun]:
     """Return the runs of a training, and check that all ended well and have the config of model and training."""
-    runs = [run for run in server.runs.values() if run.display_name.startswith(name)]
+    runs = [run for run in server.runs.values() if (run.display_name or "").startswith(name)]
     for run in runs:
         assert run.exit_codes == [0]
         assert (run.config["hidden_size"], run.config["max_steps"]) == (8, 3)
