@@ -155,7 +155,8 @@ class Comparison:
 
     @cached_property
     def _message(self) -> GivenConfig:
-        return GivenConfig(values=comparable(without_secrets(self.given)), run=comparable(self.run, with_ranks=True))
+        values = comparable(without_secrets(self.given), self.given)
+        return GivenConfig(values=values, run=comparable(self.run, with_ranks=True))
 
 
 def _digests(values: Mapping[str, Any]) -> dict[str, str]:

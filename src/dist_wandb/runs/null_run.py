@@ -185,7 +185,7 @@ class NullRun(StandIn):
     def __setattr__(self, name: str, value: Any) -> None:
         """Accept. `name`, `tags` and `notes` read as set on this rank until the primary's change of them is known."""
         if name in SETTABLE:
-            value = tuple(value or ()) if name == "tags" else value
+            value = tuple(dict.fromkeys(value or ())) if name == "tags" else value  # added on all ranks, perhaps
             self.__dict__.setdefault("_own", {})[name] = value, monotonic(), ...
 
     def __dir__(self) -> list[str]:

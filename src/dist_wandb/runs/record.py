@@ -68,6 +68,7 @@ class Record:
         self._parts: list[_LoggedRow] = []  # of the row that is not committed
         self._lock = threading.RLock()  # a signal handler may log in the middle of the replacement
         self._is_replacing = False
+        self.asked_for: Exception | None = None  # an error of the end that the user's settings ask for
         self._late: deque[_LoggedRow] = deque()  # rows logged by the signal handler during the replacement
 
     def __bool__(self) -> bool:
@@ -126,6 +127,8 @@ class Record:
                 self._switch(run, error)
             return finish(self.run, exit_code)
         except Exception as error:  # noqa: BLE001  # the training has succeeded
+            is_asked_for = getattr(getattr(run, "settings", None), "finish_timeout_raises", False)
+            self.asked_for = error if is_asked_for and isinstance(error, TimeoutError) else None
             return f"the run {run.id} could not be ended: {error!r}"
 
     def replace(self, run: AnyRun, error: Exception) -> None:

@@ -40,6 +40,7 @@ _log = logging.getLogger("dist_wandb")
 _REFUSED = "that W&B refused"  # a cause of `RunWriter.lost`
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
+_ASKED_FOR = "Table row limit exceeded"  # of an error that wandb raises only if the user's settings ask for it
 _MOST_WARNED = 10  # names with a warning, in case they change from row to row
 _LONGEST_TURN = 1.0  # seconds to wait for another thread: a signal handler that waits for us may have interrupted it
 
@@ -98,7 +99,9 @@ class RunWriter:
             try:  # files are named as with wandb alone, by the innermost name
                 found, made = store(final, paths.get(final, (final,))[-1], value, step)
                 row[name] = AsLogged(made, None if found == final else found)
-            except Exception as error:  # noqa: BLE001  # of any kind, because values execute their own code
+            except Exception as error:  # of any kind, because values execute their own code
+                if _ASKED_FOR in str(error):
+                    raise
                 del row[name]
                 row.update(self._rescue.replaced(name, value, error))
         return row

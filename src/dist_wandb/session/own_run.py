@@ -183,6 +183,12 @@ class OwnRun:
         writer = self._link.unit.index
         self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
+    def raise_asked_for(self) -> None:
+        """Raise an error of the run's end that the user's settings ask for, once."""
+        error, self._record.asked_for = self._record.asked_for, None
+        if error is not None:
+            raise error
+
     def end(self, exit_code: int | None) -> None:
         """End the run."""
         if self._attached:

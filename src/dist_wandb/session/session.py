@@ -228,9 +228,7 @@ class Session(AsRun):
                 on this rank, the step is not an integer or is negative, or a weight is negative or not finite.
 
         Note:
-            While the session is open, calls of ``run.log`` of its W&B run also come here, and so do calls of
-            ``wandb.log`` if ``wandb.run`` is that run. On a rank without a run, ``wandb.log`` does if wandb was
-            imported before.
+            Calls of ``run.log`` and ``wandb.log`` also come here; on a rank without a run if wandb was imported before.
 
         Example:
             Two ranks, ``run_mode="shared"``::
@@ -256,8 +254,7 @@ class Session(AsRun):
 
         Args:
             name: Name of the section, such as ``"data"``.
-            waits: Whether this rank waits for other ranks in the section, as in a backward pass that reduces gradients.
-                The section then does not count as busy.
+            waits: Whether it waits for other ranks, as a backward pass that reduces gradients: it is then not busy.
 
         Raises:
             ConfigurationError: The name is not text that W&B can store, or is reserved for a built-in timing.
@@ -295,11 +292,14 @@ class Session(AsRun):
 
         Args:
             exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
-            others_go_on: Whether ranks without a run may never call `finish`: two seconds after they have logged their
-                part of this rank's rows, they leave the session.
+            others_go_on: Whether ranks without a run may never call `finish`: they leave 2 s after their last rows.
+
+        Raises:
+            TimeoutError: The upload took too long, and W&B's settings have ``finish_timeout_raises=True``.
         """
         self._shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self._shutdown.finish(exit_code)
         self._notices.at_end()
+        self._own.raise_asked_for()
 
     def fail(self, exit_code: int | None) -> None:
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""

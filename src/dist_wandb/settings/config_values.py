@@ -161,14 +161,19 @@ def differs_by_rank(name: str) -> bool:
     return _LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
 
 
-def comparable(values: Mapping[str, Any], *, with_ranks: bool = False) -> dict[str, list[str]]:
+def comparable(
+    values: Mapping[str, Any], given: Mapping[str, Any] | None = None, *, with_ranks: bool = False
+) -> dict[str, list[str]]:
     """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
 
-    `values` has no secrets. Unless `with_ranks`, values that differ by rank by nature, such as ``local_rank``, are left
-    out at any depth.
+    `values` has no secrets; `given` may have them, and is shown instead, without. Unless `with_ranks`, values that
+    differ by rank by nature, such as ``local_rank``, are left out at any depth.
     """
     return {
-        name: [_in_short(value), _digest(encoded(value) if with_ranks else _without_ranks(encoded(value)))]
+        name: [
+            _in_short(value if given is None else given[name]),
+            _digest(encoded(value) if with_ranks else _without_ranks(encoded(value))),
+        ]
         for name, value in values.items()
         if with_ranks or not differs_by_rank(name)
     }

@@ -3,7 +3,7 @@
 The job's store does not authenticate clients: anyone who can connect reads all of it. So a value that is classified as
 a secret (`config_secrets`) is never stored, not even as a digest, from which short secrets can be guessed. The message
 names the values that lack a secret, and whether they are still those that the publishing rank was given. If so, a rank
-that was given the same value, but for the secrets, uses its own.
+that was given secrets at the same places uses its own.
 """
 
 from __future__ import annotations
@@ -54,13 +54,25 @@ def filled(
     found: dict[str, Any] = {}
     for name, value in values.items():
         kind, mine = withheld.get(name), (own or {}).get(name, MISSING)
-        if kind == _AS_TEXT and mine is not MISSING:
-            found[name] = shown(mine)
-        elif kind == _AS_GIVEN and mine is not MISSING and encoded(without_secrets({name: mine}).get(name)) == value:
-            found[name] = decoded(encoded(mine))
-        else:
+        if mine is MISSING or kind not in (_AS_GIVEN, _AS_TEXT):
             found[name] = MISSING if name in withheld and value is None else decoded(value)
+        elif kind == _AS_TEXT:
+            found[name] = shown(mine)
+        elif value is None:
+            found[name] = decoded(encoded(mine)) if is_secret(name, mine) else MISSING
+        else:
+            found[name] = _with_secrets(decoded(value), decoded(encoded(mine)))
     return found
+
+
+def _with_secrets(value: Any, own: Any) -> Any:
+    """Add the secrets that this rank has at the same places."""
+    if isinstance(value, dict) and isinstance(own, dict):
+        secrets = {name: item for name, item in own.items() if name not in value and is_secret(name, item)}
+        return {**{name: _with_secrets(item, own.get(name)) for name, item in value.items()}, **secrets}
+    if isinstance(value, list) and isinstance(own, list) and len(value) == len(own):
+        return [_with_secrets(*items) for items in zip(value, own, strict=True)]
+    return value
 
 
 class Known(dict[str, Any]):

@@ -281,6 +281,7 @@ def test_a_run_that_times_out_at_the_end_is_not_reopened(stand: Stand) -> None:
     stand.lost.finish = late  # type: ignore[method-assign, assignment]
     assert stand.record.finish(0) == "the run exp could not be ended: TimeoutError('Timed out finishing run.')"
     assert stand.run is stand.lost
+    assert stand.record.asked_for is None
 
 
 def test_the_failed_run_is_replaced_not_its_replacement(stand: Stand) -> None:

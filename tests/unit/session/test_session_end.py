@@ -35,6 +35,21 @@ def test_finish_passes_the_exit_code_to_wandb(fake_wandb: FakeWandb, exit_code: 
     assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
+def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    def late(**_: Any) -> None:
+        raise TimeoutError("Timed out finishing run.")
+
+    session, run = dist_wandb.init(), fake_wandb.runs[0]
+    run.finish, run.settings = late, wandb.Settings(finish_timeout=1, finish_timeout_raises=True)  # type: ignore[method-assign, assignment, attr-defined]
+    with pytest.raises(TimeoutError, match="Timed out finishing run"):
+        session.finish()
+    assert "could not be ended" in caplog.text
+    assert not get_run()
+    session.finish()
+
+
 def test_a_second_finish_has_no_effect(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     session.finish()

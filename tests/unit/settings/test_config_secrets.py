@@ -156,8 +156,8 @@ def test_published_text_has_no_secrets_but_ranks_that_have_them_read_all() -> No
     assert filled(values, withheld, mine) == mine
 
 
-def test_a_rank_without_the_secrets_or_with_another_value_around_them_reads_the_rest() -> None:
-    rest = {
+def test_a_rank_without_the_secrets_reads_the_rest() -> None:
+    rest: dict[str, Any] = {
         "lr": 0.1,
         "hf_token": MISSING,
         "net": {"size": 3, "of": [{}, 7]},
@@ -165,7 +165,8 @@ def test_a_rank_without_the_secrets_or_with_another_value_around_them_reads_the_
         "auth": MISSING,
     }
     assert filled(*published(GIVEN, GIVEN)) == rest
-    assert filled(*published(GIVEN, GIVEN), {"net": GIVEN["net"] | {"size": 4}}) == rest
+    own = {"net": {"size": 4, "api_key": "mine"}, "auth": None}
+    assert filled(*published(GIVEN, GIVEN), own) == rest | {"net": rest["net"] | {"api_key": "mine"}}
 
 
 @pytest.mark.parametrize("given", [{"token": "old", "net": {"token": "old", "a": 1}}, {}])
