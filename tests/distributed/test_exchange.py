@@ -848,7 +848,7 @@ def test_ctrl_c_ends_the_waiting_and_then_the_writing(
         assert (len(written), lost) == (150, 0)
     else:
         assert 20 <= len(written) < 150
-        assert len(written) + lost in (150, 151)  # the row that is being written
+        assert 150 <= len(written) + lost < 160  # those that are written until the thread sees the interrupt
         assert f"about {lost} rows of rank 0 are lost: writing them was interrupted" in caplog.text
 
 

@@ -1,6 +1,7 @@
 """How published scripts use Accelerate's trackers: one idiom after another in one job, mostly without a rank check."""
 
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -125,6 +126,7 @@ def turns(directory: str) -> None:
         if accelerator.is_main_process:
             finish(accelerator)
         accelerator.wait_for_everyone()
+    time.sleep(2)  # several heartbeats: by then the other rank knows of the end, also on a busy machine
     if not accelerator.is_main_process:
         accelerator.log({"loss": 0.0}, step=1)  # belongs to no run
     with warnings.catch_warnings(record=True) as caught:
