@@ -108,12 +108,17 @@ $(VENV)/.development: $(VENV)/.examples
 	@test -e $(VENV)/.hashed || $(INSTALL) --group test --group lint --group docs
 	@touch $@
 
+# An environment whose Python also finds what .venv has, after its own packages.
+define beside_newest
+	@echo "Setting up $(1) ..."
+	@test -x $(1)/bin/python || $(BIN)/python -m venv --without-pip $(1)
+	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
+		"$$($(1)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
+endef
+
 # trl and what it needs, for the test that has it on its path. What .venv has, above all torch, is not installed again.
 $(TRL)/.ready: $(VENV)/.development
-	@echo "Setting up $(TRL) ..."
-	@test -x $(TRL)/bin/python || $(BIN)/python -m venv --without-pip $(TRL)
-	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
-		"$$($(TRL)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
+	$(call beside_newest,$(TRL))
 	@if [ -n "$(HASHED)" ] && test -e $(VENV)/.hashed; then \
 		$(BIN)/python .ci/requirements.py install trl $(TRL)/bin/python; \
 	else \
@@ -123,10 +128,7 @@ $(TRL)/.ready: $(VENV)/.development
 
 # Packages of .venv, above all torch, are not installed again: the older versions come before them on the path.
 $(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
-	@echo "Setting up $(OLDEST) ..."
-	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv --without-pip $(OLDEST)
-	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
-		"$$($(OLDEST)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
+	$(call beside_newest,$(OLDEST))
 	@if [ -n "$(HASHED)" ] && test -e $(VENV)/.hashed; then \
 		$(BIN)/python .ci/requirements.py install oldest $(OLDEST)/bin/python; \
 	else \
