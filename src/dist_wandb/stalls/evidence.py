@@ -10,6 +10,7 @@ the exchange.
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import linecache
 import os
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from dist_wandb.stalls.verdict import Answer, Calls, Frame, Missing, Worker
@@ -73,7 +75,7 @@ def _work(task: Path) -> Work | None:
 def stack_of(thread: int) -> tuple[Frame, ...]:
     """Return the stack of a thread, the outermost line first. Keeps no frame, which would keep tensors alive."""
     found: list[Frame] = []
-    frame = sys._current_frames().get(thread)  # noqa: SLF001  # the documented way
+    frame = _current_frames().get(thread)
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
         called = _called(code, frame.f_lasti)
@@ -82,6 +84,21 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
     found.reverse()
     half = _MOST_FRAMES // 2
     return tuple(found if len(found) <= _MOST_FRAMES else found[:half] + found[-half:])
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    Before Python 3.11.12, a garbage collection inside that function can deadlock the process
+    (https://github.com/python/cpython/issues/106883). So it is off there meanwhile.
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return sys._current_frames()  # noqa: SLF001  # the documented way
+    gc.disable()
+    try:
+        return sys._current_frames()  # noqa: SLF001
+    finally:
+        gc.enable()
 
 
 def _is_users(file: str) -> bool:
@@ -107,7 +124,7 @@ def all_stacks(first: Thread) -> str:
     """Return the stacks of all threads except this package's and wandb's, the given thread's first, as text."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     texts: list[str] = []
-    for ident in sorted(sys._current_frames(), key=lambda ident: ident != first.ident):  # noqa: SLF001
+    for ident in sorted(_current_frames(), key=lambda ident: ident != first.ident):
         frames = stack_of(ident)
         if ident == first.ident or not any(frame.package in ("dist_wandb", "wandb") for frame in frames):
             lines = [f'  File "{one.file}", line {one.line}, in {one.function}' for one in frames]
