@@ -54,11 +54,18 @@ class Job:
 
     def rank(self, index: int) -> Membership:
         if index not in self._ranks:
-            store = CountedStore(self._store, index, self.counts)
-            keys = JobStore(store, "test", Topology(index, index, 0, self.size, self.size, 1), LONG)
-            unit = Unit("", index, self.size, index, range(self.size))
-            self._ranks[index] = Membership(unit, keys, lambda: index in self.stopped)
+            self._ranks[index] = Membership(self.unit(index), self.keys(index), lambda: index in self.stopped)
         return self._ranks[index]
+
+    def unit(self, index: int) -> Unit:
+        return Unit("", index, self.size, index, range(self.size))
+
+    def keys(self, index: int) -> JobStore:
+        store = CountedStore(self._store, index, self.counts)
+        return JobStore(store, "test", Topology(index, index, 0, self.size, self.size, 1), LONG)
+
+    def publish_opened(self, index: int) -> None:
+        publish_opened(self.keys(index), self.unit(index))
 
     def together(self, act: Callable[[Membership], Any], *indices: int) -> list[Any]:
         with ThreadPoolExecutor(len(indices)) as pool:
@@ -108,7 +115,7 @@ def test_one_rank_reads_the_list_of_arrivals_after_the_timeout() -> None:
 @pytest.mark.usefixtures("brief_terms")
 def test_another_rank_claims_the_first_generation_if_the_elected_one_died() -> None:
     job = Job(4)
-    publish_opened(job.rank(3)._keys, job.rank(3)._unit)  # the others wait for it
+    job.publish_opened(3)  # the others wait for it
     assert job.rank(2).generations.is_elected(0, 0)  # and then it dies
     job.rank(2).presence.arrive()
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1, 2)
@@ -117,7 +124,7 @@ def test_another_rank_claims_the_first_generation_if_the_elected_one_died() -> N
 
 def test_a_rank_that_dies_while_arriving_is_not_a_member() -> None:
     job = Job(3)
-    job.rank(2)._keys.count("here/count")  # and then it dies
+    job.keys(2).count("here/count")  # and then it dies
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
 
 
@@ -133,6 +140,13 @@ def test_the_lowest_rank_becomes_the_primary_if_rank_0_opens_no_session() -> Non
     assert arrive(job.rank(0)) == 1, "it comes too late"
 
 
+def test_a_rank_without_an_exchange_follows_the_new_primary_also_if_rank_0_has_come_meanwhile() -> None:
+    job = Job(3)
+    job.rank(1).claim(Generation(0, (), source=1))
+    job.publish_opened(0)
+    assert membership.primary_of(job.unit(2), job.keys(2), SHORT, Situation(), lambda: False) == 1
+
+
 def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generations, "APART", SHORT)
     job = Job(4)
@@ -142,7 +156,7 @@ def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends(monke
 
 def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:
     job = Job(4)
-    publish_opened(job.rank(0)._keys, job.rank(0)._unit)
+    job.publish_opened(0)
     began = set_of(job.together(lambda rank: rank.arrive(SHORT, Situation(may_move=True)), 1, 2, 3))
     assert (began.members, began.lost) == ((1, 2, 3), (0,))
 

@@ -113,10 +113,11 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
     presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
 
     def primary() -> int | None:
-        if has_opened(keys, 0):
-            return 0
+        is_here = has_opened(keys, 0)  # perhaps only after another rank has become the primary
         first = generations.get(0)
         if first is None:
+            if is_here:
+                return 0
             lowest = min(presence.opened())
             ends = situation.is_due() and unit.index == lowest and not situation.is_opening()
             if not (ends and presence.waited >= least_wait(within, unit)) and presence.waited < within:
