@@ -75,6 +75,12 @@ def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[A
     @functools.wraps(original)
     def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
         requested = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+        for item in requested:
+            if isinstance(item, type) and getattr(item, "name", None) == NAME:
+                raise ConfigurationError(
+                    f"log_with has the class {item.__name__} instead of an object. Write {item.__name__}(), for "
+                    f"example Accelerator(log_with={item.__name__}())."
+                )
         names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
         if _ALL in names:
             found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]

@@ -21,7 +21,7 @@ from operator import attrgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dist_wandb.errors import MissingExtraError
+from dist_wandb.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import WandbLogger as _OfLightning
@@ -84,6 +84,13 @@ class _Kind(ABCMeta):
         return inspect.Signature([*of_init.parameters.values()][1:])
 
     if not TYPE_CHECKING:
+
+        def __iter__(cls) -> Any:
+            """Refuse `Trainer(logger=DistWandbLogger)`: a Trainer looks for a list there, and fails later without."""
+            raise ConfigurationError(
+                f"The class {cls.__name__} was given instead of an object. Write {cls.__name__}(), for example "
+                f"Trainer(logger={cls.__name__}())."
+            )
 
         def __getattr__(cls, name: str) -> Any:
             """Find what Lightning's class has, such as `WandbLogger.download_artifact`, before there is an object."""

@@ -95,6 +95,7 @@ def started_again(directory: str) -> None:
         accelerator.init_trackers("tests", config={"start": start})
         accelerator.log({"loss": 10.0 * start + accelerator.process_index})
         if start == 1:
+            accelerator.wait_for_everyone()  # a rank that is started again after the end belongs to the next run
             finish(accelerator)
             accelerator.wait_for_everyone()
     finish(accelerator)

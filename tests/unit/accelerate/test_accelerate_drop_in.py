@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -214,6 +215,14 @@ def test_values_without_this_tracker_are_resolved_as_before(requested: Any) -> N
 @pytest.mark.parametrize("requested", ["nothing", ["dist_wandb", "nothing"]])
 def test_an_unknown_name_is_refused_as_before(requested: Any) -> None:
     with pytest.raises(ValueError, match="Unsupported logging capability: nothing"):
+        accelerator_with(requested)
+
+
+@pytest.mark.parametrize("requested", [DistWandbTracker, ["tensorboard", DistWandbTracker]])
+def test_a_class_in_place_of_a_tracker_is_refused_with_the_line_to_write(requested: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=re.escape("Write DistWandbTracker(), for example Accelerator(log_with")
+    ):
         accelerator_with(requested)
 
 

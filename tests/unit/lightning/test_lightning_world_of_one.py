@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import wandb
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -269,6 +270,12 @@ def test_the_constructor_adds_only_keyword_parameters_to_the_stock_ones() -> Non
 def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
     assert repr(DistWandbLogger()) == "<dist_wandb.DistWandbLogger without an open session>"
+
+
+def test_a_class_in_place_of_a_logger_is_refused_with_the_line_to_write() -> None:
+    line = r"Write DistWandbLogger\(\), for example Trainer\(logger=DistWandbLogger\(\)\)"
+    with pytest.raises(ConfigurationError, match=line):
+        Trainer(logger=DistWandbLogger)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))

@@ -35,6 +35,7 @@ def test_finish_passes_the_exit_code_to_wandb(fake_wandb: FakeWandb, exit_code: 
     assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
+@pytest.mark.newest  # the setting
 def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
