@@ -89,8 +89,8 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
 def _current_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread.
 
-    Before Python 3.11.12, a garbage collection inside that function can deadlock the process
-    (https://github.com/python/cpython/issues/106883). So it is off there meanwhile.
+    Before Python 3.11.12, a garbage collection in `sys._current_frames` can deadlock the process
+    (https://github.com/python/cpython/issues/106883). So before 3.12, collections are off during that call.
     """
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return sys._current_frames()  # noqa: SLF001  # the documented way
