@@ -344,11 +344,15 @@ def watching(session: Session) -> Iterator[SimpleQueue[Handed]]:
         yield handed
         return
     log = session.run.log
+    begun: dict[str, Any] = {}  # values of a row that W&B still holds open
 
-    def watched(row: dict[str, Any]) -> None:
+    def watched(row: dict[str, Any], *, commit: bool | None = None, **options: Any) -> None:
         began = time.time()
-        log(row)
-        handed.put(Handed(row, began, time.time()))
+        log(row, commit=commit, **options)
+        begun.update(row)
+        if commit is not False:
+            handed.put(Handed(dict(begun), began, time.time()))
+            begun.clear()
 
     with patch.object(session.run, "log", watched):
         yield handed

@@ -248,7 +248,7 @@ def _open(directory: str, stack: contextlib.ExitStack) -> Exchange:
     import dist_wandb
 
     session = stack.enter_context(
-        dist_wandb.init(project="reduction_cost", dir=directory, limits=Limits(heartbeat=600.0))
+        dist_wandb.init(project="reduction_cost", dir=directory, limits=Limits(heartbeat=600.0), reinit="create_new")
     )
     return Exchange(session, stack.enter_context(common.watching(session)))
 
