@@ -7,11 +7,13 @@ import enum
 import importlib.util
 import logging
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -298,6 +300,14 @@ def test_a_value_is_ready_after_the_device_has_finished_and_images_are_encoded()
             wait_until(value.is_ready, 30)
         assert decoded_of(table).items == [[[7.0], [8.0]]]
         assert len(decoded_of(images).items) == 1
+
+
+def test_a_value_is_encoded_where_no_thread_can_be_started() -> None:
+    """As while the interpreter shuts down, since Python 3.12."""
+    table = logged(gathered([[7, "a"]], ["n", "text"]))
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't create new thread")):
+        assert table.is_ready()
+    assert decoded_of(table).items == [[7, "a"]]
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

@@ -94,7 +94,10 @@ class Gathered:
             return False
         if self._encoder is None:
             self._encoder = threading.Thread(target=self._encode, name="dist_wandb-encode", daemon=True)
-            self._encoder.start()
+            try:
+                self._encoder.start()
+            except RuntimeError:  # since Python 3.12, no thread starts while the interpreter shuts down
+                self._encode()
         return self._encoded is not None
 
     def is_copied(self) -> bool:
