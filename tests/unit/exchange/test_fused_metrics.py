@@ -318,6 +318,21 @@ def test_states_of_another_number_affect_only_their_own_value(caplog: pytest.Log
     assert "The gathered states of CatMetric do not fit. Run the same code on all ranks" in caplog.text
 
 
+def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    lost = Counter[str]()
+    one = FusedMetrics(0, merges=True, lost=lost)
+    (flat, wide) = (take_snapshot(metric) for metric in shaped([1.0], [1.0, 2.0]))
+    key = Key(one.series("shaped", wide, ()), 0, 0)
+    one.keep(key, flat)
+    recording = RecordingGroup()
+    with pytest.raises(BrokenError):
+        one.exchange([key], recording)  # type: ignore[arg-type]
+    assert (
+        "the states of 'shaped' on rank 0 do not fit their layout, so this rank has no part in its row" in caplog.text
+    )
+    assert lost.total() == 1
+
+
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
     one = FusedMetrics(0, merges=True, lost=lost)

@@ -247,6 +247,31 @@ def test_a_rank_that_attaches_for_hardware_sends_the_primarys_arguments(fake_wan
     assert second["reinit"] == "create_new"
 
 
+@pytest.mark.usefixtures("store")
+def test_a_node_that_cannot_attach_for_hardware_trains_without_it(
+    unreliable: Any, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
+    unreliable(**{"worker-1_online": 9})
+    for topology in nodes:
+        options = Options(system_metrics="all-nodes", limits=Limits(join_timeout=30.0))
+        opener.open_session(options, {"id": "exp"}, integration="test", topology=topology, number=1, create_new=False)
+    assert "rank 1 does not record the hardware of its node: " in caplog.text
+    assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.usefixtures("store")
+def test_if_the_primary_refuses_its_arguments_the_other_ranks_say_why() -> None:
+    def open_one(rank: int, unit: list[int] | None) -> None:
+        options = Options("shared", limits=Limits(join_timeout=30.0), unit=unit)
+        opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1)
+
+    with pytest.raises(ConfigurationError, match="Rank 0 is the primary of the job, but it is not in unit"):
+        open_one(0, [1])
+    with pytest.raises(ConfigurationError, match="Rank 0 opens no run: Rank 0 is the primary of the job"):
+        open_one(1, None)
+
+
 def test_a_sidecar_that_cannot_be_written_does_not_end_the_training(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,6 +56,19 @@ def test_an_alert_that_wandb_refuses_is_refused_on_every_rank(job: Job, fake_wan
     assert fake_wandb.runs[0].alerts == []
 
 
+def test_an_alert_of_another_rank_that_fails_is_said_where_the_run_is(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    sessions = job(THREE)
+    fake_wandb.runs[0].alert = fail  # type: ignore[method-assign]
+    sessions[2].alert("NaN", "in the loss")
+    said = "an alert of another rank could not be sent: 'NaN': ConnectionError('no network')"
+    eventually(lambda: said in caplog.text)
+
+
 @pytest.mark.parametrize("name", ["save", "log_artifact", "log_model", "log_code"])
 def test_what_ranks_without_a_run_save_is_reported_once(job: Job, name: str, caplog: pytest.LogCaptureFixture) -> None:
     sessions = job(THREE)

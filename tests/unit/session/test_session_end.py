@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -13,7 +14,7 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.rows import Contribution, Posting
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
@@ -49,6 +50,27 @@ def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
     assert "could not be ended" in caplog.text
     assert not get_run()
     session.finish()
+
+
+def test_a_row_that_cannot_be_processed_costs_no_other(
+    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions, post = job(TWO), Posting.post
+
+    def fail(own: Posting, contribution: Contribution, *others: Any) -> Any:
+        if "bad" in contribution.metrics:
+            raise ArithmeticError
+        return post(own, contribution, *others)
+
+    def log(rank: int) -> None:
+        sessions[rank].log({"bad": 1.0}, step=0)
+        sessions[rank].log({"loss": float(rank)}, step=1)
+        sessions[rank].finish()
+
+    with mock.patch.object(Posting, "post", fail):
+        on_ranks(2, log)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    assert all(f"a row of rank {rank} could not be processed and is lost: ['bad']" in caplog.text for rank in (0, 1))
 
 
 def test_a_second_finish_has_no_effect(fake_wandb: FakeWandb) -> None:

@@ -295,6 +295,17 @@ def test_the_state_is_readable_only_by_this_user(
     assert not [path for path in kept if b"PASSWORD" in path.read_bytes()]
 
 
+def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    (record,) = FileState(run.path).directory.rglob("attempt.json")
+    record.write_text('{"before": 1}')
+    (reason,) = planned(run).refusals
+    assert (
+        f"{record} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {record.parent}" in reason
+    )
+
+
 def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(2))  # in flight, so it is unknown whether they arrived

@@ -41,6 +41,12 @@ def test_large_files_are_linked_except_those_that_w_and_b_writes(files: Path) ->
     assert found["config.yaml"].read_bytes() == LARGE
 
 
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.wandb")
+    with pytest.raises(UploadError, match="is not a regular file anymore"):
+        copy_below(tmp_path, Path("run.wandb"), tmp_path / "copy")
+
+
 def test_large_files_are_copied_if_they_cannot_be_linked(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object, **__: object) -> None:
         raise OSError(18, "Invalid cross-device link")

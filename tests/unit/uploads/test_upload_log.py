@@ -275,6 +275,11 @@ def test_a_log_that_is_not_a_regular_file_is_refused(tmp_path: Path, make: Calla
         read_log(log)
 
 
+def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match="File name too long, so it is unknown what the server has confirmed"):
+        read_log(tmp_path / ("x" * 300))
+
+
 def test_only_some_of_a_thousand_different_errors_are_kept(tmp_path: Path) -> None:
     errors = [{"level": "ERROR", "msg": f"{number} {'x' * 10_000}"} for number in range(1000)]
     problems = read(tmp_path, *errors).problems

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_files import content_of, make_run, new_record
+from record_files import content_of, framed, make_run, new_record
 
 from dist_wandb.errors import UploadError
 from dist_wandb.uploads.records import Rules, revised, violations
@@ -123,6 +123,13 @@ def test_text_that_is_not_utf_8_is_refused(rules: Rules) -> None:
     path = written(rules, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
     (found,) = violations(path, rules)
     assert "it has text that is not UTF-8: b'd\\xffgits'" in found
+
+
+def test_a_record_that_is_not_in_the_format_is_refused(rules: Rules) -> None:
+    path = rules.directory / "run-exp.wandb"
+    path.write_bytes(framed([b"\x32\x02\x0a\x7f"]))  # a list of files, of which one is longer than the list
+    (found,) = violations(path, rules)
+    assert "it has a record that is not in W&B's format" in found
 
 
 def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules) -> None:
