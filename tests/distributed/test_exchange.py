@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torchmetrics
+from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
 from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
@@ -547,9 +548,10 @@ def test_a_rank_that_is_about_to_publish_that_it_opens_its_session_is_waited_for
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generations, "APART", 0.0)
-    unit = ranks(2, 0)
-    keys = JobStore(unit.store, "test", Topology(1, 1, 0, 2, 2, 1), 20).below("unit/")
-    index = keys.count("opened/count")  # it is counted before its entry is set
+    store = HashStore()
+    keys = JobStore(store, "test", Topology(1, 1, 0, 2, 2, 1), 20).below("unit/")
+    index = keys.count("opened/count")  # it is counted before its entry is set, and before rank 0 counts
+    unit = ranks(2, 0, store=store)
     unit.log(0, {"loss": 1.0}, 0)
     unit.exchanges[0].detach()
     time.sleep(0.5)  # several polls
