@@ -117,7 +117,11 @@ class ProcessEnd:
             self._ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
             self._ends_by = time.monotonic() + _AFTER_SIGTERM
             self._is_waiting.set()
-            self._ending.start()
+            try:
+                self._ending.start()
+            except RuntimeError:  # Python 3.12 and later start none during shutdown: `_end` comes, or has begun
+                self._ending, self._is_due = None, True
+                return
             self._await_ending(self._ending)
         elif not self._is_waiting.is_set():
             self._await_ending(self._ending)
@@ -150,10 +154,15 @@ class ProcessEnd:
             return
         in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
         failure = in_flight or _last_failure()
-        if isinstance(failure, BaseException) and failure is not self._failure_before:
+        if self._is_due:
+            self._function(SIGTERM, True)
+        elif isinstance(failure, BaseException) and failure is not self._failure_before:
             self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
         else:
             self._function(self._code_of_exit() or 0, False)
+        self.restore_sigterm()
+        if self._is_due:
+            _die_of(signal.SIGTERM)
 
 
 def exit_code_of(error: BaseException | None) -> int | None:

@@ -252,6 +252,31 @@ def test_the_store_is_still_called_if_no_thread_can_be_started(monkeypatch: pyte
     assert timed_caller.briefly(lambda: 3, 0) == 3
 
 
+@pytest.mark.parametrize("when", ["before the end of the runs", "during it"])
+def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Python 3.12 and later start none during shutdown."""
+    killed: list[list[tuple[int, bool]]] = []
+
+    def end_runs(code: int, failed: bool) -> None:
+        if when == "during it":
+            signal.raise_signal(signal.SIGTERM)
+        codes.append((code, failed))
+
+    end = ProcessEnd(end_runs, lambda: 3)
+    end.register()
+    end.catch_sigterm()
+    monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't create new thread")))
+    with instead_of_a_kill(lambda *_: killed.append(codes.copy())):
+        if when != "during it":
+            signal.raise_signal(signal.SIGTERM)
+        assert killed == []
+        _AT_EXIT[0]()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert killed == [codes] == [[(3, False) if when == "during it" else (143, True)]]
+
+
 def test_existing_sigterm_handlers_are_kept(codes: list[tuple[int, bool]]) -> None:
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -182,12 +182,13 @@ class Beginning:
 
     def _is_complete(self) -> bool:
         """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        is_due = self._situation.is_due()  # first: a rank that opened its session before this one ended is counted
         counts = self._presence.counts()
         if counts != self._counts:
             self._counts, self._changed = counts, time.monotonic()
         if time.monotonic() - self._changed < least_wait(self._within, self._unit):
             return False
-        if not (counts[0] > 1 or self._situation.is_due()):
+        if not (counts[0] > 1 or is_due):
             return False
         opened = self._presence.opened()  # fewer than counted while a rank is about to set its entry
         return len(opened) >= counts[0] and opened <= self._presence.arrived()
