@@ -91,10 +91,11 @@ def test_rows_that_another_primary_takes_are_not_reported_as_lost(
     taken: list[Any] = []
     is_opening = threading.Event()
 
-    def move(primary: int) -> Any:
+    def move(primary: int) -> None:
         is_opening.set()
         time.sleep(3.0)
-        return SimpleNamespace(put=lambda row: taken.append((primary, dict(row.metrics))))
+        successor: Any = SimpleNamespace(put=lambda row: taken.append((primary, dict(row.metrics))))
+        unit.exchanges[1].pass_on(successor)
 
     unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.5), move=move)
     unit.log(1, {"loss": 1.0}, 0)

@@ -111,7 +111,7 @@ class Ranks:
     first: int = 0
     per_node: int | None = None
     is_opening: Callable[[], bool] = lambda: False
-    move: Callable[[int], Any] | None = None
+    move: Callable[[int], None] | None = None
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
     run: RecordingRun = field(default_factory=RecordingRun)

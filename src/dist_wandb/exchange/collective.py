@@ -74,6 +74,11 @@ class CollectiveExchange(Exchange):
             return lifecycle.successor.flush(timeout, together=together)
         return is_set and lifecycle.has_kept_all and not self._worker.cycle.keeps_rows
 
+    def pass_on(self, successor: Exchange) -> None:
+        """Give all rows that were put to the exchange with which the session continues; see `Exchange.pass_on`."""
+        super().pass_on(successor)
+        self._worker.inbox.pass_on(successor.put)
+
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """End the exchange: a rank that writes waits for all others, any other rank until everything is delivered."""
         if self._is_foreign:

@@ -152,6 +152,10 @@ class Exchange(ABC):
         second one the writing; then KeyboardInterrupt is raised.
         """
 
+    def pass_on(self, successor: Exchange) -> None:
+        """Give what waits, on this exchange's thread, to the one with which the session continues; repeatable."""
+        self._lifecycle.successor = successor
+
     def detach(self) -> None:
         """End without waiting: nothing more is put, and there is no run to write to."""
         if not self._is_foreign:

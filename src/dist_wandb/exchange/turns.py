@@ -46,7 +46,6 @@ class Inbox:
         self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
         self._computing: deque[Contribution] = deque()
         self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
-        self._put: Callable[[Contribution], None] = self._unread.put
         self.was_used: bool = False  # whether there were any contributions
 
     # On the user's threads
@@ -54,7 +53,7 @@ class Inbox:
     def put(self, contribution: Contribution) -> None:
         """Add a contribution."""
         self.was_used = True
-        self._put(contribution)
+        self._unread.put(contribution)
         if self._unread.qsize() > _MANY_AT_ONCE:
             self._hurry()
 
@@ -123,14 +122,11 @@ class Inbox:
             self.drain()
 
     def pass_on(self, put: Callable[[Contribution], None]) -> None:
-        """Pass all contributions on to another exchange, also those that are yet to come."""
-        for is_last in (False, True):
-            while self._read(0.0):
-                pass
-            while self._computing:
-                put(self._computing.popleft())
-            if not is_last:
-                self._put = put
+        """Pass all contributions on to another exchange."""
+        while self._read(0.0):
+            pass
+        while self._computing:
+            put(self._computing.popleft())
 
     def answer(self, flushes: list[Flush]) -> None:
         """Complete flush requests."""

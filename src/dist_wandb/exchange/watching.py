@@ -16,8 +16,8 @@ from dist_wandb.settings.limits import Limits
 
 _log = logging.getLogger("dist_wandb")
 
-Succeed = Callable[[Callable[[], bool], Callable[[], bool]], Exchange | None]
-"""Waits for the primary, on the thread; see `session.moving.successor_of`. Returns `None` if the primary is here."""
+Succeed = Callable[[Callable[[], bool], Callable[[], bool]], None]
+"""Waits for the primary, on the thread, and moves the session if it is missing; see `session.moving.succeed`."""
 
 
 class WatchingExchange(Exchange):
@@ -30,11 +30,9 @@ class WatchingExchange(Exchange):
         self._dropped = 0
 
     def put(self, contribution: Contribution) -> None:
-        """Keep a row, pass it on, or drop it if another rank writes the run."""
-        kept, successor = self._kept, self._lifecycle.successor
-        if successor is not None:
-            successor.put(contribution)
-        elif kept is not None and len(kept) < self._limits.max_pending_rows:
+        """Keep a row, or drop it if another rank writes the run."""
+        kept = self._kept
+        if kept is not None and len(kept) < self._limits.max_pending_rows:
             kept.append(contribution)
         elif kept is not None:
             self._dropped += 1
@@ -43,6 +41,12 @@ class WatchingExchange(Exchange):
         """Wait only if the session has moved."""
         successor = self._lifecycle.successor
         return successor is None or successor.flush(timeout, together=together)
+
+    def pass_on(self, successor: Exchange) -> None:
+        """Give the rows that were kept to the exchange with which the session continues."""
+        super().pass_on(successor)
+        while self._kept:
+            successor.put(self._kept.popleft())
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait until it is certain which rank writes the run."""
@@ -61,18 +65,12 @@ class WatchingExchange(Exchange):
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            self._pass_on(self._succeed(lambda: lifecycle.is_closing, self._is_stopped))
+            self._succeed(lambda: lifecycle.is_closing, self._is_stopped)
+            if self._dropped and lifecycle.successor is not None:
+                message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows."
+                _log.warning(message, self._dropped, self._rank)
         except Exception:  # noqa: BLE001  # the training must continue
             _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
         finally:
+            self._kept = None
             lifecycle.end()
-
-    def _pass_on(self, successor: Exchange | None) -> None:
-        kept = self._kept or deque()
-        for is_last in (False, True):  # a user's thread may put a row meanwhile
-            while kept and successor is not None:
-                successor.put(kept.popleft())
-            if not is_last:
-                self._lifecycle.successor, self._kept = successor, None
-        if self._dropped and successor is not None:
-            _log.warning("dist_wandb: %d rows of rank %d are lost: see max_pending_rows.", self._dropped, self._rank)

@@ -26,7 +26,7 @@ from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.cycle import Cycle
-from dist_wandb.exchange.interface import Exchange, Phase
+from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.exchange.membership.membership import Moved, Over, Situation
@@ -53,7 +53,7 @@ class Hooks:
     between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
     is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
-    move: Callable[[int], Exchange] | None = None  # continues in another exchange, given the rank of its primary
+    move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary
     publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
     names_unopened: bool = True  # whether to report ranks that have opened no session
 
@@ -110,9 +110,7 @@ class Worker:
         except Moved as moved:
             if hooks.move is not None:
                 self._context.lifecycle.phase = Phase.MOVING
-                successor = hooks.move(self._context.unit.global_rank_of(moved.primary))
-                self._context.lifecycle.successor = successor
-                self.inbox.pass_on(successor.put)
+                hooks.move(self._context.unit.global_rank_of(moved.primary))
         while generation is not None:
             generation = self._go_through(generation)
 

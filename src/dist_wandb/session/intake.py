@@ -26,7 +26,7 @@ from dist_wandb.payloads.scalars import (
     flattened,
 )
 from dist_wandb.runs import run_metadata, wandb_media
-from dist_wandb.session.moving import MOVED, successor_of
+from dist_wandb.session.moving import MOVED, succeed
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.stalls.watcher import signs
@@ -68,8 +68,10 @@ class Intake:
         self._successor: Intake | None = None  # of the session in which this one continues
 
     def continue_from(self, former: Intake) -> None:
-        """Continue the rows of a session that moves to this one: the next row follows its last."""
+        """Continue the rows of a session that moves to this one: they are passed on, and the next follows the last."""
+        former._exchange.pass_on(self._exchange)  # most of them, while further rows are accepted
         with former._life.accepting:
+            former._exchange.pass_on(self._exchange)
             self.rows, self._last, self._watched = former.rows, former._last, former._watched
             self._first_thread, self.sections = former._first_thread, former.sections
             former._successor = self  # for a call of `log` that is in progress on another thread
@@ -267,7 +269,7 @@ def exchange_of(
         return exchange
     if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
         return WatchingExchange(
-            options.limits, link.topology.global_rank, partial(successor_of, link, link.until_open(enclosing))
+            options.limits, link.topology.global_rank, partial(succeed, link, link.until_open(enclosing))
         )
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

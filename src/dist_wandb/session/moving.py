@@ -21,7 +21,6 @@ from dist_wandb.store.job_store import LONGEST_PAUSE
 from dist_wandb.store.polling import poll
 
 if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
     from dist_wandb.relay.relay import Children
     from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.session.intake import Intake
@@ -47,18 +46,18 @@ class Moving:
     def __init__(self, join_timeout: float, ranks: int) -> None:
         self.is_possible = False  # whether another rank may become the primary
         # Continues the session, given the rank of its new primary; `None` after its end.
-        self.move: Callable[[int], Exchange] | None = None
+        self.move: Callable[[int], None] | None = None
         self.has_happened = False  # whether the session has continued
         self.has_id = False  # whether the base id is known to be the coordinator's: reads of it do not wait
         self._join_timeout = join_timeout
         self._ranks = ranks
         self._until = math.inf  # reads wait, by the monotonic clock, once there was one
 
-    def to(self, primary_rank: int) -> Exchange:
-        """Continue with another primary, and return the exchange that takes the rows that were logged so far."""
+    def to(self, primary_rank: int) -> None:
+        """Continue with another primary."""
         if self.move is None:
             raise RuntimeError("the session has ended")
-        return self.move(primary_rank)
+        self.move(primary_rank)
 
     def begin(self) -> None:
         """Let reads wait for the other session."""
@@ -81,27 +80,27 @@ class Moving:
             poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
-def successor_of(
+def succeed(
     link: JobLink, is_opening: Callable[[], bool], is_due: Callable[[], bool], is_stopped: Callable[[], bool]
-) -> Exchange | None:
-    """Wait until it is certain that the primary has opened a session; otherwise continue with another one.
+) -> None:
+    """Wait until it is certain that the primary has opened a session, or that another one has to: then move.
 
-    Returns the exchange with which the session, which takes part in none, continues; `None` if the primary is here, or
-    the store is gone. `is_due`: this rank ends. `is_stopped`: stop waiting immediately.
+    For a session that takes part in no exchange. `is_due`: this rank ends. `is_stopped`: stop waiting immediately.
     """
     store, unit, within = link.store, link.unit, link.options.limits.join_timeout
     if store is None:
-        return None
+        return
     situation = Situation(is_due=is_due, is_over=link.is_over, is_opening=is_opening)
     try:
         primary = primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
     except (Stopped, RendezvousError):
-        return None
-    return link.moving.to(unit.global_rank_of(primary)) if primary else None
+        return
+    if primary:
+        link.moving.to(unit.global_rank_of(primary))
 
 
-def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> Exchange:
-    """Continue a session as another one, made by `reopen`; return the exchange that takes the rows logged so far."""
+def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> None:
+    """Continue a session as another one, made by `reopen`, to which the rows that were logged so far are passed on."""
     link, config_sync = cast("JobLink", vars(session)["_link"]), cast("ConfigSync", vars(session)["_config_sync"])
     link.moving.begin()
     other = reopen(primary_rank)
@@ -119,4 +118,3 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     link.moving.end(cast("JobLink", parts["_link"]).moving)
     registry.remove(session)
     cast("SessionNotices", parts["_notices"]).moved()
-    return cast("Exchange", parts["_exchange"])

@@ -47,7 +47,6 @@ from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
     from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.options import Options
     from dist_wandb.store.job_store import JobStore
@@ -191,7 +190,7 @@ class Opener:
     def _unit(self) -> Unit:
         return unit_of(self._topology, self._options.rank_scope, self._options.unit_ranks)
 
-    def move_by(self, move: Callable[[int], Exchange]) -> None:
+    def move_by(self, move: Callable[[int], None]) -> None:
         """Set how the session continues if another rank, given by its number, becomes the primary."""
         self._link.moving.move = move
 

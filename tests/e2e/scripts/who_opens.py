@@ -9,6 +9,7 @@ import torch.distributed as dist
 import wandb
 from history import STEPS
 from processes import wait_until
+from wandb.sdk.wandb_config import Config
 
 import dist_wandb
 
@@ -47,7 +48,15 @@ def continued(directory: Path, rank: int) -> None:
     run.summary["again"] = -1
     run.config.update({"written": rank})
     run.log({"best": 0.25})
+    update: Any = Config.update
+
+    def slow_update(*args: Any, **arguments: Any) -> Any:  # of what was written so far, in the run that is opened
+        time.sleep(1.0)
+        return update(*args, **arguments)
+
+    Config.update = slow_update  # type: ignore[method-assign]
     wait_until(lambda: bool(run.run), within=SOON, what="a run")
+    Config.update = update  # type: ignore[method-assign]
     run.summary["after"] = 2
     run.log({"loss": float(-STEPS)})
     run.flush()

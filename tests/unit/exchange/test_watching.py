@@ -28,9 +28,9 @@ class Taking:
 def test_rows_beyond_the_limit_are_counted_as_lost(caplog: pytest.LogCaptureFixture) -> None:
     is_certain, successor = threading.Event(), Taking()
 
-    def succeed(_is_due: Callable[[], bool], _is_stopped: Callable[[], bool]) -> Exchange:
+    def succeed(_is_due: Callable[[], bool], _is_stopped: Callable[[], bool]) -> None:
         is_certain.wait()
-        return cast("Exchange", successor)
+        exchange.pass_on(cast("Exchange", successor))
 
     exchange = WatchingExchange(Limits(max_pending_rows=2), 1, succeed)
     exchange.start()
@@ -43,7 +43,7 @@ def test_rows_beyond_the_limit_are_counted_as_lost(caplog: pytest.LogCaptureFixt
 
 
 def test_a_run_that_the_next_rank_cannot_open_does_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
-    def succeed(*_: Any) -> Exchange:
+    def succeed(*_: Any) -> None:
         raise ValueError("no")
 
     exchange = WatchingExchange(Limits(), 1, succeed)
