@@ -4,9 +4,9 @@ Each rank deletes the keys that it has set itself. It does so when it opens a la
 former one, which they count in the store; at the end of a session, other ranks still read its keys. If rank 0 was the
 only rank, it deletes its keys at the end.
 
-These keys remain: those of the last two or three sessions; one key for each integration with its ended sessions, for
-late ranks; those of sessions that some rank never opens, or has not opened yet, with ``reduce=None``; and those of
-Lightning's loggers, which may reopen their sessions.
+These keys remain: those of the last two or three sessions; the restart record of each, which says that its runs have
+ended; one key for each integration with its ended sessions, for late ranks; those of sessions that some rank never
+opens, or has not opened yet, with ``reduce=None``; and those of Lightning's loggers, which may reopen their sessions.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -54,6 +54,7 @@ _UNREACHABLE = re.compile(
     r"x509|EOF|context (deadline|canceled)|giving up after"
 )
 _NO_KEY = re.compile(r"api[ _-]?key|\blog ?in\b", re.IGNORECASE)
+_ENDED_EARLY = "called UploadNow() after Finish()"  # by W&B's uploader, before it has sent each small file
 _OF_A_RECORD = re.compile(r"sender: |failed to parse|failed to unmarshal")
 
 
@@ -88,7 +89,11 @@ def upload(
                 raise UploadError(
                     f"{file.path}: another process has uploaded from it meanwhile. Run the command again."
                 )
-            return _upload(file, state, lock, on_progress, say)
+            outcome = _upload(file, state, lock, on_progress, say)
+            problems = outcome.sent.problems
+            if problems and all(_ENDED_EARLY in problem for problem in problems):  # on a busy machine; a matter of luck
+                outcome = _upload(replace(file, sent=outcome.sent), state, lock, on_progress, say)
+            return outcome
 
 
 @contextmanager
