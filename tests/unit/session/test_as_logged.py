@@ -112,6 +112,19 @@ def test_the_row_of_an_object_has_its_names_once(session: Session) -> None:
     assert row["plot_table.nrows"] == 1
 
 
+@pytest.mark.usefixtures("bare_environment")
+def test_a_table_that_is_too_long_is_an_error_of_log_if_the_settings_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb.Table, "MAX_ARTIFACT_ROWS", 2)
+    settings = wandb.Settings(silent=True, table_raise_on_max_row_limit_exceeded=True)
+    with dist_wandb.init(mode="offline", dir=str(tmp_path), settings=settings) as session:
+        for log in (session.log, session.run.log):
+            with pytest.raises(ValueError, match="Table row limit exceeded"):
+                log({"table": wandb.Table(columns=["x"], data=[[1]] * 3)})
+        session.log({"table": wandb.Table(columns=["x"], data=[[1]] * 2)})
+
+
 def test_a_stand_in_for_a_run_gets_the_objects_themselves(fake_wandb: Any) -> None:
     image = wandb.Html("<p>")
     dist_wandb.init().log({"image": image, "figure": sys})
