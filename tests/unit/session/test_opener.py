@@ -487,7 +487,9 @@ def test_wandbs_settings_for_several_writers_are_refused_on_several_ranks(fake_w
 
 def test_wandbs_shared_mode_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     monkeypatch.setenv("WANDB_MODE", "shared")
-    message = r"mode='shared' \(WANDB_MODE\) is W&B's switch for one writer, but 2 ranks open the run with run_mode='auto'"
+    message = (
+        r"mode='shared' \(WANDB_MODE\) is W&B's switch for one writer, but 2 ranks open the run with run_mode='auto'"
+    )
     with pytest.raises(ConfigurationError, match=message):
         open_session(Options(), {}, integration="test", topology=TWO[0])
     assert [session.run.offline for session in job(TWO, lambda _: {"mode": "offline"}) if session.run] == [True]

@@ -123,7 +123,10 @@ def test_the_config_of_omegaconf_is_resolved(omegaconf: type[DictConfig], fake_w
 def test_objects_of_values_that_are_set_later_are_plain_values(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     session.config["of"], session.config.more = Namespace(layers=Layers()), Layers()
-    assert {name: fake_wandb.runs[0].config[name] for name in ("of", "more")} == {"of": {"layers": PLAIN}, "more": PLAIN}
+    assert {name: fake_wandb.runs[0].config[name] for name in ("of", "more")} == {
+        "of": {"layers": PLAIN},
+        "more": PLAIN,
+    }
 
 
 def test_a_plain_config_is_passed_on_as_it_is(fake_wandb: FakeWandb) -> None:
