@@ -92,12 +92,24 @@ class _Kind(ABCMeta):
                 f"Trainer(logger={cls.__name__}())."
             )
 
+        def __getattribute__(cls, name: str) -> Any:
+            """Refuse a class in a list of loggers, or in Fabric, too: Lightning uses these names first."""
+            if name in ("experiment", "finalize", "log_metrics") and _is_called_by_lightning(inspect.currentframe()):
+                iter(cls)
+            return super().__getattribute__(name)
+
         def __getattr__(cls, name: str) -> Any:
             """Find what Lightning's class has, such as `WandbLogger.download_artifact`, before there is an object."""
             made = cls if name.startswith("_") or name == "stock" else cls.in_use()
             if made is cls:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             return getattr(made, name)
+
+
+def _is_called_by_lightning(frame: types.FrameType | None) -> bool:
+    caller = frame.f_back if frame is not None else None
+    names = (f"{PYTORCH_LIGHTNING}.", "lightning.", f"{_FABRIC}.")
+    return caller is not None and caller.f_globals.get("__name__", "").startswith(names)
 
 
 class OfLightning(metaclass=_Kind):

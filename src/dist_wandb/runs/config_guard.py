@@ -203,7 +203,7 @@ class _Guarded:
             if free:
                 self._base.update(values, allow_val_change=True)
             else:
-                self._base.__setitem__(name, value)
+                self._base.__setitem__(name, values[str(name)])
 
         self._guard.write(self, {name: value}, write)
 

@@ -164,6 +164,10 @@ class NullRun(StandIn):
         read: Callable[[], Mapping[str, Any]] | None = self.__dict__["_read"]
         return {**self.__dict__["_known"], **(read() if read is not None else {})}
 
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return the run itself, as wandb does: models that hold it are copied."""
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
         own = {name: value for name, value in self.__dict__.items() if not inspect.isfunction(value)}

@@ -303,18 +303,25 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
 def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
     """Check W&B's own settings for several writers of a run, which `run_mode` sets on every rank.
 
-    Returns the user's label of a writer, which is replaced. Raises `ConfigurationError` if several ranks ask W&B, but
-    not this package, for a run that all of them write into.
+    Returns the user's label of a writer, which is replaced, and where it is set. Raises `ConfigurationError` if several
+    ranks ask W&B, but not this package, for a run that all of them write into.
     """
     if ranks == 1:
         return None
-    if user_setting(init_arguments, "mode") == "shared" and run_mode != "shared":
+    mode, origin = _setting_or_variable(init_arguments, "mode")
+    if mode == "shared" and not init_arguments.get("mode") and run_mode != "shared":
         raise ConfigurationError(
-            f"settings has mode='shared', which is W&B's switch for one writer, but {ranks} ranks open the run with "
+            f"mode='shared' ({origin}) is W&B's switch for one writer, but {ranks} ranks open the run with "
             f"run_mode={run_mode!r}. Pass run_mode='shared' instead: it sets W&B's mode, labels and primary on every "
             "rank."
         )
-    return user_setting(init_arguments, "x_label") if run_mode == "shared" else None
+    label, origin = _setting_or_variable(init_arguments, "x_label")
+    return f"x_label={label!r} ({origin})" if label is not None and run_mode == "shared" else None
+
+
+def _setting_or_variable(init_arguments: Mapping[str, Any], name: str) -> tuple[Any, str]:
+    given, variable = user_setting(init_arguments, name), f"WANDB_{name.upper()}"
+    return (os.environ.get(variable), variable) if given is None else (given, "settings")
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:

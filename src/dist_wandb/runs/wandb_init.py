@@ -128,10 +128,10 @@ def is_answer(error: BaseException | None) -> bool:
     """Return whether an error is what W&B's server answers about the arguments, so that a later upload fails, too."""
     import wandb
 
-    if not isinstance(error, wandb.errors.CommError):
-        return False
+    if isinstance(error, wandb.errors.Error) and _REFUSED.search(str(error)):  # also after its last attempt
+        return True
     # Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
-    return bool(_REFUSED.search(str(error))) or not _SILENCE.search(str(error))
+    return isinstance(error, wandb.errors.CommError) and not _SILENCE.search(str(error))
 
 
 def _passed_on(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -81,8 +81,8 @@ def open_session(
     label = requested.check_writers(init_arguments, options.run_mode, topology.world_size)
     if label is not None and topology.is_coordinator:
         warn(
-            f"settings has x_label={label!r}, but with run_mode='shared' each rank has a label of its own, such as "
-            "rank-0. Leave x_label out; per_rank selects the names that are written under labels.",
+            f"{label} is not used: with run_mode='shared' each rank has a label of its own, such as rank-0. Leave it "
+            "out; per_rank selects the names that are written under labels.",
             users_line(),
         )
     opener = Opener(options, init_arguments, topology)

@@ -8,6 +8,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from operator import is_
@@ -52,13 +53,12 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or type(value) in _SCALARS or depth > DEEPEST:
         return value
     value = _as_mapping(value)
-    kind = type(value)
-    if kind is dict:
+    if isinstance(value, dict):
         made = {name: plain(item, depth + 1) for name, item in value.items()}
         return value if all(made[name] is item for name, item in value.items()) else made
-    if kind in (list, tuple):
+    if isinstance(value, (list, tuple)):
         items = [plain(item, depth + 1) for item in value]
-        return value if all(map(is_, items, value)) else kind(items)
+        return value if all(map(is_, items, value)) else tuple(items) if type(value) is tuple else items
     return value
 
 
@@ -82,12 +82,10 @@ def _of_omegaconf(value: Any) -> Any:
     to_container = getattr(getattr(sys.modules.get("omegaconf"), "OmegaConf", None), "to_container", None)
     if to_container is None:
         return value
-    try:
-        return to_container(value, resolve=True)
-    except ValueError:  # not one of its containers
-        return value
-    except Exception:  # noqa: BLE001  # an interpolation that leads nowhere, or a value that is missing
-        return to_container(value, resolve=False)
+    for resolve in (True, False):  # an interpolation that leads nowhere, or a value that is missing, stays as it is
+        with suppress(Exception):  # not one of its containers
+            return to_container(value, resolve=resolve)
+    return value
 
 
 def encoded(value: Any, depth: int = 0) -> Any:

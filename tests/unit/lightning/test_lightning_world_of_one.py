@@ -15,7 +15,9 @@ from unittest import mock
 
 import pytest
 import wandb
+from lightning.fabric import Fabric
 from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -272,10 +274,24 @@ def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
     assert repr(DistWandbLogger()) == "<dist_wandb.DistWandbLogger without an open session>"
 
 
-def test_a_class_in_place_of_a_logger_is_refused_with_the_line_to_write() -> None:
+def in_trainer(loggers: Any) -> None:
+    Trainer(logger=loggers, accelerator="cpu", max_steps=1).fit(BoringModel())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: in_trainer(DistWandbLogger),
+        lambda: in_trainer([DistWandbLogger]),
+        lambda: Fabric(accelerator="cpu", devices=1, loggers=DistWandbLogger).log("loss", 0.5),  # type: ignore[arg-type]
+    ],
+    ids=["Trainer", "list", "Fabric"],
+)
+def test_a_class_in_place_of_a_logger_is_refused_with_the_line_to_write(use: Callable[[], None]) -> None:
     line = r"Write DistWandbLogger\(\), for example Trainer\(logger=DistWandbLogger\(\)\)"
     with pytest.raises(ConfigurationError, match=line):
-        Trainer(logger=DistWandbLogger)  # type: ignore[arg-type]
+        use()
+    assert isinstance(DistWandbLogger.experiment, property)
 
 
 @pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))

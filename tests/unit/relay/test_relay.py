@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -100,6 +101,20 @@ def test_a_pickled_session_has_the_facts_of_the_run_and_accepts_all_calls() -> N
         copy.run.alert("done")
         assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a grandchild process
         assert "rank 0 run='exp'" in repr(copy)
+
+
+@pytest.mark.parametrize(("ranks", "said"), [((TWO[0], TWO[0], TWO[1]), 1), ((TWO[1], None, ONE), 0)])
+def test_ranks_that_log_to_a_run_of_their_parent_are_told_the_way_to_a_mean(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, ranks: tuple[Topology | None, ...], said: int
+) -> None:
+    with dist_wandb.init() as session, mock.patch.object(Topology, "from_torch_distributed", side_effect=ranks):
+        for _ in ranks:
+            through_a_pickle(session).log({"loss": 0.5})
+    assert len(fake_wandb.runs[0].rows) == 3
+    message = (
+        "rank 0 of 2 logs to a run that its parent process has opened, so no mean of the ranks is written. Call init"
+    )
+    assert caplog.text.count(message) == said
 
 
 def test_rows_of_child_processes_are_reduced_over_ranks(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:

@@ -97,6 +97,7 @@ ANSWERS = [
     "permission denied",
     "<no message>",
 ]
+LAST_ATTEMPT = "Error initializing run: POST http://w/graphql giving up after 21 attempt(s) while retrying: HTTP {}: x"
 SILENCE = [
     'Timed out while retrying: Post "http://w/graphql": dial tcp 127.0.0.1:1: connect: connection refused',
     'Timed out while retrying: Post "http://w/graphql": EOF',
@@ -107,22 +108,22 @@ SILENCE = [
 ]
 
 
-@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("error", [*map(wandb.errors.CommError, ANSWERS), wandb.Error(LAST_ATTEMPT.format(409))])
 def test_what_the_server_answers_about_the_arguments_is_an_error(
-    unreliable: Any, text: str, caplog: pytest.LogCaptureFixture
+    unreliable: Any, error: wandb.Error, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wandb_ = unreliable(wandb.errors.CommError(text), online=1)
-    with pytest.raises(wandb.errors.CommError) as raised:
+    wandb_ = unreliable(error, online=1)
+    with pytest.raises(wandb.Error) as raised:
         dist_wandb.init(entity="nobody")
-    assert str(raised.value) == text
+    assert raised.value is error
     assert wandb_.opened == ["online"]
     assert "W&B's server refused the run of rank 0" in caplog.text
     assert "dist-wandb sync" not in caplog.text
 
 
-@pytest.mark.parametrize("text", SILENCE)
-def test_without_an_answer_the_run_goes_offline(unreliable: Any, text: str) -> None:
-    wandb_ = unreliable(wandb.errors.CommError(text), online=1)
+@pytest.mark.parametrize("error", [*map(wandb.errors.CommError, SILENCE), wandb.Error(LAST_ATTEMPT.format(500))])
+def test_without_an_answer_the_run_goes_offline(unreliable: Any, error: wandb.Error) -> None:
+    wandb_ = unreliable(error, online=1)
     assert dist_wandb.init().run.offline
     assert wandb_.opened == ["online", "offline"]
 

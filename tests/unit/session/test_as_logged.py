@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import plotly.graph_objects as go
 import pytest
@@ -110,6 +111,17 @@ def test_the_row_of_an_object_has_its_names_once(session: Session) -> None:
     (row,) = rows_of(session)
     assert {name.partition(".")[0] for name in row if name[0] != "_"} == {"image", "epoch", "plot_table", "global_step"}
     assert row["plot_table.nrows"] == 1
+
+
+@pytest.mark.usefixtures("bare_environment")
+@mock.patch.object(wandb.Table, "MAX_ARTIFACT_ROWS", 2)
+def test_a_table_that_is_too_long_is_an_error_of_log_if_the_settings_ask_for_it(tmp_path: Path) -> None:
+    settings = wandb.Settings(silent=True, table_raise_on_max_row_limit_exceeded=True)
+    with dist_wandb.init(mode="offline", dir=str(tmp_path), settings=settings) as session:
+        for log in (session.log, session.run.log):
+            with pytest.raises(ValueError, match="Table row limit exceeded"):
+                log({"table": wandb.Table(columns=["x"], data=[[1]] * 3)})
+        session.log({"table": wandb.Table(columns=["x"], data=[[1]] * 2)})
 
 
 def test_a_stand_in_for_a_run_gets_the_objects_themselves(fake_wandb: Any) -> None:

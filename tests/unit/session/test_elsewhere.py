@@ -99,6 +99,18 @@ def test_a_copy_of_a_session_is_the_session(job: Job) -> None:
         assert copy.copy(session) is session
 
 
+def test_a_deep_copy_of_what_stands_in_for_a_run_logs(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    """As wandb's run, which is its own deep copy."""
+    sessions = job(THREE)
+    for rank, session in enumerate(sessions):
+        run = copy.deepcopy([session.run])[0] if rank else session.run
+        run.log({"loss": float(rank)}, step=0)
+        run.summary["best"] = rank
+    assert [session.summary["best"] for session in sessions] == [0, 1, 2]
+    on_ranks(3, lambda rank: sessions[rank].finish())
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+
+
 def test_the_config_can_be_saved_in_a_checkpoint_on_every_rank(job: Job) -> None:
     for session in job(THREE, lambda _: {"config": {"lr": 0.1, "mlp": {"depth": 2}}}):
         saved = pickle.loads(pickle.dumps({"cfg": session.config}))["cfg"]  # noqa: S301  # our own

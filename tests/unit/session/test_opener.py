@@ -485,9 +485,23 @@ def test_wandbs_settings_for_several_writers_are_refused_on_several_ranks(fake_w
     assert fake_wandb.settings[0].x_label == "mine"  # type: ignore[union-attr]
 
 
-def test_a_label_that_is_replaced_is_reported_once(job: Job, recwarn: pytest.WarningsRecorder) -> None:
-    job(TWO, lambda _: {"settings": {"x_label": "mine"}}, run_mode="shared")
-    (message,) = [str(one.message) for one in recwarn if "x_label" in str(one.message)]
-    assert message.startswith(
-        "settings has x_label='mine', but with run_mode='shared' each rank has a label of its own"
+def test_wandbs_shared_mode_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    monkeypatch.setenv("WANDB_MODE", "shared")
+    message = (
+        r"mode='shared' \(WANDB_MODE\) is W&B's switch for one writer, but 2 ranks open the run with run_mode='auto'"
     )
+    with pytest.raises(ConfigurationError, match=message):
+        open_session(Options(), {}, integration="test", topology=TWO[0])
+    assert [session.run.offline for session in job(TWO, lambda _: {"mode": "offline"}) if session.run] == [True]
+
+
+@pytest.mark.parametrize("in_settings", [True, False])
+def test_a_label_that_is_replaced_is_reported_once(
+    job: Job, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch, in_settings: bool
+) -> None:
+    if not in_settings:
+        monkeypatch.setenv("WANDB_X_LABEL", "mine")
+    job(TWO, lambda _: {"settings": {"x_label": "mine"} if in_settings else None}, run_mode="shared")
+    (message,) = [str(one.message) for one in recwarn if "x_label" in str(one.message)]
+    origin = "settings" if in_settings else "WANDB_X_LABEL"
+    assert message.startswith(f"x_label='mine' ({origin}) is not used: with run_mode='shared' each rank has a label of")

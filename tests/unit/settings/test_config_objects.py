@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pydantic
 import pytest
@@ -48,6 +49,11 @@ class ConfigDict:  # a stand-in for that of ml_collections, which is not install
         return {"depth": 2}
 
 
+class Pair(NamedTuple):
+    first: Layers
+    second: int
+
+
 PLAIN = {"depth": 2, "sizes": [8, 2], "more": {"bias": True}}
 
 
@@ -61,7 +67,7 @@ def omegaconf(monkeypatch: pytest.MonkeyPatch) -> type[DictConfig]:
 
     def to_container(value: DictConfig, *, resolve: bool) -> dict[str, Any]:
         if resolve and "${nowhere}" in value.values():
-            raise LookupError
+            raise ValueError  # as its errors about interpolations are
         return {
             name: to_container(item, resolve=resolve)
             if isinstance(item, DictConfig)
@@ -90,8 +96,9 @@ def omegaconf(monkeypatch: pytest.MonkeyPatch) -> type[DictConfig]:
             {"model": Model(), "of": [Layers(), Sizes()]},
             {"model": {"layers": {"depth": 2}}, "of": [PLAIN, {"depth": 2}]},
         ),
+        ({"of": OrderedDict(a=[Layers()]), "pair": Pair(Layers(), 1)}, {"of": {"a": [PLAIN]}, "pair": [PLAIN, 1]}),
     ],
-    ids=["Namespace", "SimpleNamespace", "dataclass", "pydantic", "attrs", "ml_collections", "dict"],
+    ids=["Namespace", "SimpleNamespace", "dataclass", "pydantic", "attrs", "ml_collections", "dict", "subclasses"],
 )
 def test_objects_of_values_are_plain_values_of_the_config(
     config: object, expected: dict[str, Any], fake_wandb: FakeWandb
@@ -109,7 +116,17 @@ def test_the_config_of_omegaconf_is_resolved(omegaconf: type[DictConfig], fake_w
     assert [dict(session.config) for session in sessions] == [expected] * 2
     sessions[0].config.update({"late": omegaconf(depth="${depth}"), "missing": omegaconf(at="${nowhere}")})
     assert fake_wandb.runs[0].config["late"] == {"depth": 2}
-    assert fake_wandb.runs[0].config["missing"] == {"at": "${nowhere}"}
+    missing = fake_wandb.runs[0].config["missing"]
+    assert (type(missing), missing) == (dict, {"at": "${nowhere}"})
+
+
+def test_objects_of_values_that_are_set_later_are_plain_values(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.config["of"], session.config.more = Namespace(layers=Layers()), Layers()
+    assert {name: fake_wandb.runs[0].config[name] for name in ("of", "more")} == {
+        "of": {"layers": PLAIN},
+        "more": PLAIN,
+    }
 
 
 def test_a_plain_config_is_passed_on_as_it_is(fake_wandb: FakeWandb) -> None:
