@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from drawing import FATAL, HARD, Spec
+from drawing import ABSENT, FATAL, HARD, Spec
 from ledger import Entry
 
 from dist_wandb.settings.plan import plan_run
@@ -23,6 +23,7 @@ _ALONE = (
     "are written with its own numbers",
     "continues alone",
 )
+_DISK_FULL = "could be written to disk"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Facts:
         reported_lost: Ranks whose logged values may be lost, according to a warning.
         left_alone: Ranks whose values are no longer reduced with those of the others, according to their own warning.
         given_up: Ranks without which others continued, according to their warnings.
+        disk_full: Ranks that could not write all of their run to disk, according to their own warning.
     """
 
     spec: Spec
@@ -69,6 +71,7 @@ class Facts:
     reported_lost: frozenset[int]
     given_up: frozenset[int]
     left_alone: frozenset[int]
+    disk_full: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, spec: Spec, entries: Sequence[Entry]) -> Facts:
@@ -96,6 +99,9 @@ class Facts:
                 entry["rank"]
                 for entry in entries
                 if entry["event"] == "warning" and any(part in entry["text"] for part in _ALONE)
+            ),
+            frozenset(
+                entry["rank"] for entry in entries if entry["event"] == "warning" and _DISK_FULL in entry["text"]
             ),
         )
 
@@ -165,11 +171,18 @@ class Facts:
                     yield Writer(rank, session, plan.run_id, directory, plan.primary, plan.label, unit)
 
     def _unit(self, rank: int) -> frozenset[int]:
+        present = frozenset(range(self._primary, self.spec.world_size))
         if self.spec.rank_scope == "global":
-            return frozenset(range(self.spec.world_size))
+            return present
         node = self.spec.place(rank)[0]
-        return frozenset(other for other in range(self.spec.world_size) if self.spec.place(other)[0] == node)
+        return frozenset(other for other in present if self.spec.place(other)[0] == node)
+
+    @property
+    def _primary(self) -> int:
+        """The rank that writes: the next one, if rank 0 never opens a session."""
+        return 1 if self.spec.faults_of(0, *ABSENT) else 0
 
     def _topology(self, rank: int) -> Topology:
-        node, local = self.spec.place(rank)
-        return Topology(rank, local, node, self.spec.world_size, self.spec.nodes[node], len(self.spec.nodes))
+        (node, local), sizes = self.spec.place(rank), self.spec.nodes
+        found = Topology(rank, local, node, self.spec.world_size, sizes[node], len(sizes))
+        return found.led_by(self._primary or None)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drawing import AXIS, FATAL, HARD, NOTE, Fault, Spec, from_json, text_of, value_of
+from drawing import AXIS, FATAL, FULL, HARD, NOTE, Fault, Spec, from_json, text_of, value_of
 from ledger import Ledger, watch_messages
 from processes import wait_until
 
@@ -334,9 +334,20 @@ class Rank:
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
+    def _fill_disk(self) -> None:
+        """Let the files of W&B grow no further."""
+        size = max(path.stat().st_size for path in (self.directory / "runs").rglob("*.wandb"))
+        for core in cores_of(os.getpid()):
+            resource.prlimit(core, resource.RLIMIT_FSIZE, (size, size))
+
     def _suffer(self, fault: Fault) -> None:
-        if fault.kind in ("late", "never"):
-            return
+        if fault.kind == FULL:
+            self.ledger.write("fault", kind=fault.kind)
+            self._fill_disk()
+        elif fault.kind not in ("late", "never"):
+            self._break(fault)
+
+    def _break(self, fault: Fault) -> None:
         if fault.kind == "tmp_gone" or (fault.kind in FATAL and self.rank == 0):
             see_others_begin(self.spec, self.directory)
         self.ledger.write("fault", kind=fault.kind)

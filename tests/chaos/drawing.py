@@ -42,7 +42,10 @@ HARD = ("kill", "os_exit")
 """Fatal faults to which the rank cannot react."""
 ABSENT = ("never",)
 OTHER = ("stop", "late", "core_kill", "core_stop", "tmp_gone")
+FULL = "full"
+"""No further byte fits on the disk."""
 
+_FIRST_WITH_ABSENT_RANKS = 300
 _CODES = (1, 3, 7)
 _PACES = (0.0, 0.01, 0.05, 0.1)
 _CALLS = ("own", "cadence", "split", "turned", "axis")  # streams whose calls have several names, or differ
@@ -54,7 +57,7 @@ class Fault:
     """A fault of one rank.
 
     Args:
-        kind: One of `FATAL`, `ABSENT` and `OTHER`.
+        kind: One of `FATAL`, `ABSENT` and `OTHER`, or `FULL`.
         rank: Global rank.
         row: Row of the last session before which the fault happens.
         value: An exit code, or a number of seconds.
@@ -243,7 +246,29 @@ def text_of(value: float) -> str:
 
 
 def draw(seed: int) -> Spec:
-    """Draw the job of a seed."""
+    """Draw the job of a seed. From seed 300 on, some ranks open no session, or the disk is full."""
+    spec = _draw(seed)
+    return spec if seed < _FIRST_WITH_ABSENT_RANKS else _with_absent_ranks(spec, random.Random(f"{seed} absent"))
+
+
+def _with_absent_ranks(spec: Spec, rng: random.Random) -> Spec:
+    """Let rank 0 alone open a session, or all others, or let the disk be full; something may happen to a rank, too."""
+    drawn = replace(spec, launcher="processes", strategy="", sessions=1, nested=False, guarded=False)
+    row = rng.randrange(spec.rows)
+    which = rng.choice(("guarded", "others", "full"))
+    if which == "others":
+        kind = rng.choice((*FATAL, "stop", ""))
+        faults = [Fault("never", 0, 0, 0.0), *([Fault(kind, 2, row, _value(rng, kind))] if kind else [])]
+        drawn = replace(drawn, nodes=rng.choice(((3,), (4,))), run_mode="auto", faults=tuple(faults))
+    elif which == "guarded":
+        kind = rng.choice((*FATAL, "core_kill", "core_stop", "stop"))
+        drawn = replace(drawn, nodes=(2,), guarded=True, faults=(Fault(kind, 0, row, _value(rng, kind)),))
+    else:
+        drawn = replace(drawn, nodes=(2,), server="offline", faults=(Fault(FULL, 0, row, 0.0),))
+    return replace(drawn, limits=_limits(drawn.faults, drawn.server))
+
+
+def _draw(seed: int) -> Spec:
     rng = random.Random(seed)
     launcher = rng.choices(LAUNCHERS, weights=(64, 14, 8, 6, 8))[0]
     nodes = _nodes(rng, launcher)

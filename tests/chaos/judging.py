@@ -17,7 +17,7 @@ from typing import Any
 from calls import Cells, Contribution, calls_of, cells_of, differing_axes, uneven_names
 from chaos_facts import Facts, Writer
 from columns import Column, deviation
-from drawing import HARD, NOTE
+from drawing import HARD, NOTE, seeds_of
 from driving import Evidence, Row, RunFile
 from row_rules import DEGRADED, REGULAR, RowRules, Violation, brief
 
@@ -29,6 +29,7 @@ MORE_DESCRIPTORS, MORE_THREADS = (
 )  # that later sessions of a process may hold in addition to those of the second one
 
 _ATTACHED = ("table", "metric")  # names of values that have no label
+_RANKS = r"ranks? ([\d, -]*\d)(?: \(nodes? [\d-]+\))?"  # as in messages
 # Messages without any fault: how to upload, and those caused by ranks with their own order of steps.
 _QUIET = re.compile(r"wandb sync|rank \d+'s own|A corrected row follows")
 
@@ -124,6 +125,7 @@ def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
                 yield Violation("traceback", f"rank {entry['rank']}: {entry['text'][:300]}")
             elif not facts.has_reasons and not _is_expected(entry["text"], differing, uneven):
                 yield Violation("warning without a reason", f"rank {entry['rank']}: {entry['text'][:300]}")
+    yield from _of_untrue_messages(evidence, facts)
     for (rank, kind), number in warning_counts.items():
         if number > SAME_EVENT * events * spec.session_count:
             yield Violation("flood", f"rank {rank} said {number} times: {kind[:300]}")
@@ -149,6 +151,28 @@ def _is_expected(text: str, differing: Iterable[str], uneven: Iterable[str]) -> 
     )
 
 
+def _of_untrue_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
+    for entry in evidence.entries:
+        if entry["event"] == "warning" and facts.has_reasons and not _is_true(entry, facts):
+            yield Violation("untrue message", f"rank {entry['rank']}: {entry['text'][:300]}")
+
+
+def _is_true(entry: Mapping[str, Any], facts: Facts) -> bool:
+    """Return whether something has happened to the ranks that a message calls failed, lost or out of reach."""
+    spec, text = facts.spec, entry["text"]
+    if spec.has("tmp_gone") or spec.server in ("dies", "dead"):  # that concerns all ranks
+        return True
+    hurt = {fault.rank for fault in spec.faults} | facts.broken
+    able_to_fail = facts.broken - {rank for rank, kind in facts.fatal.items() if kind in HARD}
+    failed, lost = (
+        {rank for ranks in re.findall(pattern, text) for rank in seeds_of(ranks)}
+        for pattern in (rf"(?i){_RANKS} failed (?:after|before)", rf"(?i)lost {_RANKS} after")
+    )
+    is_cut_off = "the rank that writes it cannot be reached" in text
+    writers = {min(writer.unit) for writer in facts.writers() if entry["rank"] in writer.unit}
+    return failed <= able_to_fail and lost <= hurt and not (is_cut_off and hurt.isdisjoint({entry["rank"], *writers}))
+
+
 def kind_of(text: str) -> str:
     """Return a message without its numbers and names."""
     text = re.sub(r"'[^']*'|\"[^\"]*\"|/\S+", "~", text)
@@ -169,6 +193,7 @@ def _of_runs(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     for writer in facts.writers():
         files = files_of(evidence, writer.run_id, writer.directory)
         hard = bool(evidence.spec.faults_of(writer.rank, *HARD)) or writer.rank in facts.ended_by_launcher
+        hard = hard or writer.rank in facts.disk_full
         if not files:
             if not hard:
                 yield Violation("no run", f"{writer.run_id} of rank {writer.rank} is not on disk")
@@ -299,6 +324,8 @@ class _Check:
             self.verdict.excused["said to be lost"] += 1
         elif lacking and lacking <= self.facts.broken and (self._is_irregular or self._is_early(lacking)):
             self.verdict.excused["died with it"] += 1
+        elif lacking and self.writer in self.facts.disk_full:
+            self.verdict.excused["disk full"] += 1
         elif lacking:
             yield self._violation("silently wrong", f"place {cell} lacks rank {sorted(lacking)}")
 
@@ -316,6 +343,8 @@ class _Check:
             self.verdict.excused["said to be alone"] += 1
         elif self.evidence.spec.run_mode == "new" and certain <= self.facts.given_up | self.facts.left_alone:
             self.verdict.excused["given up"] += 1
+        elif self.writer in self.facts.disk_full:
+            self.verdict.excused["disk full"] += 1
         elif self.column.name.startswith("table") and self.evidence.spec.has("tmp_gone"):
             self.verdict.excused["no directory for tables"] += 1
         else:

@@ -576,6 +576,22 @@ def test_the_same_message_for_each_name_is_a_flood() -> None:
     assert len({kind_of(text) for text in texts}) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "is_true"),
+    [
+        ("Lost rank 1 after step 2; continuing without it.", True),
+        ("Rank 1 failed after step 2; continuing without it.", False),  # it was killed
+        ("Lost ranks 0, 1 after step 2; continuing without them.", False),
+        ("Lost rank 1 after step 2 and rank 0 failed after step 2; continuing without them.", False),
+        ("what rank 0 logged after step 2 may be lost: the rank that writes it cannot be reached.", False),
+    ],
+)
+def test_messages_are_compared_with_what_has_happened(text: str, is_true: bool) -> None:
+    evidence = killed()
+    evidence.entries.append(warning_entry(0, f"dist_wandb: {text}"))
+    assert found(evidence) == (set() if is_true else {"untrue message"})
+
+
 def test_the_spread_is_compared() -> None:
     right = {"loss/min": 101.0, "loss/max": 102.0, "loss/std": 0.5, "loss/argmax_rank": 1}
     evidence = sound(job(spread=True))

@@ -1019,21 +1019,37 @@ def test_a_secondary_continues_without_the_store(
     assert "may be lost" in caplog.records[-1].getMessage()
 
 
-def test_a_rank_that_returns_after_the_others_have_ended_reports_its_stall(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (membership.Over(), "rank 1 stalled, or was disconnected, after step"),  # no generation contains it
+        (RendezvousError("Gone."), "what rank 1 logged after step 0 may be lost: the rank that writes it cannot be"),
+    ],
+)
+def test_a_rank_that_cannot_continue_with_others_says_why_and_what_is_lost(
+    ranks: Callable[..., Ranks],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    expected: str,
 ) -> None:
-    unit = ranks(2)
-    for rank in range(2):
+    unit = ranks(3)
+    for rank in range(3):
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
+    unit.die(0)
+    for rank in (1, 2):
+        unit.log(rank, {"loss": 1.0}, 1)
+    eventually(lambda: kept(unit.exchanges[1]) == 1)
 
-    def regroup(*_: object) -> None:  # as if it found no generation that contains it, and no member of the last one
-        raise membership.Over
+    def regroup(*_: object) -> None:
+        raise error
 
     monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
-    unit.die(0)
-    eventually(lambda: "rank 1 stalled" in caplog.text)
+    unit.die(2)
+    eventually(lambda: expected in caplog.text)
     assert "opened its session after" not in caplog.text
+    assert isinstance(error, membership.Over) or not unit.exchanges[1].flush()
 
 
 def test_after_all_ranks_have_closed_none_is_absent(ranks: Callable[..., Ranks]) -> None:

@@ -9,8 +9,9 @@ process delays the training. In a world of one, they are written on the calling 
 (`run.summary` has them at once, unless they stay open). If a device has yet to compute their values, the thread writes
 these rows, and those that follow until it is done. In both cases, rows are written in the order in which they were put.
 
-In a shared run, rows are kept until all writers are attached: a writer that attaches after rows were sent may make the
-server lose some (wandb issue 12269). With a `CollectiveExchange`, the first generation begins after that.
+In a shared run, rows are kept until all ranks that have opened a session are attached: a writer that attaches after
+rows were sent may make the server lose some (wandb issue 12269). With a `CollectiveExchange`, the first generation
+begins after that.
 """
 
 from __future__ import annotations
@@ -115,14 +116,15 @@ class DirectExchange(Exchange):
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is written; `together` has no effect."""
-        if self._is_foreign or self._lifecycle.ended.is_set() or not self._rows.has_run:
-            return True
-        if self._is_free:
-            self._write(_END_OF_ROW)
-            return True
-        flush = Flush(together=together)
-        self._hand_over(flush)
-        return is_set_within(flush, self._limit(timeout), self._lifecycle.ended.is_set)
+        if not self._is_foreign and not self._lifecycle.ended.is_set() and self._rows.has_run:
+            flush = Flush(together=together)
+            if self._is_free:
+                self._write(_END_OF_ROW)
+            else:
+                self._hand_over(flush)
+                if not is_set_within(flush, self._limit(timeout), self._lifecycle.ended.is_set):
+                    return False
+        return not (self._dropped or self.unwritten)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
@@ -137,13 +139,13 @@ class DirectExchange(Exchange):
         self._end()
         report_lost(self._rank, self._rows.lost)
         if self._dropped:
+            self._lifecycle.unwritten += self._dropped
             self._notices.warn(
                 "unwritten",
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
-                "or a device has not computed their values.",
+                "or a device has not computed their values. The run ends as failed.",
             )
-        has_lost = self._dropped or self.unwritten or any(self._rows.lost.values())
-        return self._thread in self._unstarted or not has_lost
+        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.lost.values()))
 
     def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
         self._ask(Demand.CLOSE)

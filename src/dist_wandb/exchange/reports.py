@@ -226,14 +226,14 @@ class Messages:
             "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
-    def primary_is_unreachable(self, rows: int) -> None:
+    def primary_is_unreachable(self, rows: int, kept_after: str = "") -> None:
         """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last `rows`."""
         why = "the rank that writes it cannot be reached"
         if self._context.lifecycle.has_failed:
             why = "it failed, and the other ranks did not take these rows within a heartbeat"
         elif self.overdue:
             why = f"these rows (about {rows}) had not been exchanged {self.overdue}"
-        where = self._context.rows.writing.last_position
+        where = kept_after or self._context.rows.writing.last_position
         self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:

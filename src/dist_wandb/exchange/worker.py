@@ -208,6 +208,9 @@ class Worker:
     def _continue_alone(self) -> None:
         lifecycle = self._context.lifecycle
         lifecycle.phase = Phase.ALONE
+        if self.cycle.keeps_rows:
+            lifecycle.may_have_lost = True
+            self.messages.primary_is_unreachable(len(self.cycle.kept), self.cycle.kept_after)
         self.cycle.continue_alone()
         self.participation.be_alone()
         self.cycle.kept.clear()

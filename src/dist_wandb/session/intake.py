@@ -277,5 +277,5 @@ def exchange_of(
         options.limits,
         link.topology.global_rank,
         at_once=link.topology.world_size == 1,
-        has_all_writers=link.has_all_writers if awaits_writers else None,
+        has_all_writers=link.until_attached() if awaits_writers else None,
     )

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership.generations import APART, has_opened, is_accompanied, keys_of, publish_opened
+from dist_wandb.exchange.membership.generations import (
+    APART,
+    has_opened,
+    keys_of,
+    least_wait,
+    number_opened,
+    publish_opened,
+)
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.job_description import ENDING, InitCalls
@@ -137,11 +144,21 @@ class JobLink:
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
         keys = keys_of(self.unit)
-        return self.store is not None and self._ask(lambda store: is_accompanied(store.below(keys)), True)
+        return self.store is not None and self._ask(lambda store: number_opened(store.below(keys)) > 1, True)
 
-    def has_all_writers(self) -> bool:
-        """Whether all writers of a shared run are attached, or it cannot be determined. Reads a single key."""
-        return self._ask(lambda store: attached_writers(store, self.plan).count() >= self.unit.size, True)
+    def until_attached(self) -> Callable[[], bool]:
+        """Return what tells whether all writers of a shared run are attached, or it cannot be determined.
+
+        After some seconds, these are the ranks that have opened their sessions: the others may never come.
+        """
+        began, keys = time.monotonic(), keys_of(self.unit)
+
+        def are_attached(store: JobStore) -> bool:
+            attached, apart = attached_writers(store, self.plan).count(), time.monotonic() - began
+            is_time = apart >= least_wait(self.options.limits.join_timeout, self.unit)
+            return attached >= (number_opened(store.below(keys)) if is_time else self.unit.size)
+
+        return lambda: self._ask(are_attached, True)
 
     def other_writers(self, deadline: float) -> set[int]:
         """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.

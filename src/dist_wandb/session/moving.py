@@ -115,6 +115,8 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     vars(session).update(parts)
     if written := config_sync.continue_in(lambda: session.run):
         own.run.config.update(written, allow_val_change=True)
-    link.moving.end(cast("JobLink", parts["_link"]).moving)
+    following_link = cast("JobLink", parts["_link"])
+    following_link.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
+    link.moving.end(following_link.moving)
     registry.remove(session)
     cast("SessionNotices", parts["_notices"]).moved()

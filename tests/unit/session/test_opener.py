@@ -21,6 +21,7 @@ from units import eventually
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange import interface
+from dist_wandb.exchange.membership import generations
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
@@ -28,6 +29,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import unit_of
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -236,6 +238,20 @@ def test_an_online_secondary_opens_after_its_primary(store: dist.Store, fake_wan
     assert open_session(
         Options("shared", limits=Limits(join_timeout=20.0)), arguments, integration="test", topology=TWO[1], number=1
     ).run
+
+
+def test_a_shared_run_waits_only_for_writers_that_have_opened_a_session(
+    store: dist.Store, job: Job, fake_wandb: FakeWandb
+) -> None:
+    three = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+    shared: Any = {"run_mode": "shared", "reduce": None, "limits": {"join_timeout": 600.0}}
+    unit = unit_of(three[1], "global")
+    generations.publish_opened(JobStore(store, "test/1", three[1], 20.0).below(generations.keys_of(unit)), unit)
+    job(three[:1], **shared)[0].log({"loss": 1.0}, step=0, commit=True)
+    time.sleep(generations.APART + 0.5)
+    assert fake_wandb.runs[0].rows == [], "rank 1 is about to attach"
+    job(three[1:2], **shared)
+    eventually(lambda: fake_wandb.runs[0].rows)  # rank 2 never comes
 
 
 @pytest.mark.usefixtures("fake_wandb")

@@ -51,6 +51,15 @@ def test_a_failure_of_another_rank_fails_the_run(job: Job, mode: str) -> None:
     assert codes_of(first) == [7]
 
 
+def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wandb: FakeWandb) -> None:
+    first, second = job(THREE[1:], lambda _: {"id": "exp"}, limits={"join_timeout": 2.0})
+    for session in (first, second):
+        session.log({"loss": 1.0}, step=0)
+    second.finish(7)
+    first.finish()
+    assert [run.exit_codes for run in fake_wandb.runs] == [[7]]
+
+
 def test_separate_runs_have_separate_exit_codes(job: Job, fake_wandb: FakeWandb) -> None:
     first, *others = job(THREE, run_mode="new")
     others[0].finish(7)

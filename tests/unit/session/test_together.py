@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torchmetrics
 from units import eventually
 
+import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange import interface
 from dist_wandb.exchange.membership import generations
@@ -52,6 +54,23 @@ def test_the_exchange_thread_starts_after_the_constructor_returns(
 
 def all_flushed(sessions: list[Session]) -> bool:
     return sum(session.flush() for session in sessions) == len(sessions)
+
+
+def test_with_a_run_per_rank_collected_values_are_in_that_of_the_first_one(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO, run_mode="new", reduce="mean")
+    runs = sorted(fake_wandb.runs, key=lambda run: str(run.id))
+    for rank, session in enumerate(sessions):
+        metric = torchmetrics.CatMetric()
+        metric.update(float(rank))
+        collected = {"states": metric, "table": dist_wandb.gathered([[rank]], ["x"])}
+        session.log({"loss": float(rank), **collected}, step=0, commit=True)
+    eventually(lambda: all(run.rows and run.rows[-1]["loss"] == 0.5 for run in runs))
+    first, second = (run.rows[-1] for run in runs)
+    assert (first["loss"], first["states"], first["table"].data) == (0.5, [0.0, 1.0], [[0, 0], [1, 1]])
+    assert second == {"loss": 0.5, "global_step": 0}
+    assert "is left out of its row" not in caplog.text
 
 
 def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb) -> None:

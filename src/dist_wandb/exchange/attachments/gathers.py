@@ -84,6 +84,9 @@ class FusedGathers(Attachment[Encoded]):
         if self.merges and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
+        elif self.merges:  # into a run of its own: the first rank's has the value
+            for key, column in zip(keys, zip(*amounts, strict=True), strict=True):
+                self._values[key] = {}, sum(map(any, column))
 
     def _amounts(self, text: bytes, number: int) -> list[list[int]]:
         """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""

@@ -137,10 +137,12 @@ class FusedMetrics(Attachment[Snapshot]):
             more = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
             in_full = group.collect(*frame(*([part] for part in more)))
         if self.merges:
+            has_blobs, has_more = bool(blobs), bool(in_full)  # only the first member does
             columns = (_columns(received, len(keys)) for received in (blobs, in_full))
-            for key, one, *parts in zip(keys, reduced, *columns, strict=True):
+            for key, layout, one, *parts in zip(keys, layouts, reduced, *columns, strict=True):
+                is_here = has_blobs >= layout.has_blob and has_more >= one.needs_more
                 if one.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
-                    self._values[key] = self._computed(key, one, *parts), one.contributors
+                    self._values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
 
     def _in_full(self, key: Key) -> bytes:
         snapshot = self.contributions.get(key)

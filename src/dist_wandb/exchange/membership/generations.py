@@ -264,9 +264,9 @@ def has_opened(keys: JobStore, index: int) -> bool:
     return keys.has([f"{_OPENED}/of/{index}"])
 
 
-def is_accompanied(keys: JobStore) -> bool:
-    """Return whether at least two ranks of a unit have opened their sessions."""
-    return SharedList(keys, _OPENED).count() > 1
+def number_opened(keys: JobStore) -> int:
+    """Return how many ranks of a unit have opened their sessions."""
+    return SharedList(keys, _OPENED).count()
 
 
 def least_wait(within: float, unit: Unit) -> float:
