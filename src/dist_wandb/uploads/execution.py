@@ -39,7 +39,7 @@ from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.uploads.copy import copy_below, copy_files
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
-from dist_wandb.uploads.records import revised
+from dist_wandb.uploads.records import Summary, revised
 from dist_wandb.uploads.state import COPY, FileState, Lock
 from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Lines, copy_without
@@ -152,7 +152,7 @@ def _copy(file: UploadFile, state: FileState, target: Path) -> None:
     local = target.parent / "local"
     local.mkdir(mode=0o700)
     numbers = count()
-    rules = rules_of(file)
+    rules, summary = rules_of(file), Summary((run.path, run.directory) for run in file.earlier)
 
     def make_copy(top: Path, below: Path) -> Path:
         copy = local / str(next(numbers))
@@ -164,7 +164,7 @@ def _copy(file: UploadFile, state: FileState, target: Path) -> None:
         file.path,
         target,
         file.sent.lines,
-        lambda record, parts: revised(record, parts, rules, make_copy),
+        lambda record, parts: revised(summary.put_before(record, parts), parts, rules, make_copy),
         file.run.directory,
     )
     sync_state = state.sync_state()

@@ -53,7 +53,7 @@ class UploadFile:
     sent: Sent  # the lines confirmed by the server
     is_marked: bool  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
     finishes: bool  # its end is the end of the run; in a shared run, only that of the primary's last file
-    resumes: bool  # it continues an earlier file of the same plain run at its end, rather than at a branch point
+    earlier: tuple[StoredRun, ...]  # files of the same plain run that it continues at their end, not at a branch point
     problem: str | None = None  # why it is unknown what the server has; `None` if it is known
     by_log: bool = False  # `sent` comes from W&B's log beside the file, written when the run was online
     doubts: tuple[str, ...] = ()  # reasons to refuse the upload because earlier uploads are unknown, as sentences
@@ -63,6 +63,11 @@ class UploadFile:
     def path(self) -> Path:
         """The ``.wandb`` file."""
         return self.run.path
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it continues earlier files."""
+        return bool(self.earlier)
 
     @property
     def is_uploaded(self) -> bool:
@@ -334,7 +339,7 @@ def _planned_or_refused(run_id: str, project: str | None, runs: list[StoredRun],
     except Exception as error:  # noqa: BLE001  # any failure affects this run only
         problem = in_words(error, runs[0].path)
     files = tuple(
-        UploadFile(run, Sent(), is_marked=False, finishes=False, resumes=False, problem=problem, terms=terms)
+        UploadFile(run, Sent(), is_marked=False, finishes=False, earlier=(), problem=problem, terms=terms)
         for run in runs
     )
     danger = f"It is unknown what an upload would do, so it is refused: {problem}"
@@ -380,10 +385,12 @@ def _upload_order(run: StoredRun) -> tuple[bool, str, list[str]]:
 
 def _file(run: StoredRun, number: int, ordered: Sequence[StoredRun], terms: Terms) -> UploadFile:
     role = run.shared_as
+    branch = max((place for place, one in enumerate(ordered[:number]) if one.branches), default=0)
+    is_continued = role is None and not run.branches  # resuming would drop its branch point
     return UploadFile(
         run,
         finishes=role is None or (role.update_finish_state and number == len(ordered) - 1),
-        resumes=role is None and number > 0 and not run.branches,  # resuming would drop its branch point
+        earlier=tuple(ordered[branch:number]) if is_continued else (),
         terms=terms,
         **vars(known_of(run, terms)),
     )

@@ -13,7 +13,8 @@ import base64
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -23,7 +24,8 @@ from dist_wandb.wandb_files.record_file import Field, MalformedError, field_of, 
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
 _ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: of any record
-_FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 6, 8, 9, 17, 100
+_SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
+_UPDATE, _KEYS = 1, (1, 2)  # of a summary: an item, and in it its name, which may be nested
 # History, summary, output, config, files, statistics, artifact, alert, telemetry, metric, raw output, run, exit, final,
 # header, footer, preempting, link to an artifact (empty), use of an artifact, environment, logger's output.
 _KNOWN = frozenset({2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 18, 20, 21, 22, 23, 24, 25, 26, 27})
@@ -111,6 +113,35 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
         return _mapped(record, 0, len(record), changes)
     except MalformedError as error:
         raise UploadError(f"it has a record that is not in W&B's format: {error}.") from None
+
+
+class Summary:
+    """The last summary of earlier files of a run, which W&B's uploader would replace by that of the next file."""
+
+    def __init__(self, files: Iterable[tuple[Path, Directory | None]]) -> None:
+        self._items: dict[bytes, bytes] = {}  # by name
+        for path, within in files:
+            with suppress(ReadError, OSError):  # what is readable counts
+                for record, parts in records_of(path, within):
+                    for _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
+                        with suppress(ReadError, MalformedError):
+                            self._take(record, start, stop)
+
+    def _take(self, record: bytes, start: int, stop: int) -> None:
+        for number, _, begin, end in parts_of(record, start, stop, _MOST_FILES):
+            item = record[begin:end]
+            name = b"".join(field_of(field, item[first:last]) for field, first, last in fields(item) if field in _KEYS)
+            self._items.pop(name, None)
+            if number == _UPDATE:
+                self._items[name] = item
+
+    def put_before(self, record: bytes, parts: list[Field]) -> bytes:
+        """Return a record; if it is the first one with a summary, with the earlier values, which it may replace."""
+        if not self._items or all(number != _SUMMARY for number, _, _ in parts):
+            return record
+        items = b"".join(field_of(_UPDATE, item) for item in self._items.values())
+        self._items.clear()
+        return _mapped(record, 0, len(record), {_SUMMARY: lambda start, stop: items + record[start:stop]})
 
 
 _Change = Callable[[int, int], bytes]

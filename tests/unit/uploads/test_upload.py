@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from upload_runs import CONFIRMED, ENDED, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
+from record_files import content_of, new_record, row
+from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
 from dist_wandb.errors import UploadError
 from dist_wandb.uploads.execution import Outcome, upload
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.plan import Terms, UploadRun
 from dist_wandb.uploads.state import FileState, remove_left_copies
+from dist_wandb.wandb_files.record_file import records_of
 from dist_wandb.wandb_files.small_files import Directory
 
 # --- uploading --------------------------------------------------------------------------------------------------------
@@ -33,6 +35,7 @@ log.write_text((here / "log").read_text())
 if (here / "next").exists():
     (here / "next").rename(here / "log")
 source.with_name(source.name + ".synced").touch()
+(here / "copy").write_bytes(source.read_bytes())
 environment = {{name: value for name, value in os.environ.items() if name.startswith("WANDB_")}}
 received = {{"arguments": sys.argv[1:], "environment": environment, "content": source.exists()}}
 (here / "received").write_text(json.dumps(received))
@@ -75,6 +78,41 @@ def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: 
     environment = received["environment"]
     assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("true", "true")
     assert planned(*(file.run for file in run.files)).is_uploaded
+
+
+def summary(*, remove: tuple[str, ...] = (), **values: str) -> Any:
+    record = new_record()
+    for name, value in values.items():
+        item = record.summary.update.add()
+        item.nested_key.extend(name.split("__"))
+        item.value_json = value
+    for name in remove:
+        record.summary.remove.add().nested_key.append(name)
+    return record
+
+
+def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wandb_sync: Path) -> None:
+    """W&B's uploader replaces the summary by that of the file."""
+    found = [stored(tmp_path, f"offline-run-{n}-exp", started=f"2026-01-0{n}", branches=n == 2) for n in range(1, 5)]
+    records = [
+        [summary(of_former_branch="0")],
+        [summary(a="1", loss="1", gone="1"), summary(a="2", val__acc="0.5"), summary(remove=("gone",))],
+        [b"\x1a\x07damaged", summary(b="3")],
+        [row(0), summary(loss="2", val__b="4"), summary(later="5")],
+    ]
+    for one, its_records in zip(found, records, strict=True):
+        one.path.write_bytes(content_of(its_records))
+        os.utime(one.path, (LONG_AGO, LONG_AGO))
+    uploaded(wandb_sync, planned(*found), rows(5), CONFIRMED, *ENDED, file=3)
+    sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
+    found_items = [[("/".join(item.nested_key), item.value_json) for item in record.summary.update] for record in sent]
+    earlier = [("loss", "1"), ("a", "2"), ("val/acc", "0.5"), ("b", "3")]
+    assert sorted(found_items[1][:4]) == sorted(earlier)
+    assert found_items[1][4:] == [("loss", "2"), ("val/b", "4")]
+    assert found_items[2] == [("later", "5")]
+    uploaded(wandb_sync, planned(*found), rows(5), CONFIRMED, *ENDED, file=1)  # it rewinds the first one
+    sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
+    assert "of_former_branch" not in str(sent)
 
 
 def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_sync: Path) -> None:
