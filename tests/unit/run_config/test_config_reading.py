@@ -280,8 +280,7 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):
-            sync_of(session).refresh._next = 0.0
-            sync_of(session).refresh()
+            sync_of(session).refresh(at_once=True)  # waits for the session's thread, which may refresh at this moment
     assert taken == []
     assert {key for key in requests if key.startswith("config/")} == {"config/of//version"}  # not the values
     first.config["new"] = 8
