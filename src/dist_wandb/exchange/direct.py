@@ -99,6 +99,7 @@ class DirectExchange(Exchange):
                     "has stalled. Further rows are lost until it continues. See max_pending_rows.",
                 )
                 self._dropped += 1
+                self._lifecycle.unwritten += 1
                 return False
             time.sleep(DEVICE_POLL_INTERVAL)
         return True
@@ -116,15 +117,15 @@ class DirectExchange(Exchange):
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is written; `together` has no effect."""
-        if not self._is_foreign and not self._lifecycle.ended.is_set() and self._rows.has_run:
-            flush = Flush(together=together)
-            if self._is_free:
-                self._write(_END_OF_ROW)
-            else:
-                self._hand_over(flush)
-                if not is_set_within(flush, self._limit(timeout), self._lifecycle.ended.is_set):
-                    return False
-        return not (self._dropped or self.unwritten)
+        lifecycle = self._lifecycle
+        if self._is_foreign or lifecycle.ended.is_set() or not self._rows.has_run:
+            return lifecycle.has_kept_all
+        if self._is_free:
+            self._write(_END_OF_ROW)
+            return lifecycle.has_kept_all
+        flush = Flush(together=together)
+        self._hand_over(flush)
+        return is_set_within(flush, self._limit(timeout), lifecycle.ended.is_set) and lifecycle.has_kept_all
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
@@ -139,7 +140,6 @@ class DirectExchange(Exchange):
         self._end()
         report_lost(self._rank, self._rows.lost)
         if self._dropped:
-            self._lifecycle.unwritten += self._dropped
             self._notices.warn(
                 "unwritten",
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
