@@ -13,9 +13,13 @@ class Notices:
     def __init__(self) -> None:
         self._given: set[object] = set()
 
+    def has(self, kind: object) -> bool:
+        """Return whether a notice of this kind is recorded."""
+        return kind in self._given
+
     def is_first(self, kind: object) -> bool:
         """Record a notice; return whether it is the first of its kind."""
-        if kind in self._given:
+        if self.has(kind):
             return False
         self._given.add(kind)
         return True

@@ -85,7 +85,7 @@ class RemoteSession:
         """Log one row, as `Session.log` does; waits for tensors on a device. Rows without a step are counted there."""
         rank = self.topology.global_rank
         check_row(metrics, rank)
-        if self.topology.world_size == 1:
+        if self.topology.world_size == 1 and not _notices.has("ranks"):
             _warn_of_ranks()
         if weight is not None:
             copied_weight(weight, rank)
@@ -193,9 +193,12 @@ _notices = Notices()
 
 
 def _warn_of_ranks() -> None:
-    """Warn once, on the first rank, that processes which log to a run of their parent are the ranks of a job."""
+    """Warn, on the first rank, that processes which log to a run of their parent are the ranks of a job.
+
+    Once there is a process group, this is settled: reading it for each row would be slow.
+    """
     group = Topology.from_torch_distributed()
-    if group is not None and group.world_size > 1 and group.is_coordinator and _notices.is_first("ranks"):
+    if group is not None and _notices.is_first("ranks") and group.world_size > 1 and group.is_coordinator:
         _log.warning(
             "dist_wandb: rank 0 of %d logs to a run that its parent process has opened, so no mean of the ranks is "
             "written. Call init on each rank instead, after init_process_group.",
