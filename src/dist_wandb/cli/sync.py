@@ -20,6 +20,7 @@ from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
+from dist_wandb.uploads.records import Summary
 from dist_wandb.uploads.state import remove_left_copies
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
@@ -163,7 +164,7 @@ def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
 
 def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
     """Upload a run's files, up to the first that fails; return `None`, or whether other runs would fail alike."""
-    out = progress.console
+    out, summary = progress.console, Summary()
     for file in run.files:
         if file.is_uploaded:
             continue
@@ -176,6 +177,7 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
                 file,
                 partial(_show_progress, progress, bar, began - file.sent.lines.history),
                 partial(_say, out, named),
+                summary,
             )
         except UploadError as error:
             out.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)

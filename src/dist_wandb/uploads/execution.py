@@ -72,6 +72,7 @@ def upload(
     file: UploadFile,
     on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of confirmed history rows
     say: Callable[[str], None] = lambda _text: None,  # gets a line for the user about what the upload waits for
+    summary: Summary | None = None,  # of the run's earlier files, kept by the caller for all files of a run
 ) -> Outcome:
     """Upload the rest of one file. The caller has checked that nothing prohibits it.
 
@@ -89,10 +90,11 @@ def upload(
                 raise UploadError(
                     f"{file.path}: another process has uploaded from it meanwhile. Run the command again."
                 )
-            outcome = _upload(file, state, lock, on_progress, say)
+            summary = summary or Summary()
+            outcome = _upload(file, state, lock, on_progress, say, summary)
             problems = outcome.sent.problems
             if problems and all(_ENDED_EARLY in problem for problem in problems):  # on a busy machine; a matter of luck
-                outcome = _upload(replace(file, sent=outcome.sent), state, lock, on_progress, say)
+                outcome = _upload(replace(file, sent=outcome.sent), state, lock, on_progress, say, summary)
             return outcome
 
 
@@ -118,14 +120,20 @@ def remember(file: UploadFile) -> None:
 
 
 def _upload(
-    file: UploadFile, state: FileState, lock: Lock, on_progress: Callable[[int], None], say: Callable[[str], None]
+    file: UploadFile,
+    state: FileState,
+    lock: Lock,
+    on_progress: Callable[[int], None],
+    say: Callable[[str], None],
+    summary: Summary,
 ) -> Outcome:
     attempt = state.begin(file.sent)
     copy = attempt / COPY
     try:
         copy.mkdir(mode=0o700)
         source = copy / file.path.name
-        _copy(file, state, source)
+        summary.read((run.path, run.directory) for run in file.earlier)
+        _copy(file, state, source, summary)
         told, told_of, told_at = {""}, 0, 0.0
 
         def follow(sent: Sent) -> None:
@@ -147,12 +155,12 @@ def _upload(
     return outcome
 
 
-def _copy(file: UploadFile, state: FileState, target: Path) -> None:
+def _copy(file: UploadFile, state: FileState, target: Path, summary: Summary) -> None:
     """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
     local = target.parent / "local"
     local.mkdir(mode=0o700)
     numbers = count()
-    rules, summary = rules_of(file), Summary((run.path, run.directory) for run in file.earlier)
+    rules = rules_of(file)
 
     def make_copy(top: Path, below: Path) -> Path:
         copy = local / str(next(numbers))

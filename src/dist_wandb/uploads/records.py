@@ -116,16 +116,26 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
 
 
 class Summary:
-    """The last summary of earlier files of a run, which W&B's uploader would replace by that of the next file."""
+    """The last summary of a run's earlier files, which W&B's uploader would replace by that of the next file."""
 
-    def __init__(self, files: Iterable[tuple[Path, Directory | None]]) -> None:
+    def __init__(self) -> None:
         self._items: dict[bytes, bytes] = {}  # by name
-        for path, within in files:
+        self._read: list[Path] = []  # for a run of many files, each is read once
+        self._is_put = True
+
+    def read(self, files: Iterable[tuple[Path, Directory | None]]) -> None:
+        """Read the files that the next file continues, in their order."""
+        ordered = dict(files)
+        if list(ordered)[: len(self._read)] != self._read:  # another branch of the run
+            self._items, self._read = {}, []
+        for path in list(ordered)[len(self._read) :]:
+            self._read.append(path)
             with suppress(ReadError, OSError):  # what is readable counts
-                for record, parts in records_of(path, within):
+                for record, parts in records_of(path, ordered[path]):
                     for _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
                         with suppress(ReadError, MalformedError):
                             self._take(record, start, stop)
+        self._is_put = not self._items
 
     def _take(self, record: bytes, start: int, stop: int) -> None:
         for number, _, begin, end in parts_of(record, start, stop, _MOST_FILES):
@@ -136,11 +146,11 @@ class Summary:
                 self._items[name] = item
 
     def put_before(self, record: bytes, parts: list[Field]) -> bytes:
-        """Return a record; if it is the first one with a summary, with the earlier values, which it may replace."""
-        if not self._items or all(number != _SUMMARY for number, _, _ in parts):
+        """Return a record; the next file's first one with a summary gets the earlier values, which it may replace."""
+        if self._is_put or all(number != _SUMMARY for number, _, _ in parts):
             return record
+        self._is_put = True
         items = b"".join(field_of(_UPDATE, item) for item in self._items.values())
-        self._items.clear()
         return _mapped(record, 0, len(record), {_SUMMARY: lambda start, stop: items + record[start:stop]})
 
 

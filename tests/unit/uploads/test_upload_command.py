@@ -42,7 +42,7 @@ class Uploads:
         self.of: list[str] = []
         self.outcomes: dict[str, Outcome] = {}
 
-    def __call__(self, file: UploadFile, on_progress: Callable[[int], None], _say: Callable[[str], None]) -> Outcome:
+    def __call__(self, file: UploadFile, on_progress: Callable[[int], None], *_: Any) -> Outcome:
         name = f"{file.run.run_id} {file.run.label or ''}".rstrip()
         self.of.append(name)
         on_progress(file.run.rows)
