@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -592,12 +593,20 @@ def test_messages_are_compared_with_what_has_happened(text: str, is_true: bool) 
     assert found(evidence) == (set() if is_true else {"untrue message"})
 
 
+def test_a_mean_tells_which_ranks_are_in_it() -> None:
+    for cell, weighted in product(range(3), (0, 1)):
+        given = [(value_of(rank, cell), 1.0 + weighted * ((rank + cell) % 3)) for rank in range(5)]
+        chosen = [some for size in range(1, 6) for some in combinations(given, size)]
+        means = sorted(sum(value * weight for value, weight in some) / sum(w for _, w in some) for some in chosen)
+        assert all(after > before * (1 + 2e-6) for before, after in pairwise(means))
+
+
 def test_the_spread_is_compared() -> None:
-    right = {"loss/min": 101.0, "loss/max": 102.0, "loss/std": 0.5, "loss/argmax_rank": 1}
+    right = {"loss/min": 101.0, "loss/max": 102.125, "loss/std": 0.5625, "loss/argmax_rank": 1}
     evidence = sound(job(spread=True))
     evidence.files[0].rows[0].update(right)
     assert found(evidence) == set()
-    for name, wrong in (("loss/argmax_rank", -1), ("loss/std", 0.1), ("loss/min", 102.0)):
+    for name, wrong in (("loss/argmax_rank", -1), ("loss/std", 0.1), ("loss/min", 102.125)):
         evidence.files[0].rows[0].update({**right, name: wrong})
         assert found(evidence) == {"wrong spread"}
 
