@@ -279,7 +279,9 @@ class Writing:
             values.update(self._stragglers.detect(values.get(STEP)))
             if RANK in values:
                 self.timings[RANK].counts[values[RANK]] += 1
-        x = self._held.x(row.x)
+        # As in wandb, a row left open without a step takes a framework's axis from the call that ends it.
+        is_open = commit is False and row.step is None and not self._held.counts
+        x = None if is_open else self._held.x(row.x)
         self._write(values, x, commit=True if row.corrects else commit)
         self._held.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
 

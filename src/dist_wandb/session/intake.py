@@ -133,7 +133,7 @@ class Intake:
 
     def _with_watched(self, metrics: Mapping[str, Any], step: int | None, commit: bool | None) -> Mapping[str, Any]:
         """Return the metrics of a call with what was measured for its row; pass on what belongs to the row before."""
-        if step not in (None, self.step):
+        if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
             self.end_row(self.step)
         if commit or (commit is None and step is None):  # it ends its row
             watched, self._watched = self._watched, {}
@@ -155,6 +155,8 @@ class Intake:
             self._put_reduced(metrics, step, weight, commit, times)
         elif self._link.unit.is_member:
             self._put_own(metrics, step, weight, commit)
+        elif self._link.topology.is_unconnected:
+            self._notices.too_early()
         self._count(commit, has_step=given is not None)
 
     def _count(self, commit: bool | None, *, has_step: bool) -> None:

@@ -23,6 +23,10 @@ class Model(LightningModule):
         self.name = name
         self.layer = torch.nn.Linear(2, 1)
 
+    def on_fit_start(self) -> None:
+        if self.name == "experiment":
+            self.logger.watch(self, log_freq=3, log_graph=False)  # type: ignore[union-attr]  # of both loggers
+
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         loss: torch.Tensor = self.layer(batch[0]).pow(2).mean()
         if batch_idx == 1 and self.global_rank == 1:
@@ -42,6 +46,8 @@ class Model(LightningModule):
         if batch_idx == 0:
             run.define_metric("direct", summary="max")
         run.log({"direct": batch_idx / 4, "note": f"batch {batch_idx}"})
+        if batch_idx == 1:
+            run.log({"open": 1}, commit=False)  # the logger's row ends it
         if batch_idx == 2:
             run.log({"part": 1}, commit=False)
             run.log({"rest": 2})
