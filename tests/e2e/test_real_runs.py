@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from history import history_of
 from processes import Finished, clean_environment, run_job, torchrun
 from stored import COMBINATIONS, ROWS, check_runs, display_name, ended_runs, vector
 
@@ -119,6 +120,16 @@ def test_lightning_experiment_used_early_opens_the_run_of_the_job(tmp_path: Path
     assert finished.lines("EARLY ") == [f"EARLY {[0.1, 8, True, 3, *about]}"] * 2  # both ranks train alike
     for rank in (0, 1):
         assert f"fit rank {rank} run {rank == 0} id {stored.run_id}\n" in finished.output
+
+
+def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -> None:
+    finished = run([sys.executable, SCRIPTS / "init_before_fit.py", str(tmp_path)], cwd=tmp_path)
+    (stored,) = ended_runs(tmp_path, 1)
+    history = history_of(stored, "trainer/global_step")
+    assert (history.values("rank"), history.values("after")) == ([0.5] * 3, [1.5])
+    assert (stored.config["width"], history.is_flagged) == (3, False)
+    assert "Traceback" not in finished.output
+    assert not [line for line in finished.lines("dist_wandb: ") if "run_mode=auto" not in line]
 
 
 def test_lightning_experiment_used_too_early_for_the_mode_ends_all_ranks(tmp_path: Path) -> None:

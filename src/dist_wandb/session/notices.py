@@ -89,6 +89,15 @@ class SessionNotices:
             "it. This and later rows are not written. Call log on all ranks before the run is finished.",
         )
 
+    def too_early(self) -> None:
+        """Warn that rows of a session that no other rank meets are not written."""
+        self._given.warn(
+            "too early",
+            f"rank {self._link.topology.global_rank} logs in a session that was opened before Lightning had connected "
+            "the ranks. Rank 0 opened its run without the others, and what they log there is not written. Log with "
+            "DistWandbLogger, or start the script with torchrun.",
+        )
+
     def at_end(self) -> None:
         """Report, once, how many values were dropped."""
         dropped, self._dropped = self._dropped, 0

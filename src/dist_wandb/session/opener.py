@@ -78,6 +78,8 @@ def open_session(
     sufficiently known, and `RendezvousError` if the ranks could not agree within `join_timeout`.
     """
     topology = topology or identify()
+    if topology.is_unconnected:
+        options = _without_others(options, topology, integration)
     label = requested.check_writers(init_arguments, options.run_mode, topology.world_size)
     if label is not None and topology.is_coordinator:
         warn(
@@ -109,6 +111,20 @@ def open_session(
     opener.move_by(lambda primary_rank: move(session, reopen, primary_rank))
     opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
     return session
+
+
+def _without_others(options: Options, topology: Topology, integration: str) -> Options:
+    """Return the options for a process of Lightning's that has no process group yet.
+
+    The first process ran the same line as a job of its own, before it started the others: no rank meets this one.
+    """
+    if options.run_mode != "auto" or not options.is_rank_0_primary:
+        raise ConfigurationError(
+            f"{integration} was called on rank {topology.global_rank} before Lightning had connected the ranks, but "
+            f"run_mode={options.run_mode!r} with primary_rank={options.primary_rank} needs all of them. Pass these "
+            "options to DistWandbLogger, or start the script with torchrun."
+        )
+    return replace(options, unit=(0,))
 
 
 def identify() -> Topology:
@@ -288,6 +304,8 @@ class Opener:
             is_ours = step_metric == STEP_METRIC
             wandb_private.set_starting_step(run, first_row if is_ours else self._first_row(run, step_metric))
         config_sync.reach_by(link.find_store, partial(link.moving.wait, link.is_over))
+        if self._topology.is_unconnected:
+            config_sync.close()  # reads get what this rank was given, as on rank 0
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 

@@ -174,6 +174,11 @@ class Topology:
             sources={**self.sources, **dict.fromkeys(_LAYOUT_FIELDS, "what the ranks exchanged")},
         )
 
+    @property
+    def is_unconnected(self) -> bool:
+        """Whether Lightning has started this process and has yet to connect the ranks, of which the first knew none."""
+        return self.global_rank > 0 and self.origin("global_rank") == "LOCAL_RANK (Lightning)"
+
     def origin(self, name: str) -> str:
         """Return the source of a field, for messages."""
         return self.sources.get(name, "given")

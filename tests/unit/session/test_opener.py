@@ -521,3 +521,39 @@ def test_a_label_that_is_replaced_is_reported_once(
     (message,) = [str(one.message) for one in recwarn if "x_label" in str(one.message)]
     origin = "settings" if in_settings else "WANDB_X_LABEL"
     assert message.startswith(f"x_label='mine' ({origin}) is not used: with run_mode='shared' each rank has a label of")
+
+
+# --- before Lightning has connected the ranks -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def early(bare_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
+    """Make this process one that Lightning has started, before its process group exists."""
+    for variable, value in {"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+
+@pytest.mark.usefixtures("early")
+def test_a_session_that_no_rank_meets_waits_for_none_and_says_that_nothing_is_written(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    began = time.monotonic()
+    session = dist_wandb.init(config={"width": 3}, limits=Limits(join_timeout=20.0))
+    assert (session.topology.global_rank, bool(session.run), session.config["width"]) == (1, False, 3)
+    assert not [*caplog.messages, *recwarn]
+    session.log({"loss": 1.0})
+    session.log({"loss": 2.0})
+    session.finish()
+    assert (fake_wandb.runs, time.monotonic() - began < 15) == ([], True)
+    (message,) = caplog.messages
+    assert "rank 1 logs in a session that was opened before Lightning had connected the ranks" in message
+    assert "Log with DistWandbLogger" in message
+
+
+@pytest.mark.usefixtures("early", "fake_wandb")
+@pytest.mark.parametrize("options", [{"run_mode": "new"}, {"run_mode": "shared"}, {"primary_rank": 1}])
+def test_a_session_that_no_rank_meets_is_refused_if_it_needs_them(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="called on rank 1 before Lightning had connected the ranks"):
+        dist_wandb.init(**options)
