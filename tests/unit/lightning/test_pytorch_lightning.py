@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from processes import clean_environment, run_job
+from stored import ended_runs
+
+from dist_wandb.wandb_files.reading import read_history
 
 pytestmark = pytest.mark.cold  # a warm interpreter has imported `lightning`
 
@@ -103,12 +106,11 @@ fabric.launch()
 for step in range(3):
     fabric.log("loss", 0.5 * step, step=step)
 logger.experiment.finish()
-from pathlib import Path
-from dist_wandb.wandb_files.reading import read_history
-(path,) = Path().rglob("*.wandb")
-assert [(row["trainer/global_step"], row["loss"]) for row in read_history(path)] == [(0, 0), (1, 0.5), (2, 1)]
 """
     run(tmp_path, WITHOUT_LIGHTNING + code)
+    (stored,) = ended_runs(tmp_path, 1)
+    rows = read_history(stored.path)
+    assert [(row["trainer/global_step"], row["loss"]) for row in rows] == [(0, 0), (1, 0.5), (2, 1)]
 
 
 @pytest.mark.slow

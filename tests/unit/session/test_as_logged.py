@@ -14,6 +14,7 @@ from unittest import mock
 import plotly.graph_objects as go
 import pytest
 import wandb
+from stored import ended_runs
 from wandb.sdk.data_types.plotly import Plotly
 
 import dist_wandb
@@ -59,8 +60,8 @@ def pyplot(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def rows_of(session: Session) -> list[dict[str, Any]]:
     session.finish()
-    (path,) = Path(session.run.dir).parent.glob("*.wandb")
-    return list(read_history(path))
+    (run,) = ended_runs(Path(session.run.dir).parent, 1)
+    return list(read_history(run.path))
 
 
 def test_pyplot_is_drawn_when_it_is_logged_and_on_no_other_thread(
