@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_files import end, header, run, write_run
+from report_runs import history
 
 from dist_wandb.report import media
-from dist_wandb.report.media import Budget, LoggedMedia, MediaReader
-from dist_wandb.wandb_files.small_files import Directory, read_small
+from dist_wandb.report.building import build
+from dist_wandb.wandb_files.small_files import read_small
 
-
-def logged(path: str) -> LoggedMedia:
-    found = LoggedMedia()
-    found.add("shown", 0.0, {"_type": "table-file", "path": path})
-    return found
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+VALUE = {"_type": "table-file", "path": "media/table/one.table.json"}
 
 
 def write_table(directory: Path, text: str) -> Path:
@@ -31,8 +30,8 @@ def test_a_folder_that_becomes_a_link_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """It is replaced just before the file is opened: after all checks of its path."""
-    private, table = write_table(tmp_path / "private", "secret"), write_table(tmp_path / "run", "public")
-    within = Directory.at(tmp_path / "run")
+    directory = write_run(tmp_path / "runs", records=[header(), run(), history({"shown": VALUE}), end()])
+    private, table = write_table(tmp_path / "private", "secret"), write_table(directory, "public")
 
     def racing(path: Path, **options: Any) -> bytes:
         folder = table.parents[level - 1]
@@ -40,9 +39,9 @@ def test_a_folder_that_becomes_a_link_is_not_followed(
         folder.symlink_to(private.parents[level - 1])
         return read_small(path, **options)
 
-    reader = MediaReader(tmp_path / "run", Budget(1000), within)
-    (shown,) = reader.read(logged("media/table/one.table.json"))[1]
-    assert shown.rows == [["public"]]
+    (before,) = build([tmp_path / "runs"]).runs
+    assert before.tables[0].rows == [["public"]]
     monkeypatch.setattr(media, "read_small", racing)
-    assert reader.read(logged("media/table/one.table.json")) == ([], [])
-    assert reader.notes == ["1 media files that are links, too large, or cannot be read"]
+    (after,) = build([tmp_path / "runs"]).runs
+    assert (after.images, after.tables) == ([], [])
+    assert after.notes == ["1 media files that are links, too large, or cannot be read"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 from pathlib import Path
@@ -52,6 +53,8 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
     assert [image.name for image in found.images] == ["batch", "batch", "sample"]
+    assert [image.source.partition(",")[0][5:-7] for image in found.images] == ["image/png", "image/jpeg", "image/png"]
+    assert base64.b64decode(found.images[2].source.partition(",")[2]) == png()
     assert [table.rows[0] for table in found.tables] == [["0", "class 0", "0.5"]]
     assert found.console[0].lines[0].startswith("step 0: loss 2.0")
     assert found.config == {"lr": "0.1", "model.depth": "12", "model.width": "768", "seed": "7"}
