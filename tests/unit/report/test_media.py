@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from record_files import end, header, run, write_run
-from report_runs import history
+from report_runs import history, jpeg, png
 
 from dist_wandb.report import media
 from dist_wandb.report.building import build
+from dist_wandb.report.media import checked
 from dist_wandb.wandb_files.small_files import read_small
 
-pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+HEAD = b"\x89PNG\r\n\x1a\n"
 VALUE = {"_type": "table-file", "path": "media/table/one.table.json"}
 
 
@@ -25,6 +28,7 @@ def write_table(directory: Path, text: str) -> Path:
     return table
 
 
+@pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_folder_that_becomes_a_link_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
@@ -45,3 +49,37 @@ def test_a_folder_that_becomes_a_link_is_not_followed(
     (after,) = build([tmp_path / "runs"]).runs
     assert (after.images, after.tables) == ([], [])
     assert after.notes == ["1 media files that are links, too large, or cannot be read"]
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def small_png(width: int, height: int) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return HEAD + chunk(b"IHDR", header) + chunk(b"IDAT", b"x") + chunk(b"IEND", b"")
+
+
+def test_valid_images_are_accepted_with_type_and_size() -> None:
+    assert checked(png(20, 10)) == ("image/png", 20, 10)
+    assert checked(jpeg()) == ("image/jpeg", 24, 16)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        HEAD,
+        b"GIF89a" + bytes(100),
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+        HEAD + chunk(b"IDAT", b"x") + chunk(b"IEND", b""),
+        HEAD + b"\xff\xff\xff\xffIHDR" + bytes(20),
+        small_png(0, 1),
+        small_png(16_385, 1),
+        small_png(16_000, 16_000),
+        b"\xff\xd8\xff\xd9",
+        b"\xff\xd8" + b"\xff\xe0\x00\x00" * 1000 + b"\xff\xd9",
+    ],
+)
+def test_other_bytes_are_rejected(content: bytes) -> None:
+    assert checked(content) is None
