@@ -58,9 +58,8 @@ def _heading(run: LocalRun) -> Text:
             facts.append(f"{len(run.writers)} writers of {number_of(job.world_size, 'rank')}")
         else:
             facts.append(f"rank {job.global_rank} of {job.world_size}")
-            facts += (
-                [f"label {visible(job.label)}{' (primary)' if job.primary else ''}"] if job.label is not None else []
-            )
+            if job.label is not None:
+                facts.append(f"label {visible(job.label)}{' (primary)' if job.primary else ''}")
     found = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
     found.rstrip()
     ends = {"finished": "finished", "failed": f"failed (exit code {run.exit_code})"}
