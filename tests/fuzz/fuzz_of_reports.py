@@ -52,7 +52,7 @@ def _read_inspection(data: bytes) -> None:
     for record in decoded(data):
         reader.add(record)
     file = reader.result(_RUN_FILE, [])
-    runs = sections([file], media.Budget(1000))
+    runs = sections([file], media.MediaReader(1000))
     text = json_of(Report(["d"], "now", "1", runs, []))
     assert not set("<>&") & set(text)
     (run,) = json.loads(text)["runs"]

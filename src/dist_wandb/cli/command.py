@@ -49,11 +49,6 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
 def add_secrets_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--secrets``."""
     parser.add_argument(
@@ -181,13 +176,16 @@ class Column(NamedTuple):
         return 2 + (self.width or max(cell_len(self.title), *(cell.cell_len for cell in self.cells), 0))
 
 
-def fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns that fit into `width`."""
+def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Text]]:
+    """Return the columns that fit into `width`, and the line that names the others, if there are any."""
     shown: list[Column] = []
     for column in sorted(columns, key=lambda column: column.rank):
         if not column.rank or sum(one.room for one in (*shown, column)) - 2 <= width:
             shown.append(column)
-    return [column for column in columns if any(column is one for one in shown)]
+    kept = set(map(id, shown))
+    titles = [column.title for column in columns if id(column) not in kept]
+    left_out = [Text(f"left out, as the terminal is too narrow: {', '.join(titles)}", "dim")] if titles else []
+    return [column for column in columns if id(column) in kept], left_out
 
 
 def table_of(columns: Sequence[Column]) -> Table:
@@ -200,12 +198,6 @@ def table_of(columns: Sequence[Column]) -> Table:
     for cells in zip(*(column.cells for column in columns), strict=True):
         shown.add_row(*cells)
     return shown
-
-
-def left_out(columns: Sequence[Column], shown: Sequence[Column]) -> list[Text]:
-    """Return the line that names the columns that do not fit, if there are any."""
-    titles = [column.title for column in columns if not any(column.cells is one.cells for one in shown)]
-    return [Text(f"left out, as the terminal is too narrow: {', '.join(titles)}", "dim")] if titles else []
 
 
 def number(value: float) -> str:
@@ -222,18 +214,19 @@ def number_of(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    print(json.dumps(_json_value(value), indent=2, allow_nan=False))
+def print_json(value: Any, shown: Callable[[str], str] = str) -> None:
+    """Print a value as JSON. `shown` is applied to each text, except names."""
+    print(json.dumps(_json_value(value, shown), indent=2, allow_nan=False))
 
 
-def _json_value(value: Any) -> Any:
-    """Return `value` with NaN and infinities as strings, because JSON has no numbers for them."""
-    if isinstance(value, float) and not math.isfinite(value):
+def _json_value(value: Any, shown: Callable[[str], str] = str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no numbers for them
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {name: _json_value(item) for name, item in value.items()}
-    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _json_value(item, shown) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item, shown) for item in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -24,7 +24,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_json_argument, add_trust_argument, console, print_json
+from dist_wandb.cli.command import Command, add_trust_argument, console, print_json
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.runs import current_server, requested, sweeps
 from dist_wandb.runs.destination import is_loopback
@@ -47,9 +47,7 @@ from dist_wandb.topology.launch import DetectedLauncher, Launch, detected_launch
 from dist_wandb.topology.model import Topology
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
-GENERATED = "ID"
-"""Placeholder for the id that the ranks agree on when they open their runs."""
-
+GENERATED = "ID"  # placeholder for the id that the ranks agree on when they open their runs
 _REFUSED = (401, 403)
 _NOT_ACCEPTED = "authentication failed: run `wandb login` or set WANDB_API_KEY"
 _LONGEST_ANSWER = 1024 * 1024  # bytes
@@ -108,7 +106,8 @@ def examine(
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
-    found, setup = tuple(map(_masked_launcher, detected_launchers())), current_server.setup(trusted_server)
+    found = tuple(map(_masked_launcher, detected_launchers()))
+    setup = current_server.setup(trusted_server)
     setup = replace(setup, problem=without_values(setup.problem))
     try:
         mode = check_run_mode(run_mode_or_default(run_mode))
@@ -248,9 +247,6 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
     return Server(answers=True, user=user, problem="" if user or not key else _NOT_ACCEPTED)
 
 
-_COLUMN_GAP = 2
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-mode", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: as dist_wandb.init)")
     parser.add_argument("--rank-scope", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: as dist_wandb.init)")
@@ -262,7 +258,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit for W&B's server in seconds; 0 not to ask it (default: 5)",
     )
     add_trust_argument(parser)
-    add_json_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -273,7 +269,7 @@ def _run(arguments: argparse.Namespace) -> int:
         trusted_server=arguments.trust_server,
     )
     if arguments.json:
-        print_json(_masked(found.as_json()))
+        print_json(found.as_json(), without_passwords)
     else:
         out = console()
         out.print(_findings(found), soft_wrap=True)
@@ -284,7 +280,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _findings(found: Diagnosis) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     launchers = [
@@ -303,14 +299,6 @@ def _findings(found: Diagnosis) -> Table:
             table.add_row("", Text(visible(without_passwords(line)), style="dim"))
     table.add_row()
     return table
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _masked(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_masked(item) for item in value]
-    return without_passwords(value) if isinstance(value, str) else value
 
 
 def _who(found: Diagnosis) -> list[str]:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_json_argument, console, number_of, print_json, table
+from dist_wandb.cli.command import Command, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id
@@ -62,7 +61,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", help="group of the runs, as given to wandb.init")
     parser.add_argument("--name", help="display name of the run, as given to wandb.init")
     parser.add_argument("--all", action="store_true", help=f"print a line per rank even for more than {_MOST_SHOWN}")
-    add_json_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -104,8 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print_json({**about, "ranks": ranks})
         return 0
     out = console()
-    is_short = arguments.all or len(ranks) <= _MOST_SHOWN
-    out.print(_table(ranks, layout) if is_short else _summary(ranks))
+    out.print(_table(ranks, layout, each=arguments.all or len(ranks) <= _MOST_SHOWN))
     ends = ", ".join(number_of(count, what.removesuffix("s")) for what, count in counts.items())
     where = f"{number_of(len(ranks), 'rank')} on {number_of(len(layout), 'node')}"
     out.print(Text(f"\n{where}: {ends}"), soft_wrap=True)
@@ -169,55 +167,37 @@ def _rank(topology: Topology, plan: RunPlan, name: str | None, *, is_counted: bo
     }
 
 
-def _columns(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The optional columns: those in which a rank has a value, and "numbers" if those of some ranks do not count."""
-    names = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
-    return names + ["numbers"] * any(rank["numbers"] == "left out" for rank in ranks)
+def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int], *, each: bool) -> Table:
+    """One line per rank; else one for all ranks that do the same, with the first and the last value of each column.
 
-
-def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
-    """One line per rank; optional columns appear only if a rank has a value."""
-    columns = _columns(ranks)
+    Optional columns appear only if a rank has a value, and "numbers" if those of some ranks do not count.
+    """
+    columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
+    columns += ["numbers"] * any(rank["numbers"] == "left out" for rank in ranks)
     shown = table()
-    for heading in ("rank", "node", "local rank"):
-        shown.add_column(heading, justify="right")
+    for heading in ("rank", "node", "local rank") if each else ("ranks", "of them"):
+        shown.add_column(
+            heading, justify="left" if heading == "ranks" else "right", overflow="ellipsis" if each else "fold"
+        )
     for heading in (*columns, "writes"):
         shown.add_column(heading.replace("_", " "), overflow="fold")
+    alike: dict[object, list[Mapping[str, Any]]] = {}
     for rank in ranks:
+        alike.setdefault(rank["global_rank"] if each else (_what_it_writes(rank), rank["numbers"]), []).append(rank)
+    for members in alike.values():
+        first, last = members[0], members[-1]
+        which = [ranges_of([rank["global_rank"] for rank in members]), f"{len(members):,}"]
+        if each:
+            which = [str(first[name]) for name in ("global_rank", "node_rank", "local_rank")]
+        ends = [dict.fromkeys((first[name] or "-", last[name] or "-")) for name in columns]
         shown.add_row(
-            *(Text(str(rank[name])) for name in ("global_rank", "node_rank", "local_rank")),
-            *(Text(visible(rank[name] or "-")) for name in columns),
-            Text(_what_it_writes(rank)),
-            style="" if rank["opens_run"] else "dim",
-            end_section=rank["local_rank"] == layout[rank["node_rank"]] - 1,
+            *map(Text, which),
+            *(Text(visible(" … ".join(values))) for values in ends),
+            Text(_what_it_writes(first)),
+            style="" if first["opens_run"] else "dim",
+            end_section=each and first["local_rank"] == layout[first["node_rank"]] - 1,
         )
     return shown
-
-
-def _summary(ranks: Sequence[Mapping[str, Any]]) -> Table:
-    """One line for all ranks that do the same; where they differ, it has the first and the last value."""
-    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for rank in ranks:
-        alike.setdefault((_what_it_writes(rank), rank["numbers"]), []).append(rank)
-    columns = _columns(ranks)
-    shown = table()
-    for heading in ("ranks", "of them", *columns, "writes"):
-        justify: JustifyMethod = "right" if heading == "of them" else "left"
-        shown.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
-    for (writes, _), members in alike.items():
-        shown.add_row(
-            Text(ranges_of([rank["global_rank"] for rank in members])),
-            Text(f"{len(members):,}"),
-            *(Text(visible(_ends([rank[name] for rank in members]))) for name in columns),
-            Text(writes),
-            style="" if members[0]["opens_run"] else "dim",
-        )
-    return shown
-
-
-def _ends(values: Sequence[str | None]) -> str:
-    first, last = values[0] or "-", values[-1] or "-"
-    return first if first == last else f"{first} … {last}"
 
 
 def _what_it_writes(rank: Mapping[str, Any]) -> str:

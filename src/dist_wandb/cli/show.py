@@ -28,7 +28,6 @@ from dist_wandb.cli.command import (
     console,
     directories_and_names,
     fitting,
-    left_out,
     number,
     number_of,
     print_json,
@@ -240,8 +239,8 @@ def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | Non
     for rank, name in enumerate(_metrics_of(runs, patterns), start=1):
         cells = [Text(number(line.metrics[name].last) if name in line.metrics else "") for line in lines]
         columns.append(Column(_cell(name), cells, 2 * rank - 1))
-    shown = fitting(columns, width)
-    return Group(table_of(shown), *left_out(columns, shown))
+    shown, left_out = fitting(columns, width)
+    return Group(table_of(shown), *left_out)
 
 
 def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> list[str]:
@@ -308,8 +307,8 @@ def _print_table(out: Console, titles: Sequence[str], rows: Iterator[Sequence[An
         Column(visible(title), [Text(_in_words(row[place])) for row in batch], place)
         for place, title in enumerate(titles)
     ]
-    shown = fitting(columns, out.width)
-    out.print(Group(*left_out(columns, shown), table_of(shown)), crop=False)
+    shown, left_out = fitting(columns, out.width)
+    out.print(Group(*left_out, table_of(shown)), crop=False)
     widths = {column.rank: column.room - 2 for column in shown}
     while batch := list(islice(rows, _ROWS_AT_ONCE)):
         lines = [{place: _in_words(row[place]) for place in widths} for row in batch]

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dist_wandb.cli.command import Column, fitting, left_out, number, number_of, sparkline, table_of
+from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline, table_of
 from dist_wandb.errors import visible
 from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, of_rank, spreads_among
 from dist_wandb.reading.stragglers import EXCESS, RANK, Timing, findings
@@ -23,15 +23,12 @@ from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.stall_file import stalls_of
 from dist_wandb.wandb_files.statistics import MetricHistory, mean_of
 
-SPARKLINE_WIDTH = 32
-"""Maximum length of a sparkline in characters; less on a narrow terminal."""
-
-STATES = {
+SPARKLINE_WIDTH = 32  # maximum length of a sparkline in characters; less on a narrow terminal
+STATES = {  # color and description, by state of a run
     "finished": ("green", "finished"),
     "failed": ("red", "failed"),
     "unfinished": ("yellow", "without a recorded end"),
 }
-"""Color and description by state of a run."""
 
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
@@ -45,18 +42,24 @@ _INDENT = 2
 
 def card(run: LocalRun, patterns: Sequence[str], width: int) -> tuple[Text, RenderableType]:
     """Return the heading of a run, and the table of the metrics that match `patterns`, `width` characters wide."""
-    has_more = any(part.has_more_metrics for writer in run.writers for part in writer.parts)
-    shown = metrics_table(run.metrics, patterns, width - _INDENT, has_more=has_more)
-    return heading(run), Padding(shown, (0, 0, 0, _INDENT), expand=False)
+    return _heading(run), Padding(_metrics_table(run, patterns, width - _INDENT), (0, 0, 0, _INDENT), expand=False)
 
 
-def heading(run: LocalRun) -> Text:
-    """Return the heading of a run: its state, its writers and its directory."""
+def _heading(run: LocalRun) -> Text:
+    parts = [part for writer in run.writers for part in writer.parts]
+    job = run.writers[0].parts[-1].sidecar
     style, _ = STATES[run.state]
     facts = [number_of(run.rows, "row")]
-    facts += ["uploaded"] if all(is_uploaded(part) for writer in run.writers for part in writer.parts) else []
+    facts += ["uploaded"] if all(map(is_uploaded, parts)) else []
     facts += [f"{what} {visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
-    facts += _facts_of_job(run)
+    if job is not None:
+        facts.append(f"{job.run_mode}/{job.rank_scope}")
+        if len(run.writers) > 1:
+            facts.append(f"{len(run.writers)} writers of {number_of(job.world_size, 'rank')}")
+        else:
+            facts.append(f"rank {job.global_rank} of {job.world_size}")
+            if job.label is not None:
+                facts.append(f"label {visible(job.label)}{' (primary)' if job.primary else ''}")
     found = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
     found.rstrip()
     ends = {"finished": "finished", "failed": f"failed (exit code {run.exit_code})"}
@@ -69,20 +72,15 @@ def heading(run: LocalRun) -> Text:
             found.append("\n  ").append(f"! {visible(problem)}", "yellow")
     else:
         _add_writers(found, run)
-    job = run.writers[0].parts[-1].sidecar
     for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
         found.append("\n  ").append(visible(finding), "bold red")
-    _add_stalls(found, run)
-    return found
-
-
-def _add_stalls(text: Text, run: LocalRun) -> None:
-    stalls, count = stalls_of(part.directory for writer in run.writers for part in writer.parts)
+    stalls, count = stalls_of(part.directory for part in parts)
     for stall in stalls:
         style = "bold red" if stall.lasted is None else "yellow"
-        text.append("\n  ").append("stood still", style).append(f" {visible(str(stall))}")
+        found.append("\n  ").append("stood still", style).append(f" {visible(str(stall))}")
     if count > len(stalls):
-        text.append(f"\n  and {number_of(count - len(stalls), 'earlier stall')}")
+        found.append(f"\n  and {number_of(count - len(stalls), 'earlier stall')}")
+    return found
 
 
 def _timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
@@ -103,26 +101,16 @@ def _counts(ranks: MetricHistory) -> Counter[int]:
     return Counter({int(rank): count for rank, count in ranks.counts})
 
 
-def _facts_of_job(run: LocalRun) -> list[str]:
-    job = run.writers[0].parts[-1].sidecar
-    if job is None:
-        return []
-    facts = [f"{job.run_mode}/{job.rank_scope}"]
-    if len(run.writers) > 1:
-        return [*facts, f"{len(run.writers)} writers of {number_of(job.world_size, 'rank')}"]
-    facts.append(f"rank {job.global_rank} of {job.world_size}")
-    if job.label is not None:
-        facts.append(f"label {visible(job.label)}{' (primary)' if job.primary else ''}")
-    return facts
-
-
 def _add_writers(text: Text, run: LocalRun) -> None:
     """Add a line for each writer; if there are many, first for those that differ from the others."""
     notable = sorted(
         run.writers, key=lambda writer: not (writer.primary or writer.problems or writer.state != run.state)
     )
     shown = set(map(id, notable[:_MOST_WRITERS_SHOWN]))
-    top = _common([path.parent for path in run.files])
+    folders = [path.parent for path in run.files]
+    if len({folder.is_absolute() for folder in folders}) > 1:
+        folders = [folder.absolute() for folder in folders]
+    top = Path(os.path.commonpath(folders))
     text.append("\n  ").append(visible(str(top)), "dim")
     labels = [writer.label or "without a label" for writer in run.writers if id(writer) in shown]
     room = max(map(len, labels), default=0)
@@ -138,12 +126,6 @@ def _add_writers(text: Text, run: LocalRun) -> None:
             text.append("\n    ").append(f"! {visible(problem)}", "yellow")
     if len(run.writers) > len(shown):
         text.append(f"\n  and {len(run.writers) - len(shown)} writers more")
-
-
-def _common(paths: Sequence[Path]) -> Path:
-    if len({path.is_absolute() for path in paths}) > 1:
-        paths = [path.absolute() for path in paths]
-    return Path(os.path.commonpath(paths))
 
 
 def _facts_of_writer(writer: Writer, state: str) -> Iterator[str]:
@@ -162,16 +144,14 @@ def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> d
     return {name: metrics[name] for name in by_rank(metrics) if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
-def metrics_table(
-    metrics: Mapping[str, MetricHistory], patterns: Sequence[str], width: int, *, has_more: bool = False
-) -> RenderableType:
+def _metrics_table(run: LocalRun, patterns: Sequence[str], width: int) -> RenderableType:
     """Return a table with one line per metric, which has its spread. Of many ranks, show the extremes."""
-    wanted = matching(metrics, patterns)
+    wanted = matching(run.metrics, patterns)
     spreads = spreads_among(wanted) if list(patterns) == ["*"] else {}
     folded = {f"{name}/{kind}" for name in spreads for kind in SPREAD}
     wanted = {name: metric for name, metric in wanted.items() if name not in folded}
     if not wanted:
-        was_any_logged = metrics or list(patterns) != ["*"]
+        was_any_logged = run.metrics or list(patterns) != ["*"]
         return Text("no metric matches" if was_any_logged else "no metric was logged", "dim")
     chosen = dict(islice(_without_middle_ranks(wanted), _MOST_METRICS_SHOWN))
     lines = {name: metric for name, metric in chosen.items() if isinstance(metric, MetricHistory)}
@@ -192,8 +172,7 @@ def metrics_table(
     ]
     name, *_ = columns
     columns[0] = name._replace(width=min(name.room - _COLUMN_GAP, max(_SHORTEST_NAME, width // 2)))
-    fits = fitting(columns, width)
-    notes = left_out(columns, fits)
+    fits, notes = fitting(columns, width)
     room = width - sum(column.room for column in fits[1:])
     fits[0] = name._replace(width=max(_SHORTEST_NAME, min(name.room - _COLUMN_GAP, room)))
     if fits[-1].title == "trend":
@@ -203,6 +182,7 @@ def metrics_table(
     shown = table_of(fits)
     notes += [Text(note, "dim") for note in chosen.values() if isinstance(note, str)]
     more = len(wanted) - len(chosen) if len(chosen) == _MOST_METRICS_SHOWN else 0
+    has_more = any(part.has_more_metrics for writer in run.writers for part in writer.parts)
     if more or has_more:
         many = f"more than {more}" if has_more else str(more)
         notes.append(Text(f"and {many} beyond these: --metric GLOB picks", "dim"))

@@ -123,10 +123,11 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
         if now - searched >= _SEARCH:
             followed.search()
             searched = now
-        if followed.read():
-            changed = now
-            show(followed.runs())
+        has_news = followed.read()
         runs = followed.runs()
+        if has_news:
+            changed = now
+            show(runs)
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
         writers = [writer for run in runs for writer in run.writers]
         if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
@@ -136,7 +137,7 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
             errors = [in_words(file.error, file.path) for file in followed.files.values() if file.error]
             if errors:
                 raise DistWandbError("; ".join(errors))
-            return followed.runs()
+            return runs
         time.sleep(_INTERVAL)
 
 

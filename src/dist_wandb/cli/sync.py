@@ -19,7 +19,7 @@ from dist_wandb.errors import UploadError, visible
 from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.execution import remember, upload
-from dist_wandb.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
+from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
 from dist_wandb.uploads.records import Summary
 from dist_wandb.uploads.state import remove_left_copies
 
@@ -130,19 +130,16 @@ def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
     text.rstrip()
     text.append(f"\n  {what}", style).append("".join(f" · {fact}" for fact in facts))
     for number, file in enumerate(run.files, start=1):
-        text.append(f"\n  {number}. {_planned_file(file)}").append(f"  {visible(str(file.path.parent))}", "dim")
+        done = _BY_LOG if file.by_log else "uploaded already"
+        left = done if file.is_uploaded else number_of(file.rows_left, "row")
+        role = file.shared_as
+        writer = f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: " if role else ""
+        text.append(f"\n  {number}. {writer}{left}").append(f"  {visible(str(file.path.parent))}", "dim")
     for reason in (*run.dangers, *run.refusals):
         text.append("\n  ").append(f"! {visible(reason)}", "yellow")
     for note in run.notes:
         text.append(f"\n  {visible(note)}", "dim")
     return text
-
-
-def _planned_file(file: UploadFile) -> str:
-    done = _BY_LOG if file.by_log else "uploaded already"
-    left = done if file.is_uploaded else number_of(file.rows_left, "row")
-    role = file.shared_as
-    return f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: {left}" if role else left
 
 
 def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:

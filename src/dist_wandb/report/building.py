@@ -18,15 +18,16 @@ from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.stragglers import findings
-from dist_wandb.report import media, thinning
-from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of, system_charts_of
-from dist_wandb.report.files import MOST_NAMES, FileForReport, read_for_report
-from dist_wandb.report.media import Budget, MediaReader, cell_text
-from dist_wandb.report.model import Console, Degraded, Image, Report, Run, State, Table, Writer, plain
+from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of
+from dist_wandb.report.files import MOST_NAMES, FileForReport, Reader
+from dist_wandb.report.media import MediaReader, cell_text
+from dist_wandb.report.model import Console, Degraded, Image, Report, Run, Table, Writer, plain
+from dist_wandb.report.thinning import Budget
 from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.reading import StoredRun, read_each, read_runs
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_runs
+from dist_wandb.wandb_files.records import UNUSED, inspect
 from dist_wandb.wandb_files.stall_file import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
@@ -54,10 +55,12 @@ def build(
         runs, refused = read_runs(paths, metrics=("*",) if by_values else None)
         kept = {path for run in choose(brought_together(runs)) for path in run.files}
         paths = {path: within for path, within in paths.items() if path in kept}
-    budget = thinning.Budget(_STRETCHES)
+    budget = Budget(_STRETCHES)
 
     def read(path: Path) -> FileForReport:
-        file = read_for_report(path, paths[path], budget, metrics=metrics)
+        reader = Reader(budget, metrics)
+        problems = inspect(path, reader.add, skipped=UNUSED - {"stats", "output_raw"}, within=paths[path])
+        file = reader.result(path, problems, paths[path])
         if secrets:
             return file
         stored = replace(file.stored, config=redacted(file.stored.config))  # the page may be handed on
@@ -76,19 +79,19 @@ def build(
         directories=[str(directory) for directory in directories],
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=__version__,
-        runs=sections(found, media.Budget(_ROOM_FOR_MEDIA)),
+        runs=sections(found, MediaReader(_ROOM_FOR_MEDIA)),
         unreadable=problems[:100],
     )
 
 
-def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
-    """Return the runs of a report, newest first within their groups. `room` is for images and tables."""
+def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
+    """Return the runs of a report, newest first within their groups."""
     by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
         for writer in run.writers:
             together[_key(writer.parts[0])] += [by_path[part.path] for part in writer.parts]
-    runs = [_section(sorted(group, key=_rank), room) for group in together.values()]
+    runs = [_section(sorted(group, key=_rank), media) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
@@ -107,13 +110,21 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
     return is_other, sidecar.global_rank if sidecar else 0
 
 
-def _section(files: Sequence[FileForReport], room: Budget) -> Run:
+def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
     first = files[0].stored
     is_job = _key(first)[0] == "job"
     names = [_writer_name(file.stored, len(files)) for file in files]
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(list(zip(names, files, strict=True)), is_job, world)
-    images, tables, missed = _media(files, names, room)
+    images: list[Image] = []
+    tables: list[Table] = []
+    missed: list[str] = []
+    for name, file in zip(names, files, strict=True):
+        found, more, notes = media.read(file.rows.media, file.stored)
+        images += found
+        tables += more
+        missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
+    del missed[50:]
     progresses = [file.rows.progress for file in files]
     if left_out := max(len(file.rows.left_out) for file in files):
         missed.insert(
@@ -146,8 +157,8 @@ def _section(files: Sequence[FileForReport], room: Budget) -> Run:
         config=config,
         differing=[*differing, *more_differing],
         axes=axes_of(drawing, started),
-        charts=charts_of(drawing),
-        system=system_charts_of(drawing),
+        charts=charts_of(drawing.metrics),
+        system=charts_of(drawing.system),
         heat=heat_maps_of(drawing),
         slowest=drawing.slowest(),
         findings=findings(drawing.timings(), world or 0),
@@ -190,21 +201,6 @@ def _stalls(stored: StoredRun) -> list[str]:
     stalls, count = stalls_of([stored.directory])
     more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
     return [*more, *(f"stood still {stall}" for stall in stalls)]
-
-
-def _media(
-    files: Sequence[FileForReport], names: Sequence[str], room: Budget
-) -> tuple[list[Image], list[Table], list[str]]:
-    images: list[Image] = []
-    tables: list[Table] = []
-    notes: list[str] = []
-    for name, file in zip(names, files, strict=True):
-        reader = MediaReader(file.stored.path.parent, room, file.stored.directory)
-        found, more = reader.read(file.rows.media)
-        images += found
-        tables += more
-        notes += [f"{note} ({name})" if len(files) > 1 else note for note in reader.notes]
-    return images, tables, notes[:50]
 
 
 def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Console]:

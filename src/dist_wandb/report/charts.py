@@ -10,32 +10,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dist_wandb.reading.runs import of_rank
-from dist_wandb.reading.stragglers import Timing, has_marked
+from dist_wandb.reading.stragglers import RANK, Timing, has_marked
 from dist_wandb.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
 from dist_wandb.report.model import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
-from dist_wandb.report.thinning import STRAGGLER, Blame, Curve, Stretch, cells, edges_of
+from dist_wandb.report.thinning import Blame, Curve, Stretch, cells, edges_of
 from dist_wandb.settings.reduction import DEGRADED, TIMES
 from dist_wandb.wandb_files.finding import natural_order
 
-_SPREAD = ("/min", "/max", "/std", "/argmax_rank")
+_SPREAD = ("/min", "/max", "/argmax_rank")
 _PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96
 _STRETCHES_OF_LINES = 2000  # of one chart
 _MOST_LINES = 1024  # of one chart
 _MOST_HEAT_MAPS, _MOST_HEAT_CELLS = 24, 200_000  # of one run
-_MINUTES = "minutes"
 _TIME = re.compile(
     r"(?:^|[/_.\- ])(?:time|times|timing|seconds?|secs?|ms|latency|duration)(?:[/_.\- ]|$)", re.IGNORECASE
 )
-_FIRST = (STRAGGLER, "time/step", "time/data", "time/forward", "time/optimizer")
+_FIRST = (RANK, "time/step", "time/data", "time/forward", "time/optimizer")
 
 
 @dataclass
 class _MetricCurves:
     axis: str
-    line: Curve | None = None
-    low: Curve | None = None
-    high: Curve | None = None
-    ranks: dict[str, Curve] = field(default_factory=dict)
+    reduced: dict[str, Curve] = field(default_factory=dict)  # "": the values themselves; "/min" and "/max"
+    ranks: dict[str, Curve] = field(default_factory=dict)  # by the name of a rank, or of a part of it (a GPU)
 
 
 class Drawing:
@@ -45,21 +42,21 @@ class Drawing:
         self.metrics: dict[str, _MetricCurves] = {}
         self.axes: dict[str, Curve] = {}  # of the first writer
         self._first = files[0][0]
-        self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
+        self.system: dict[str, _MetricCurves] = defaultdict(partial(_MetricCurves, "minutes"))
         self.world = world
         self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
         for writer, file in files:
             self._add_history(writer, file, is_job)
             for (name, part), curve in file.system.items():
-                _put(self.system[plain(name)], f"{writer} · {plain(part)}" if part else writer, curve)
+                _put(self.system[plain(name)].ranks, f"{writer} · {plain(part)}" if part else writer, curve)
 
     def slowest(self) -> list[Slowest]:
         """Return the slowest rank of each timing metric that has values of ranks or names a rank."""
         blames = {name: _blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1}
         blames |= self.blames
-        is_judged = has_marked(self.timings()) or (STRAGGLER in blames and bool(blames[STRAGGLER].rows))
+        is_judged = has_marked(self.timings()) or (RANK in blames and bool(blames[RANK].rows))
         found = (
-            replace(one, stands_out=one.stands_out and (one.name == STRAGGLER or not is_judged))
+            replace(one, stands_out=one.stands_out and (one.name == RANK or not is_judged))
             for blame in blames.values()
             if _TIME.search(blame.name) and (one := blame.slowest(self.world))
         )
@@ -70,12 +67,12 @@ class Drawing:
         found: dict[str, Timing] = {}
         for name, blame in self.blames.items():
             drawn = self.metrics.get(name)
-            if name == STRAGGLER:
+            if name == RANK:
                 found[name] = Timing(blame.rows)
-            elif name.startswith(TIMES) and drawn is not None and drawn.line is not None:
-                curves = [curve.stretches() if curve else [] for curve in (drawn.line, drawn.high, drawn.low)]
-                mean, largest, smallest = (sum(stretch.total for stretch in stretches) for stretches in curves)
-                found[name] = Timing(blame.rows, sum(one.number for one in curves[0]), largest, mean, smallest)
+            elif name.startswith(TIMES) and drawn is not None and "" in drawn.reduced:
+                curves = {part: curve.stretches() for part, curve in drawn.reduced.items()}
+                sums = (sum(one.total for one in curves.get(part, ())) for part in ("/max", "", "/min"))
+                found[name] = Timing(blame.rows, sum(one.number for one in curves[""]), *sums)
         return found
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
@@ -89,23 +86,18 @@ class Drawing:
                     _put(self.axes, name, curve)
                 continue
             metric, part = _spread_of(name, rows.curves)
+            rank = None  # of a line of its own
             if is_job or is_secondary or (label and name.startswith(label)):
-                metric = name.removeprefix(label or "")
-                self._line_of(metric, writer, axis, curve)
+                metric, rank = name.removeprefix(label or ""), writer
             elif found := of_rank(name):
-                rank = int(found[0].rpartition("-")[2])
-                self._line_of(found[1], f"rank {rank}", axis, curve)
-            elif part != "/argmax_rank":
-                drawn = self.metrics.setdefault(metric, _MetricCurves(axis))
-                slot = {"/min": "low", "/max": "high"}.get(part, "line")
-                before: Curve | None = getattr(drawn, slot)
-                if before is None:
-                    setattr(drawn, slot, curve)
-                else:
-                    before.absorb(curve)
-
-    def _line_of(self, metric: str, rank: str, axis: str, curve: Curve) -> None:
-        _put(self.metrics.setdefault(metric, _MetricCurves(axis)).ranks, rank, curve)
+                metric, rank = found[1], f"rank {int(found[0].rpartition('-')[2])}"
+            elif part == "/argmax_rank":
+                continue
+            drawn = self.metrics.setdefault(metric, _MetricCurves(axis))
+            if rank is None:
+                _put(drawn.reduced, part, curve)
+            else:
+                _put(drawn.ranks, rank, curve)
 
 
 def _put(curves: dict[str, Curve], name: str, curve: Curve) -> None:
@@ -119,14 +111,14 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
     """Return the metric of a spread's column, and the column: "" for the metric itself, and for a deviation's own."""
     for part in _SPREAD:
         base = name.removesuffix(part)
-        if base != name and base in names and f"{base}/argmax_rank" in names and part != "/std":
+        if base != name and base in names and f"{base}/argmax_rank" in names:
             return base, part
     return name, ""
 
 
-def charts_of(drawing: Drawing) -> list[Chart]:
-    """Return the charts of the metrics, in natural order."""
-    return [_chart(name, drawing.metrics[name]) for name in sorted(drawing.metrics, key=natural_order)]
+def charts_of(metrics: Mapping[str, _MetricCurves]) -> list[Chart]:
+    """Return the charts of metrics, in natural order."""
+    return [_chart(name, metrics[name]) for name in sorted(metrics, key=natural_order)]
 
 
 def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
@@ -138,25 +130,17 @@ def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
     return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items() if found}
 
 
-def system_charts_of(drawing: Drawing) -> list[Chart]:
-    """Return the charts of the system metrics, with a line for each writer or part of one, such as a GPU."""
-    curves = {name: _MetricCurves(_MINUTES, ranks=ranks) for name, ranks in drawing.system.items()}
-    return [_chart(name, curves[name]) for name in sorted(curves, key=natural_order)]
-
-
 def _chart(name: str, drawn: _MetricCurves) -> Chart:
-    ranks = dict(sorted(drawn.ranks.items(), key=lambda item: natural_order(item[0])))
+    ranks = {rank: drawn.ranks[rank] for rank in sorted(drawn.ranks, key=natural_order)}
     most = max(16, _STRETCHES_OF_LINES // max(1, len(ranks)))
-    curves = [curve for curve in (drawn.line, drawn.low, drawn.high, *ranks.values()) if curve is not None]
-    stretches = [curve.stretches() for curve in curves]
+    reduced = [drawn.reduced.get(part) for part in ("", "/min", "/max")]
+    curves = [curve for curve in (*reduced, *ranks.values()) if curve is not None]
+    flat = [stretch for curve in curves for stretch in curve.stretches()]
     lines = {rank: Line.of(curve.points(most)) for rank, curve in ranks.items()}
-    line, low, high = (
-        None if curve is None else Line.of(curve.points()) for curve in (drawn.line, drawn.low, drawn.high)
-    )
+    line, low, high = (None if curve is None else Line.of(curve.points()) for curve in reduced)
     if len(ranks) > 1 and low is None and high is None:
         mean, low, high = _band([curve.stretches(most) for curve in ranks.values()])
         line = line or mean
-    flat = [stretch for one in stretches for stretch in one]
     return Chart(
         name=plain(name),
         axis=plain(drawn.axis),
@@ -180,54 +164,50 @@ def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
         found = [cell for cell in column if cell is not None]
         if found:
             is_exact = len(edges) - 1 < _PARTS_OF_BAND  # a part has about one point of each rank
-            x = min(cell.position for cell in found) if is_exact else (edges[part] + edges[part + 1]) / 2
+            x = min(cell.first[0] for cell in found) if is_exact else (edges[part] + edges[part + 1]) / 2
             mean.append((x, sum(cell.mean / len(found) for cell in found)))
-            low.append((x, min(cell.smallest for cell in found)))
-            high.append((x, max(cell.largest for cell in found)))
+            low.append((x, min(cell.smallest[1] for cell in found)))
+            high.append((x, max(cell.largest[1] for cell in found)))
     return Line.of(mean), Line.of(low), Line.of(high)
 
 
 def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
     """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
-    made: list[tuple[str, Callable[[], HeatMap | None]]] = []
-    curves = [(name, drawn.axis, drawn.ranks) for name, drawn in drawing.metrics.items()]
-    curves += [(f"system: {name}", _MINUTES, ranks) for name, ranks in drawing.system.items()]
-    made += [(name, partial(_heat_map, name, axis, ranks)) for name, axis, ranks in curves if len(ranks) > 1]
+    curves = [*drawing.metrics.items(), *((f"system: {name}", drawn) for name, drawn in drawing.system.items())]
+    made: list[tuple[str, Callable[[], HeatMap | None]]] = [
+        (name, partial(_heat_map, name, drawn)) for name, drawn in curves if len(drawn.ranks) > 1
+    ]
     shown = {name for name, _ in made}  # with the ranks' own values
     made += [(name, partial(one.heat_map, drawing.world)) for name, one in drawing.blames.items() if name not in shown]
     made.sort(key=lambda named: (_importance(named[0]), natural_order(named[0])))
     found: list[HeatMap] = []
     room = _MOST_HEAT_CELLS
     for _, make in made:
-        heat = make()
-        if heat is None:
-            continue
-        room -= sum(map(len, heat.cells))
+        heat = make() if len(found) < _MOST_HEAT_MAPS else None
+        room -= sum(map(len, heat.cells)) if heat else 0
         if found and room < 0:
             break
-        found.append(heat)
-        if len(found) == _MOST_HEAT_MAPS:
-            break
+        found += [heat] if heat else []
     return found
 
 
-def _heat_map(name: str, axis: str, curves: Mapping[str, Curve]) -> HeatMap | None:
+def _heat_map(name: str, drawn: _MetricCurves) -> HeatMap | None:
     """Return the means of each rank's own values; `None` if there are none."""
-    ranks = dict(sorted(curves.items(), key=lambda item: natural_order(item[0])))
-    stretches = [curve.stretches() for curve in ranks.values()]
+    ranks = sorted(drawn.ranks, key=natural_order)
+    stretches = [drawn.ranks[rank].stretches() for rank in ranks]
     edges = edges_of(stretches, _PARTS_OF_HEAT)
     if not edges:
         return None
     rows = [
         [None if cell is None else shortened(cell.mean, 4) for cell in cells(of_rank, edges)] for of_rank in stretches
     ]
-    return HeatMap(plain(name), "value", plain(axis), list(ranks), [shortened(edge, 8) for edge in edges], rows)
+    return HeatMap(plain(name), "value", plain(drawn.axis), ranks, [shortened(edge, 8) for edge in edges], rows)
 
 
 def _blame(name: str, drawn: _MetricCurves) -> Blame:
     """Collect which rank has the largest of the ranks' own values in each part of the x axis."""
     blame = Blame(name, drawn.axis)
-    heat = _heat_map(name, drawn.axis, drawn.ranks) if _TIME.search(name) else None
+    heat = _heat_map(name, drawn) if _TIME.search(name) else None
     if heat is None or not all(rank.startswith("rank ") for rank in heat.ranks):
         return blame
     for begin, column in zip(heat.edges, zip(*heat.cells, strict=True), strict=False):

@@ -14,34 +14,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError
+from dist_wandb.reading.stragglers import RANK
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
 from dist_wandb.report.thinning import Blame, Budget, Curve
-from dist_wandb.settings.reduction import DEGRADED
+from dist_wandb.settings.reduction import BUSY, DEGRADED
 from dist_wandb.wandb_files.reading import Contents, StoredRun, with_floats
-from dist_wandb.wandb_files.records import UNUSED, inspect
 from dist_wandb.wandb_files.small_files import Directory
 
-MOST_NAMES = 2000
-"""Largest number of metrics that the page shows of one file."""
-
+MOST_NAMES = 2000  # largest number of metrics that the page shows of one file
 _LONGEST_NAME = 200  # characters
 _MOST_SPANS = 50
 _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
 _MOST_KINDS = 50  # media of one row
 _NUMBERS = frozenset({int, float})  # without bool
-TIME = "_timestamp"
-"""W&B's name of the time of a row, in seconds since the epoch."""
-
+TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epoch
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
-_BUSY = "time/busy"
 
-MOST_SYSTEM = 500
-"""Largest number of system metrics that the page shows of one file."""
-
+_MOST_SYSTEM = 500  # metrics of one file
 _FACTS = ("host", "gpu_count", "gpu_type", "code_path_local", "program", "args", "python", "git")
 _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
@@ -79,8 +72,7 @@ class Axes:
     """The x axes of the metrics, as a file defines them (``run.define_metric``)."""
 
     def __init__(self) -> None:
-        self.names: set[str] = {TIME}
-        """The defined axes, and W&B's clock."""
+        self.names: set[str] = {TIME}  # the defined axes, and W&B's clock
         self._exact: dict[str, str] = {}
         self._patterns: dict[str, str] = {}
 
@@ -115,8 +107,7 @@ class Rows:
     """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.left_out: set[int] = set()
-        """Hashes of the names that match but are not kept."""
+        self.left_out: set[int] = set()  # hashes of the names that match but are not kept
         self.axes: Axes = Axes()
         self.curves: dict[str, Series] = {}
         self.blames: dict[str, Blame] = {}
@@ -183,8 +174,8 @@ class Rows:
         self.curves[name] = Series(axis, curve)
         self._adders[name] = (axis, curve.add)
         base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
-        if name == _BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
-            base = f"time{_STRAGGLER}"
+        if name == BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
+            base = RANK
         elif name.endswith(_STRAGGLER):
             base = name
         if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
@@ -196,7 +187,7 @@ class Rows:
             if base.endswith(_STRAGGLER):
                 excess = row.get(f"{base.removesuffix('_rank')}_excess", math.nan)
                 step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
-                if base in row or _BUSY in row:
+                if base in row or BUSY in row:
                     blame.add(self._positions[blame.axis], row.get(base, math.nan), excess, step)
             elif f"{base}{_ARGMAX}" in row:
                 x, mean = self._positions[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
@@ -307,12 +298,12 @@ class Reader:
         if math.isnan(self._started):
             self._started = seconds
         for name, value in items.items():
-            if type(value) is not float and type(value) is not int:
+            if not _is_number(value):
                 continue
             key = self._parts.get(name) or self._part(name)
             curve = self.system.get(key)
             if curve is None:
-                if len(self.system) == MOST_SYSTEM:
+                if len(self.system) == _MOST_SYSTEM:
                     continue
                 curve = self.system[key] = Curve(self._budget)
             curve.add((seconds - self._started) / 60, value)
@@ -322,22 +313,9 @@ class Reader:
         plain = _LABEL.sub("", name[:_LONGEST_NAME]).removeprefix("system.")
         numbered = _NUMBERED.match(plain)
         found = (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
-        if len(self._parts) < 10 * MOST_SYSTEM:
+        if len(self._parts) < 10 * _MOST_SYSTEM:
             self._parts[name] = found
         return found
-
-
-def read_for_report(
-    path: Path,
-    directory: Directory,
-    budget: Budget,
-    *,
-    metrics: Iterable[str] = ("*",),
-) -> FileForReport:
-    """Read one file; the curves of all files share one `budget`. Raises `ReadError` if no data of a run can be read."""
-    reader = Reader(budget, metrics)
-    problems = inspect(path, reader.add, skipped=UNUSED - {"stats", "output_raw"}, within=directory)
-    return reader.result(path, problems, directory)
 
 
 def seconds_of(timestamp: object) -> float | None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from itertools import islice, zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report.model import Image, Table, plain
+from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.small_files import Directory, parse_json, read_small
 
 _MOST_NAMES = 50  # of media, of one file
@@ -35,27 +36,12 @@ _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressi
 _START_OF_SCAN = 0xDA
 
 
-class Budget:
-    """The number of bytes that all images and tables of a page may take."""
-
-    def __init__(self, most: int) -> None:
-        self._remaining = most
-
-    def reserve(self, size: int) -> bool:
-        """Reserve a number of bytes; return whether they were available."""
-        if size > self._remaining:
-            return False
-        self._remaining -= size
-        return True
-
-
 class LoggedMedia:
     """The media in the rows of one file. Only the last rows of each name are kept."""
 
     def __init__(self) -> None:
         self.names: dict[str, deque[Logged]] = {}
-        self.left_out: int = 0
-        """Number of values that are not kept because there are too many names."""
+        self.left_out: int = 0  # number of values that are not kept because there are too many names
 
     def add(self, name: str, x: float, value: Mapping[str, Any]) -> None:
         """Add a value of a row, if it is W&B's image or table."""
@@ -68,81 +54,76 @@ class LoggedMedia:
 
 
 class MediaReader:
-    """Reads media from the directory of one run file, within the budget of the page."""
+    """Reads media from the directories of runs. All of them take at most `room` bytes of the page."""
 
-    def __init__(self, directory: Path, budget: Budget, within: Directory | None = None) -> None:
-        self._files = directory / "files"
-        self._within = within
-        self._budget = budget
-        self._misses: dict[str, int] = {}
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._misses: Counter[str] = Counter()  # media of one file that are not shown, by reason
 
-    @property
-    def notes(self) -> list[str]:
-        """The media that are not shown, with the reasons, as sentence fragments."""
-        return [f"{count} {reason}" for reason, count in self._misses.items()]
-
-    def read(self, logged: LoggedMedia) -> tuple[list[Image], list[Table]]:
-        """Return the images and tables that can be shown."""
+    def read(self, logged: LoggedMedia, of: StoredRun) -> tuple[list[Image], list[Table], list[str]]:
+        """Return the images and tables that can be shown, and what cannot, as sentence fragments."""
         images: list[Image] = []
         tables: list[Table] = []
+        self._misses.clear()
         for name, values in logged.names.items():
             for x, value in reversed(values):
                 if value["_type"] == _TABLE:
-                    tables += self._table(name, x, value)
+                    tables += self._table(name, x, value, of)
                     break  # only the last table
-                images += self._images(name, x, value)
+                images += self._images(name, x, value, of)
         if logged.left_out:
             self._misses[f"media values beyond the first {_MOST_NAMES} names"] = logged.left_out
-        return images, tables
+        return images, tables, [f"{count} {reason}" for reason, count in self._misses.items()]
 
-    def _images(self, name: str, x: float, value: Mapping[str, Any]) -> Iterator[Image]:
+    def _images(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Image]:
         for path, caption in _pictures_of(value):
-            content = self._content(path, _LARGEST_PICTURE)
+            content = self._content(path, _LARGEST_PICTURE, of)
             if content is None:
                 continue
             picture = checked(content)
             if picture is None:
-                self._miss("images that are not valid PNG or JPEG files")
-            elif not self._budget.reserve(len(content) * 4 // 3):
-                self._miss("images that do not fit into the page")
-            else:
-                uri = data_uri(content, picture)
+                self._misses["images that are not valid PNG or JPEG files"] += 1
+            elif self._reserve(len(content) * 4 // 3, "images"):
+                uri = f"data:{picture.kind};base64,{base64.b64encode(content).decode('ascii')}"
                 yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], picture.width, picture.height)
 
-    def _table(self, name: str, x: float, value: Mapping[str, Any]) -> Iterator[Table]:
-        content = self._content(value.get("path"), _LARGEST_TABLE)
+    def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Table]:
+        content = self._content(value.get("path"), _LARGEST_TABLE, of)
         if content is None:
             return
         try:
             found = table_of(name, x, parse_json(content))
         except ValueError:
-            self._miss("tables that are not in W&B's format")
+            self._misses["tables that are not in W&B's format"] += 1
             return
-        if self._budget.reserve(sum(len(cell) + 4 for row in found.rows for cell in row)):
+        if self._reserve(sum(len(cell) + 4 for row in found.rows for cell in row), "tables"):
             yield found
-        else:
-            self._miss("tables that do not fit into the page")
 
-    def _content(self, path: object, limit: int) -> bytes | None:
+    def _reserve(self, size: int, what: str) -> bool:
+        if size > self._room:
+            self._misses[f"{what} that do not fit into the page"] += 1
+            return False
+        self._room -= size
+        return True
+
+    def _content(self, path: object, limit: int, of: StoredRun) -> bytes | None:
         """Return the content of a file that a row names, if it is in the run's directory."""
         if not isinstance(path, str) or len(path) > 1000 or "\0" in path:  # noqa: PLR2004
-            self._miss("media values without a valid path")
+            self._misses["media values without a valid path"] += 1
             return None
         inside = PurePosixPath(path)
         if inside.is_absolute() or ".." in inside.parts:
-            self._miss("media files outside the run's directory")
+            self._misses["media files outside the run's directory"] += 1
             return None
+        directory = of.path.parent
         try:
-            within = self._within or Directory.at(self._files.parent)
-            return read_small(self._files / inside, limit=limit, within=within)
+            within = of.directory or Directory.at(directory)
+            return read_small(directory / "files" / inside, limit=limit, within=within)
         except FileNotFoundError:
-            self._miss("media files that are missing")
+            self._misses["media files that are missing"] += 1
         except (OSError, ReadError, UnicodeEncodeError):  # a link; a lone surrogate
-            self._miss("media files that are links, too large, or cannot be read")
+            self._misses["media files that are links, too large, or cannot be read"] += 1
         return None
-
-    def _miss(self, reason: str) -> None:
-        self._misses[reason] = self._misses.get(reason, 0) + 1
 
 
 def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
@@ -200,11 +181,6 @@ def checked(content: bytes) -> Picture | None:
     if found is None or not (0 < found.width <= _LARGEST_SIDE and 0 < found.height <= _LARGEST_SIDE):
         return None
     return found if found.width * found.height <= _MOST_PIXELS else None
-
-
-def data_uri(content: bytes, picture: Picture) -> str:
-    """Return a data URI with the bytes of a checked image."""
-    return f"data:{picture.kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _png(content: bytes) -> Picture | None:

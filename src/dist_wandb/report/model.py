@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-DIGITS_OF_X = 12
-"""Number of significant digits of a position on an x axis."""
+from dist_wandb.wandb_files.reading import State
 
+DIGITS_OF_X = 12  # number of significant digits of a position on an x axis
 _DIGITS = 6
 
-State = Literal["finished", "failed", "unfinished"]
 _MOST_LINES = 1000
 _LONGEST_LINE = 500  # characters
 _LONGEST_PENDING = 64 * 1024
@@ -199,8 +198,7 @@ class ConsoleTail:
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self.count: int = 0
-        """Number of all lines, including those that were dropped."""
+        self.count: int = 0  # number of all lines, including those that were dropped
         self._pending = ""
 
     def add(self, text: str) -> None:

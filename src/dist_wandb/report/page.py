@@ -22,12 +22,8 @@ from dist_wandb.errors import MissingExtraError, ReadError
 from dist_wandb.report.model import Chart, Line, Report
 from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 
-LARGEST = 20 * 10**6
-"""Largest size of a page, in bytes."""
-
-MARK = b'<meta name="generator" content="dist-wandb report '
-"""Identifies a page: no other file is replaced."""
-
+LARGEST = 20 * 10**6  # largest size of a page, in bytes
+MARK = b'<meta name="generator" content="dist-wandb report '  # identifies a page: no other file is replaced
 _SCRIPTS = ("values.js", "dom.js", "charts.js", "ranks.js", "compare.js", "details.js", "main.js")
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _MARK_WITHIN = 4096  # first bytes of a file, in which the mark must be
@@ -72,7 +68,7 @@ def page_of(report: Report, plotly: str) -> bytes:
     keep = 1.0
     while len(data) > room and keep > 1e-3:  # noqa: PLR2004
         keep /= 2
-        data = json_of(_sparser(report, keep))
+        data = json_of(report, keep)
     if len(data) > room:
         raise ReadError(
             "The report would be too large, even with few points. Give a narrower directory or use --metric."
@@ -98,51 +94,37 @@ def page_of(report: Report, plotly: str) -> bytes:
     return "".join([*pieces, text]).encode("utf-8", "replace")
 
 
-def json_of(report: Report) -> str:
-    """Return a report as JSON that is safe within HTML. NaN and infinities become null."""
-    text = json.dumps(_plain(report), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+def json_of(report: Report, keep: float = 1.0) -> str:
+    """Return a report as JSON that is safe within HTML. NaN and infinities become null.
+
+    If `keep` is less than 1, longer curves have only that share of their points.
+    """
+    text = json.dumps(_plain(report, keep), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, keep: float) -> Any:
+    if keep < 1 and isinstance(value, Chart):
+        value = replace(value, thinned=True)
+    elif keep < 1 and isinstance(value, Line) and len(value.x) > 32:  # noqa: PLR2004
+        value = _sparser(value, max(8, math.ceil(4 / keep)))
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _plain(getattr(value, field.name), keep) for field in fields(value)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item, keep) for name, item in value.items()}
+    return [_plain(item, keep) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _sparser(report: Report, keep: float) -> Report:
-    """Return the report with only a share of the points of its longer curves."""
-
-    def line(one: Line | None) -> Line | None:
-        if one is None or len(one.x) <= 32:  # noqa: PLR2004
-            return one
-        size = max(8, math.ceil(4 / keep))  # points, of which four are kept
-        kept: list[int] = []
-        for begin in range(0, len(one.x), size):
-            part = range(begin, min(begin + size, len(one.x)))
-            least, most = min(part, key=one.y.__getitem__), max(part, key=one.y.__getitem__)
-            kept += sorted({part[0], least, most, part[-1]})
-        return Line([one.x[index] for index in kept], [one.y[index] for index in kept])
-
-    def chart(one: Chart) -> Chart:
-        band = (line(one.band[0]) or one.band[0], line(one.band[1]) or one.band[1]) if one.band else None
-        ranks = {rank: line(of_rank) or of_rank for rank, of_rank in one.ranks.items()}
-        return replace(one, line=line(one.line), band=band, ranks=ranks, thinned=True)
-
-    runs = [
-        replace(
-            run,
-            charts=[chart(one) for one in run.charts],
-            system=[chart(one) for one in run.system],
-            axes={name: line(one) or one for name, one in run.axes.items()},
-        )
-        for run in report.runs
-    ]
-    return replace(report, runs=runs)
+def _sparser(line: Line, size: int) -> Line:
+    """Keep four of each `size` points: the first, the last, the smallest and the largest."""
+    kept: list[int] = []
+    for begin in range(0, len(line.x), size):
+        part = range(begin, min(begin + size, len(line.x)))
+        least, most = min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)
+        kept += sorted({part[0], least, most, part[-1]})
+    return Line([line.x[index] for index in kept], [line.y[index] for index in kept])
 
 
 def _asset(name: str) -> str:

@@ -19,18 +19,14 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
+from dist_wandb.reading.stragglers import RANK
 from dist_wandb.report.model import HeatMap, Slowest, shortened
 
 Point = tuple[float, float]
 
-MOST_STRETCHES = 512
-"""Largest number of stretches of one curve."""
-
+MOST_STRETCHES = 512  # largest number of stretches of one curve
 _FEWEST_STRETCHES = 16
 _LARGEST = sys.float_info.max
-STRAGGLER = "time/straggler_rank"
-"""Name of the metric of timings whose rows name a rank only if it delays the others."""
-
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
@@ -50,9 +46,21 @@ class Stretch(NamedTuple):
     largest: Point  # the point with the largest value
     last: Point  # the last point
 
-    def points(self) -> list[Point]:
-        """Return up to four points, sorted by their position on the x axis."""
-        return sorted({self.first, self.smallest, self.largest, self.last})
+    @property
+    def mean(self) -> float:
+        """The mean value."""
+        return self.total / self.number
+
+    def joined(self, later: Stretch) -> Stretch:
+        """Return this stretch and a later one as one."""
+        return Stretch(
+            self.number + later.number,
+            self.total + later.total,
+            self.first,
+            min(self.smallest, later.smallest, key=itemgetter(1)),
+            max(self.largest, later.largest, key=itemgetter(1)),
+            later.last,
+        )
 
 
 class Budget:
@@ -76,10 +84,8 @@ class Curve:
 
     def __init__(self, budget: Budget) -> None:
         budget.curves += 1
-        self.last: float = math.nan
-        """The last value; NaN if there is none."""
-        self.gaps: int = 0
-        """Number of values that are not finite."""
+        self.last: float = math.nan  # the last value; NaN if there is none
+        self.gaps: int = 0  # number of values that are not finite
         self._budget = budget
         self._stretches: list[Stretch] = []
         self._x: list[float] = []  # points that are not yet in a stretch
@@ -104,17 +110,18 @@ class Curve:
         self.last = other.last
         self.gaps += other.gaps
 
-    def stretches(self, most: int | None = None) -> list[Stretch]:
+    def stretches(self, most: int = MOST_STRETCHES) -> list[Stretch]:
         """Return the stretches in the order of the x axis; at most `most`, and at most as many as the budget allows."""
         self._shorten(self._budget.each)
-        return sorted(_at_most(most or MOST_STRETCHES, self._stretches), key=lambda stretch: stretch.first[0])
+        return sorted(_at_most(most, self._stretches), key=lambda stretch: stretch.first[0])
 
-    def points(self, most: int | None = None) -> list[Point]:
+    def points(self, most: int = MOST_STRETCHES) -> list[Point]:
         """Return the points to draw, in the order of the x axis."""
         stretches = self.stretches(most)
         if all(stretch.number == 1 for stretch in stretches):  # the last of several points at one position counts
             return list({stretch.first[0]: stretch.first for stretch in stretches}.values())
-        return sorted(point for stretch in stretches for point in stretch.points())
+        of_each = ({one.first, one.smallest, one.largest, one.last} for one in stretches)
+        return sorted(point for points in of_each for point in points)
 
     def _shorten(self, most: int) -> None:
         """Join points and stretches until there are at most `most` stretches."""
@@ -134,7 +141,7 @@ def _at_most(most: int, stretches: list[Stretch]) -> list[Stretch]:
 def _joined_points(xs: Sequence[float], ys: Sequence[float], size: int) -> list[Stretch]:
     """Join points, in the order in which they were added, into stretches of `size` points each."""
     if size == 1:
-        return [Stretch(1, y, point, point, point, point) for point in zip(xs, ys, strict=True) for y in point[1:]]
+        return [Stretch(1, point[1], point, point, point, point) for point in zip(xs, ys, strict=True)]
     made = []
     for begin in range(0, len(ys), size):
         part = ys[begin : begin + size]
@@ -158,39 +165,12 @@ def _joined(stretches: Sequence[Stretch], size: int) -> list[Stretch]:
     alone = True  # whether the last of `made` is a single stretch
     for stretch in stretches:
         if made and (alone or made[-1].number + stretch.number <= size):
-            made[-1] = join(made[-1], stretch)
+            made[-1] = made[-1].joined(stretch)
             alone = False
         else:
             made.append(stretch)
             alone = True
     return made
-
-
-def join(one: Stretch, other: Stretch) -> Stretch:
-    """Join a stretch and a later one."""
-    return Stretch(
-        one.number + other.number,
-        one.total + other.total,
-        one.first,
-        min(one.smallest, other.smallest, key=itemgetter(1)),
-        max(one.largest, other.largest, key=itemgetter(1)),
-        other.last,
-    )
-
-
-class Cell(NamedTuple):
-    """A part of the x axis."""
-
-    number: int  # number of points
-    total: float  # sum of their values
-    smallest: float  # the smallest value
-    largest: float  # the largest value
-    position: float  # position of the first point on the x axis
-
-    @property
-    def mean(self) -> float:
-        """The mean value."""
-        return self.total / self.number
 
 
 def edges_of(curves: Iterable[Sequence[Stretch]], most: int) -> list[float]:
@@ -203,20 +183,13 @@ def edges_of(curves: Iterable[Sequence[Stretch]], most: int) -> list[float]:
     return [low + (high - low) * part / parts for part in range(parts)] + [high]
 
 
-def cells(stretches: Iterable[Stretch], edges: Sequence[float]) -> list[Cell | None]:
-    """Return the contents of each part of the x axis. A stretch belongs to the part that contains its first point."""
-    made: list[Cell | None] = [None] * (len(edges) - 1)
+def cells(stretches: Iterable[Stretch], edges: Sequence[float]) -> list[Stretch | None]:
+    """Join what is in each part of the x axis. A stretch belongs to the part that contains its first point."""
+    made: list[Stretch | None] = [None] * (len(edges) - 1)
     for stretch in stretches:
         part = min(max(0, bisect_right(edges, stretch.first[0]) - 1), len(made) - 1)
-        low, high = stretch.smallest[1], stretch.largest[1]
-        before = made[part] or Cell(0, 0.0, low, high, stretch.first[0])
-        made[part] = Cell(
-            before.number + stretch.number,
-            before.total + stretch.total,
-            min(before.smallest, low),
-            max(before.largest, high),
-            before.position,
-        )
+        before = made[part]
+        made[part] = before.joined(stretch) if before else stretch
     return made
 
 
@@ -290,7 +263,7 @@ class Blame:
         ranks = max(2, world or 0, max(self.rows) + 1)
         chance = 1 / ranks
         by_chance = rows * chance + _CLEAR * math.sqrt(rows * chance * (1 - chance))
-        is_judged = self.name == STRAGGLER  # by the rule for timings, row by row
+        is_judged = self.name == RANK  # its rows name a rank only if it delays the others
         stands_out = is_judged or (
             rows >= _FEWEST_ROWS
             and count > by_chance

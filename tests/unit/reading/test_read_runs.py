@@ -18,7 +18,7 @@ from shared_runs import write_rank
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
 from dist_wandb.reading import files
-from dist_wandb.reading.runs import brought_together
+from dist_wandb.reading.runs import brought_together, by_rank
 from dist_wandb.wandb_files.statistics import history_of, joined
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -209,3 +209,10 @@ def test_statistics_of_parts_are_those_of_all_values() -> None:
 
 def test_no_files_are_no_runs() -> None:
     assert brought_together([]) == []
+
+
+def test_names_of_ranks_follow_the_plain_name() -> None:
+    names = ["rank-10/val/acc", "a", "worker-1-rank-2/a", "rank-2/val/acc", "val/acc", "rank-1/only", "z"]
+    assert by_rank(names) == [
+        "a", "worker-1-rank-2/a", "rank-1/only", "val/acc", "rank-2/val/acc", "rank-10/val/acc", "z"
+    ]  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from report_runs import definition, history, png, reduced_run, shared_run, sweep
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
 from dist_wandb.report.files import Rows
-from dist_wandb.report.model import Chart, Run
+from dist_wandb.report.model import Chart, ConsoleTail, Run, plain
 from dist_wandb.report.thinning import Budget
 from dist_wandb.wandb_files import stall_file
 
@@ -52,6 +53,8 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
     assert [image.name for image in found.images] == ["batch", "batch", "sample"]
+    assert [image.source.partition(",")[0][5:-7] for image in found.images] == ["image/png", "image/jpeg", "image/png"]
+    assert base64.b64decode(found.images[2].source.partition(",")[2]) == png()
     assert [table.rows[0] for table in found.tables] == [["0", "class 0", "0.5"]]
     assert found.console[0].lines[0].startswith("step 0: loss 2.0")
     assert found.config == {"lr": "0.1", "model.depth": "12", "model.width": "768", "seed": "7"}
@@ -258,3 +261,45 @@ def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_pat
     }
     (shown,) = build([tmp_path], secrets=True).runs
     assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
+
+
+def lines_of(*pieces: str) -> list[str]:
+    tail = ConsoleTail()
+    for piece in pieces:
+        tail.add(piece)
+    tail.end()
+    return list(tail.lines)
+
+
+def test_pieces_become_lines() -> None:
+    assert lines_of("a", "b\nc", "\n", "d") == ["ab", "c", "d"]
+
+
+def test_a_progress_bar_is_shown_in_its_last_state() -> None:
+    assert lines_of("10 %\r50 %\r100 %\n", "done\r\n") == ["100 %", "done"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("a\x1bcb", "a\N{REPLACEMENT CHARACTER}cb"),
+        ("bell\x07", "bell\N{REPLACEMENT CHARACTER}"),
+        ("abc\u202etxt", "abc\N{REPLACEMENT CHARACTER}txt"),
+        ("<b>&amp;", "<b>&amp;"),
+    ],
+)
+def test_escape_sequences_are_removed(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_the_last_lines_are_kept_and_all_are_counted() -> None:
+    tail = ConsoleTail()
+    tail.add("".join(f"{number}\n" for number in range(5000)))
+    tail.add("x" * 10**6)
+    tail.end()
+    assert tail.count == 5001
+    assert len(tail.lines) == 1000
+    assert tail.lines[-2] == "4999"
+    assert len(tail.lines[-1]) == 500

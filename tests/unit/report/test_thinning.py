@@ -84,7 +84,10 @@ def test_cells_have_the_means_of_their_points() -> None:
     stretches = curve_of([1.0, 3.0, 5.0, 7.0]).stretches()
     edges = edges_of([stretches], 2)
     found = cells(stretches, edges)
-    assert [cell and (cell.mean, cell.smallest, cell.largest) for cell in found] == [(2.0, 1.0, 3.0), (6.0, 5.0, 7.0)]
+    assert [cell and (cell.mean, cell.smallest[1], cell.largest[1]) for cell in found] == [
+        (2.0, 1.0, 3.0),
+        (6.0, 5.0, 7.0),
+    ]
 
 
 def test_no_curves_have_no_cells() -> None:
