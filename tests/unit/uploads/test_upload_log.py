@@ -286,8 +286,9 @@ def test_only_some_of_a_thousand_different_errors_are_kept(tmp_path: Path) -> No
     assert (len(problems), max(map(len, problems))) == (100, 2000)
 
 
-def test_a_deeply_nested_log_is_not_searched_for(tmp_path: Path) -> None:
-    write_log(tmp_path / "/".join("abcde") / "debug-sync.1.log", history(0, 5), CONFIRMED)
+def test_a_log_among_the_copied_files_of_the_run_is_not_read(tmp_path: Path) -> None:
+    """It remains if everything is killed before W&B's uploader writes its own."""
+    write_log(tmp_path / "copy" / "files" / "debug-sync.1.log", history(0, 5), CONFIRMED)
     assert read_attempt(tmp_path) == Sent(attempts=1)
 
 
