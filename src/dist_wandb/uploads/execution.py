@@ -40,7 +40,7 @@ from dist_wandb.uploads.copy import copy_below, copy_files
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
 from dist_wandb.uploads.records import Summary, revised
-from dist_wandb.uploads.state import COPY, FileState, Lock
+from dist_wandb.uploads.state import COPY, FileState, name_owners
 from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Lines, copy_without
 from dist_wandb.wandb_files.small_files import open_ordinary, write_small
@@ -122,7 +122,7 @@ def remember(file: UploadFile) -> None:
 def _upload(
     file: UploadFile,
     state: FileState,
-    lock: Lock,
+    lock: int,
     on_progress: Callable[[int], None],
     say: Callable[[str], None],
     summary: Summary,
@@ -200,7 +200,7 @@ def _run_wandb_sync(
     source: Path,
     file: UploadFile,
     attempt: Path,
-    lock: Lock,
+    lock: int,  # descriptor, which the process inherits
     follow: Callable[[Sent], None],
     say: Callable[[str], None],
 ) -> str:
@@ -213,7 +213,7 @@ def _run_wandb_sync(
         "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
         "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
         # A plain run that is not resumed would overwrite system metrics and console.
-        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.resumes else None,
+        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.earlier else None,
         "WANDB_BASE_URL": file.terms.server,
     }
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
@@ -227,10 +227,10 @@ def _run_wandb_sync(
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C reaches only this process, which ends the child in order
-            pass_fds=(lock.handle,),
+            pass_fds=(lock,),
         )
         try:
-            lock.name_owners(os.getpid(), process.pid)
+            name_owners(lock, os.getpid(), process.pid)
             while process.poll() is None:
                 sent = read_attempt(attempt)
                 follow(sent)

@@ -81,7 +81,7 @@ class FileState:
 
         Raises `UploadError` if the file changed after an upload, and `ReadError` if the state is damaged.
         """
-        attempts = [_read_attempt_record(path) for path in self._directories()]
+        attempts = [_read_attempt_record(path) for _, path in self._attempts()]
         digests = _digests(self.path, {attempt.size for attempt in attempts}, self._within)
         matching = [attempt for attempt in attempts if digests.get(attempt.size) == attempt.digest]
         if matching:
@@ -95,12 +95,11 @@ class FileState:
 
     def begin(self, before: Sent, *, uploads: bool = True) -> Path:
         """Record that an upload begins, or just the confirmed lines, under the lock; return its new directory."""
-        last = max((_number_of(path) for path in self._directories()), default=0)
-        for attempt in self._directories():  # copies of killed uploads
-            shutil.rmtree(attempt / COPY, ignore_errors=True)
-        handle = open_ordinary(self.path, within=self._within)
-        size = os.fstat(handle).st_size
-        os.close(handle)
+        last = 0
+        for last, attempt in self._attempts():  # noqa: B007  # used after the loop
+            shutil.rmtree(attempt / COPY, ignore_errors=True)  # of a killed upload
+        with os.fdopen(open_ordinary(self.path, within=self._within), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
         record = {
             "path": str(self.path.resolve()),
             "size": size,
@@ -133,35 +132,28 @@ class FileState:
         return None
 
     @contextmanager
-    def locked(self) -> Iterator[Lock]:
-        """Hold the lock of the file, as ``wandb sync`` does until it ends; raise `UploadError` if another holds it."""
+    def locked(self) -> Iterator[int]:
+        """Hold the lock of the file; yield the descriptor. Raises `UploadError` if another process holds it."""
         _make_private(self.directory)
         with _lock_file(self.directory, os.O_CREAT) as handle:
             holder = _lock_or_holder(handle)
             if holder is not None:
                 raise UploadError(f"{self.path}: {another_upload(holder)}")
-            lock = Lock(handle)
-            lock.name_owners(os.getpid())
-            yield lock
+            name_owners(handle, os.getpid())
+            yield handle
 
-    def _directories(self) -> list[Path]:
-        try:
-            found = [path for path in self.directory.iterdir() if re.fullmatch(r"attempt-\d{1,9}", path.name)]
-        except FileNotFoundError:
-            return []
-        return sorted(found, key=_number_of)
+    def _attempts(self) -> list[tuple[int, Path]]:
+        """Return numbers and directories of the uploads, in their order."""
+        with suppress(FileNotFoundError):
+            found = [(re.fullmatch(r"attempt-(\d{1,9})", path.name), path) for path in self.directory.iterdir()]
+            return sorted((int(name[1]), path) for name, path in found if name)
+        return []
 
 
-@dataclass(frozen=True)
-class Lock:
-    """The held lock of a file."""
-
-    handle: int  # descriptor of the lock file, for child processes that hold the lock as well
-
-    def name_owners(self, *pids: int) -> None:
-        """Write the processes that hold the lock into the lock file."""
-        owner = json.dumps({"host": socket.gethostname()[:64], "pids": pids}).encode()
-        os.pwrite(self.handle, owner.ljust(_LONGEST_OWNER), 0)
+def name_owners(lock: int, *pids: int) -> None:
+    """Write the processes that hold a lock into the lock file."""
+    owner = json.dumps({"host": socket.gethostname()[:64], "pids": pids}).encode()
+    os.pwrite(lock, owner.ljust(_LONGEST_OWNER), 0)
 
 
 def remove_left_copies() -> None:
@@ -248,10 +240,6 @@ def _digests(path: Path, sizes: Iterable[int], within: Directory | None) -> dict
                 digest.update(piece)
             found[size] = digest.hexdigest()
     return found
-
-
-def _number_of(attempt: Path) -> int:
-    return int(attempt.name.removeprefix("attempt-"))
 
 
 def _read_attempt_record(attempt: Path) -> _Attempt:
