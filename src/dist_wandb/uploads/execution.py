@@ -42,7 +42,7 @@ from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rul
 from dist_wandb.uploads.records import Summary, revised
 from dist_wandb.uploads.state import COPY, FileState, name_owners
 from dist_wandb.wandb_files.environment import upload_environment
-from dist_wandb.wandb_files.record_file import Lines, copy_without
+from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
 from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 
 _POLL = 0.2  # seconds
@@ -168,13 +168,11 @@ def _copy(file: UploadFile, state: FileState, target: Path, summary: Summary) ->
         copy_below(top, below, copy, file.run.directory if is_runs else None)
         return copy
 
-    copy_without(
-        file.path,
-        target,
-        file.sent.lines,
-        lambda record, parts: revised(summary.put_before(record, parts), parts, rules, make_copy),
-        file.run.directory,
-    )
+    def revise(record: bytes, parts: list[Field]) -> bytes:
+        return revised(summary.put_before(record, parts), parts, rules, make_copy)
+
+    with os.fdopen(open_ordinary(file.path, within=file.run.directory), "rb") as opened, target.open("wb") as copy:
+        copy_without(opened, copy, file.sent.lines, revise)
     sync_state = state.sync_state()
     if sync_state is not None:
         write_small(target.with_name(f"{target.name}.syncstate"), sync_state)

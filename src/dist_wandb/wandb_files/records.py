@@ -27,11 +27,10 @@ from dist_wandb.wandb_files.record_file import (
     BYTES,
     CONTINUES,
     FILE_HEADER,
-    MOST_FIELDS,
     VARINT,
     Damage,
     MalformedError,
-    parts_of,
+    fields,
     records_or_pauses,
     varint,
 )
@@ -61,11 +60,10 @@ _JSON = json.JSONDecoder()
 _STEP = re.compile(rb"\x12(?:\x00|.\x08[\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)  # a row's last field; 0 is left out
 _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
 
-OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
 _Schema: TypeAlias = "Mapping[int, tuple[str, Callable[[Sequence[bytes]], Any] | Mapping[int, Any] | None]]"
 
 
-def inspect(path: Path, on_record: OnRecord, **options: Any) -> list[str]:
+def inspect(path: Path, on_record: Callable[[dict[str, Any]], None], **options: Any) -> list[str]:
     """Pass the records of a file to a function; return the damaged parts that were skipped. See `records_of`."""
     problems: list[str] = []
     try:
@@ -179,7 +177,7 @@ class Decoder:
         """Decode a row with any values."""
         pieces = [
             content[begin:end]
-            for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS)
+            for number, start, begin, end in fields(content, most=_MOST_ITEMS)
             if number == _ITEM and content[start] & 7 == BYTES
         ]
         return _items(pieces, self._known)
@@ -194,7 +192,7 @@ def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> di
     is_complete = True
     for piece in pieces:
         keys, nested, value, before_value = b"", list[bytes](), b"", 0
-        for number, start, first, last in parts_of(piece, 0, len(piece), MOST_FIELDS):
+        for number, start, first, last in fields(piece):
             if piece[start] & 7 != BYTES:
                 continue
             if number == _KEY:
@@ -283,7 +281,7 @@ def _only_field(record: bytes) -> tuple[int, int]:
 def _kind_of(record: bytes) -> tuple[int, bytes]:
     """Return the last kind of a record that has several fields, and its content."""
     kind, content = 0, b""
-    for number, start, begin, end in parts_of(record, 0, len(record), MOST_FIELDS):
+    for number, start, begin, end in fields(record):
         if number not in _ENVELOPE and record[start] & 7 == BYTES:
             content = (content if number == kind else b"") + record[begin:end]  # parts of one message are joined
             kind = number
@@ -294,7 +292,7 @@ def _message(content: bytes, schema: _Schema) -> dict[str, Any]:
     """Decode the fields of a message that a schema names. The last one of several counts; parts of one are joined."""
     found: dict[str, Any] = {}
     pieces: dict[int, list[bytes]] = defaultdict(list)
-    for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):
+    for number, start, begin, end in fields(content, most=_MOST_ITEMS):
         if number not in schema:
             continue
         name, decode = schema[number]
