@@ -10,15 +10,16 @@ killed. A file is uploaded when its last attempt ended without an error and all 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError, in_words
-from dist_wandb.wandb_files.debug_log import count_in, entries, open_log, text_in
+from dist_wandb.wandb_files.debug_log import count_in, entries, text_in
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
-from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
 _REFUSALS_OF_A_RUN = (404, 409, 410)
@@ -64,7 +65,7 @@ def read_attempt(directory: Path) -> Sent:
 def read_log(path: Path, within: Directory | None = None) -> Sent:
     """Read a log of W&B's uploader, perhaps still written; a missing one counts as no upload. Raises `ReadError`."""
     try:
-        with open_log(path, within) as log:
+        with os.fdopen(open_ordinary(path, within=within), "rb") as log:
             return read_entries(log)
     except (FileNotFoundError, NotADirectoryError):
         return Sent()
