@@ -81,7 +81,7 @@ def upload(
     W&B's processes were ended; a later upload continues.
     """
     with _failing_alone(file):
-        state = FileState(file.path, file.run.directory)
+        state = FileState(file.run)
         with state.locked() as lock:
             now = known_of(file.run, file.terms)
             if now.problem is not None:
@@ -112,7 +112,7 @@ def _failing_alone(file: UploadFile) -> Iterator[None]:
 def remember(file: UploadFile) -> None:
     """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust."""
     with _failing_alone(file):
-        state = FileState(file.path, file.run.directory)
+        state = FileState(file.run)
         with state.locked():
             if state.sent() is None:
                 everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)

@@ -294,7 +294,7 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
     if terms.again:
         return file
     try:
-        sent = FileState(run.path, run.directory).sent()
+        sent = FileState(run).sent()
         return _known_by_directory(file) if sent is None else replace(file, sent=sent)
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
         return replace(file, problem=in_words(error, run.path))
@@ -340,7 +340,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
     under_way = []
     for file in left:
         with suppress(ReadError, OSError):
-            if (uploader := FileState(file.path, file.run.directory).uploader()) is not None:
+            if (uploader := FileState(file.run).uploader()) is not None:
                 under_way.append(f"{file.path.parent}: {another_upload(uploader)}")
     if under_way:  # its progress changes meanwhile
         return replace(planned, refusals=tuple(under_way))

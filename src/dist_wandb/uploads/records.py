@@ -19,10 +19,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.wandb_files.record_file import Field, MalformedError, field_of, fields, records_of
+from dist_wandb.wandb_files.record_file import ENVELOPE, Field, MalformedError, field_of, fields, records_of
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
-_ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: of any record
 _SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
 _UPDATE, _KEYS = 1, (1, 2)  # of a summary: an item, and in it its name, which may be nested
 # History, summary, output, config, files, statistics, artifact, alert, telemetry, metric, raw output, run, exit, final,
@@ -87,7 +86,7 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
     Raises `UploadError` if it names a prohibited file or owner, or is of an unknown kind, and `ReadError` if it is not
     in W&B's format.
     """
-    kinds = [number for number, *_ in parts if number not in _ENVELOPE]
+    kinds = [number for number, *_ in parts if number not in ENVELOPE]
     for kind in kinds:
         if kind == _REQUEST:
             raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")

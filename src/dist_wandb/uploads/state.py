@@ -29,9 +29,9 @@ from pathlib import Path
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.wandb_files.environment import state_directory
+from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines, run_record_of
 from dist_wandb.wandb_files.small_files import (
-    Directory,
     open_ordinary,
     own_directory,
     parse_json,
@@ -67,14 +67,15 @@ class _Attempt:
 class FileState:
     """The state of this user's uploads of one ``.wandb`` file; `UploadError` without a state directory."""
 
-    def __init__(self, path: Path, within: Directory | None = None) -> None:
+    def __init__(self, run: StoredRun) -> None:
         try:
             top = state_directory()
         except RuntimeError as error:
             raise UploadError(f"Uploads need a directory: {error} Set XDG_STATE_HOME to one of yours.") from None
-        self.path = path
-        self._within = within
-        self.directory: Path = top / "uploads" / _key(path, within)
+        self._path, self._within = run.path, run.directory
+        record = run_record_of(run.path, run.directory)
+        key = b"record " + record if record is not None else b"path " + os.fsencode(run.path.resolve())
+        self.directory: Path = top / "uploads" / hashlib.sha256(key).hexdigest()[:32]
 
     def sent(self) -> Sent | None:
         """Return the lines of the file that W&B has confirmed in this user's uploads; `None` without uploads.
@@ -82,13 +83,13 @@ class FileState:
         Raises `UploadError` if the file changed after an upload, and `ReadError` if the state is damaged.
         """
         attempts = [_read_attempt_record(path) for _, path in self._attempts()]
-        digests = _digests(self.path, {attempt.size for attempt in attempts}, self._within)
+        digests = self._digests({attempt.size for attempt in attempts})
         matching = [attempt for attempt in attempts if digests.get(attempt.size) == attempt.digest]
         if matching:
             return matching[-1].total()
-        if any(attempt.path == str(self.path.resolve()) for attempt in attempts):
+        if any(attempt.path == str(self._path.resolve()) for attempt in attempts):
             raise UploadError(
-                f"{self.path}: the file has changed since you uploaded it, so it is unknown which of its rows have "
+                f"{self._path}: the file has changed since you uploaded it, so it is unknown which of its rows have "
                 "arrived. Look at the run. --again uploads all of them."
             )
         return None
@@ -98,12 +99,12 @@ class FileState:
         last = 0
         for last, attempt in self._attempts():  # noqa: B007  # used after the loop
             shutil.rmtree(attempt / COPY, ignore_errors=True)  # of a killed upload
-        with os.fdopen(open_ordinary(self.path, within=self._within), "rb") as file:
+        with os.fdopen(open_ordinary(self._path, within=self._within), "rb") as file:
             size = os.fstat(file.fileno()).st_size
         record = {
-            "path": str(self.path.resolve()),
+            "path": str(self._path.resolve()),
             "size": size,
-            "digest": _digests(self.path, {size}, self._within).get(size, ""),
+            "digest": self._digests({size}).get(size, ""),
             "before": asdict(before),
             "uploads": uploads,
         }
@@ -117,7 +118,7 @@ class FileState:
         with suppress(FileNotFoundError):
             return read_small(self.directory / "syncstate")
         with suppress(FileNotFoundError):
-            return read_small(self.path.with_name(f"{self.path.name}.syncstate"), within=self._within)
+            return read_small(self._path.with_name(f"{self._path.name}.syncstate"), within=self._within)
         return None
 
     def keep_sync_state(self, copy: Path) -> None:
@@ -138,9 +139,23 @@ class FileState:
         with _lock_file(self.directory, os.O_CREAT) as handle:
             holder = _lock_or_holder(handle)
             if holder is not None:
-                raise UploadError(f"{self.path}: {another_upload(holder)}")
+                raise UploadError(f"{self._path}: {another_upload(holder)}")
             name_owners(handle, os.getpid())
             yield handle
+
+    def _digests(self, sizes: Iterable[int]) -> dict[int, str]:
+        """Return digests of the first N bytes of the file, by N; sizes beyond its end are left out."""
+        found: dict[int, str] = {}
+        digest = hashlib.sha256()
+        with os.fdopen(open_ordinary(self._path, within=self._within), "rb") as file:
+            for size in sorted(sizes):
+                while file.tell() < size:
+                    piece = file.read(min(_PIECE, size - file.tell()))
+                    if not piece:
+                        return found
+                    digest.update(piece)
+                found[size] = digest.hexdigest()
+        return found
 
     def _attempts(self) -> list[tuple[int, Path]]:
         """Return numbers and directories of the uploads, in their order."""
@@ -202,7 +217,7 @@ def _make_private(directory: Path) -> None:
     top = state_directory()
     try:
         top.parent.mkdir(parents=True, exist_ok=True)
-        for path in (top, *reversed([p for p in directory.parents if top in p.parents]), directory):
+        for path in (top, directory.parent, directory):
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             own_directory(path)
@@ -215,31 +230,6 @@ def _make_private(directory: Path) -> None:
             f"{directory} cannot be written to ({error.strerror or error}), and the state of uploads is kept there. "
             "Make it writable, or set XDG_STATE_HOME to a directory of yours that is."
         ) from None
-
-
-def _key(path: Path, within: Directory | None) -> str:
-    """Return the name of a file's folder: a digest of its run record, or, without one, of its path."""
-    record = run_record_of(path, within)
-    key = b"record " + record if record is not None else b"path " + os.fsencode(path.resolve())
-    return hashlib.sha256(key).hexdigest()[:32]
-
-
-def _digests(path: Path, sizes: Iterable[int], within: Directory | None) -> dict[int, str]:
-    """Return digests of the first N bytes of a file, by N; sizes beyond the end of the file are left out."""
-    found: dict[int, str] = {}
-    digest = hashlib.sha256()
-    wanted = sorted(sizes)
-    if not wanted:
-        return found
-    with os.fdopen(open_ordinary(path, within=within), "rb") as file:
-        for size in wanted:
-            while file.tell() < size:
-                piece = file.read(min(_PIECE, size - file.tell()))
-                if not piece:
-                    return found
-                digest.update(piece)
-            found[size] = digest.hexdigest()
-    return found
 
 
 def _read_attempt_record(attempt: Path) -> _Attempt:

@@ -1,4 +1,4 @@
-"""Copy W&B's record files (``.wandb``) without the lines that were uploaded before.
+"""W&B's record files (``.wandb``): read, and copied without the lines that were uploaded before.
 
 A file consists of a header of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: a record is one chunk or
 more, and each chunk has a checksum. A record is a protobuf message; the number of its one field is its kind.
@@ -34,6 +34,7 @@ PADDING, DAMAGED, CUT_OFF, PAUSE = 0, -1, -2, -3
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
 VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW, _RUN = 2, 7, 13, 17  # numbers of fields of W&B's Record
+ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: its fields that are no kinds
 _NEAR_THE_START = 64  # records; W&B writes a header, and then the run
 _LINE_OF_OUTPUT = 3  # number of a field of W&B's OutputRawRecord
 CONTINUES = 0x80

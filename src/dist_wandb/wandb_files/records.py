@@ -26,6 +26,7 @@ from dist_wandb.errors import ReadError, in_words
 from dist_wandb.wandb_files.record_file import (
     BYTES,
     CONTINUES,
+    ENVELOPE,
     FILE_HEADER,
     VARINT,
     Damage,
@@ -43,7 +44,6 @@ _LARGEST_RECORD = 8 * 2**20  # bytes; larger ones are skipped
 _MOST_ITEMS = 100_000  # of one record
 _MOST_NAMES = 20_000  # that are cached
 _HISTORY = 2  # number of a field of Record
-_ENVELOPE = frozenset({1, 16, 19, 200})  # fields of Record that are no kinds
 _ITEM, _KEY, _NESTED_KEY, _VALUE = 1, 1, 2, 16  # numbers of fields of HistoryRecord, and of all items
 _LONGEST_INTEGER = 400  # digits
 _LARGEST_INTEGER = 2**63  # larger ones are floats
@@ -282,7 +282,7 @@ def _kind_of(record: bytes) -> tuple[int, bytes]:
     """Return the last kind of a record that has several fields, and its content."""
     kind, content = 0, b""
     for number, start, begin, end in fields(record):
-        if number not in _ENVELOPE and record[start] & 7 == BYTES:
+        if number not in ENVELOPE and record[start] & 7 == BYTES:
             content = (content if number == kind else b"") + record[begin:end]  # parts of one message are joined
             kind = number
     return kind, content
