@@ -32,10 +32,10 @@ from dist_wandb.wandb_files.record_file import (
     Damage,
     Lines,
     MalformedError,
+    copy_without,
     field_of,
     fields,
     records_or_pauses,
-    write_without,
 )
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import parse_json
@@ -136,7 +136,7 @@ def _read_records(data: bytes) -> None:
 
 def _copy_of(data: bytes, first: Lines) -> bytes:
     copy = io.BytesIO()
-    write_without(io.BytesIO(data), copy, first)
+    copy_without(io.BytesIO(data), copy, first)
     return copy.getvalue()
 
 
@@ -160,7 +160,7 @@ def _with_checksums(data: bytes) -> bytes:
 
 def _read_fields(data: bytes) -> None:
     found = fields(data)
-    ends = [0, *(end for _, _, end in found)]
+    ends = [0, *(end for *_, end in found)]
     assert list(accumulate(ends, max)) == ends  # one after the other, within the message
     assert ends[-1] <= len(data)
 

@@ -73,7 +73,7 @@ def write_log(attempt: Path, *entries: dict[str, Any]) -> None:
 
 def log_of_attempt(run: StoredRun, *entries: dict[str, Any]) -> None:
     """Write the log of an upload of a run by this user."""
-    state = FileState(run.path)
+    state = FileState(run)
     with state.locked():
         write_log(state.begin(Sent()), *entries)
 

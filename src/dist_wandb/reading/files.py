@@ -13,7 +13,7 @@ from typing import Any
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import MOST_METRICS, MOST_VALUES, StoredRun, read_runs, with_floats
+from dist_wandb.wandb_files.reading import MOST_METRICS, MOST_VALUES, StoredRun, read_runs, rows_in, with_floats
 from dist_wandb.wandb_files.records import inspect, records_of
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -120,35 +120,24 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
 def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the values of names, the first of which is the x axis, in each row that has another one of them."""
     for file in files:
-        for record in records_of(file.path, [], within=file.directory):
-            item = record["history"]["item"] if record and record["type"] == "history" else {}
-            if any(name in item for name in names[1:]):
-                yield [with_floats(item.get(name)) for name in names]
+        for row in rows_in(file.path, file.directory):
+            if any(name in row for name in names[1:]):
+                yield [with_floats(row.get(name)) for name in names]
 
 
 def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:
     """Read the summary of a run from its files, without W&B's own names. Values of later files replace earlier ones."""
     summary: dict[str, Any] = {}
-
-    def on_record(record: dict[str, Any]) -> None:
-        kind = record["type"]
-        if kind == "summary":
-            _update(summary, record["summary"])
-        elif kind == "history":  # a killed process may not have written a summary
-            _update(summary, {"update": record["history"].get("item")})
-
     for file in files:
-        inspect(file.path, on_record, skipped=(), within=file.directory)
+        for record in records_of(file.path, [], skipped=("stats", "output_raw"), within=file.directory):
+            found = record or {}
+            changes = found.get("summary", {})
+            # A killed process may have written no summary of its last rows.
+            update = changes.get("update", {}) or found.get("history", {}).get("item", {})
+            for name, value in update.items():
+                is_kept = name in summary or len(summary) < MOST_METRICS
+                if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
+                    summary[name] = with_floats(value)
+            for item in changes.get("remove", ()):
+                summary.pop(item.get("key"), None)
     return summary
-
-
-def _update(summary: dict[str, Any], record: Mapping[str, Any]) -> None:
-    update, removed = record.get("update"), record.get("remove")
-    for name, value in (update if isinstance(update, dict) else {}).items():
-        is_kept = name in summary or len(summary) < MOST_METRICS
-        if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
-            summary[name] = with_floats(value)
-    for item in removed if isinstance(removed, list) else []:
-        name = item.get("key") if isinstance(item, dict) else None
-        if isinstance(name, str):
-            summary.pop(name, None)

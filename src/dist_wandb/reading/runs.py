@@ -244,7 +244,10 @@ def read_runs(
     directories = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     files, errors = runs_below([Path(each) for each in directories], tuple(metrics))
     for _, error in errors:
-        (report or _warn)(error)
+        if report is not None:
+            report(error)
+        else:
+            _log.warning("dist_wandb: %s", error)
     return LocalRuns(brought_together(files))
 
 
@@ -287,25 +290,11 @@ def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
     for file in sorted(files, key=lambda file: (file.started or "", natural_order(str(file.path)))):
         by_label[file.shared_as.label if file.shared_as else None].append(file)
     writers = []
-    for parts in by_label.values():
-        job = parts[-1].sidecar
-        shared = parts[-1].shared_as
-        writers.append(
-            Writer(
-                label=shared.label if shared else None,
-                rank=job.global_rank if job else None,
-                node=job.node_rank if job else None,
-                primary=shared.primary if shared else True,
-                parts=tuple(parts),
-            )
-        )
-    last = 1_000_001  # beyond every rank
-    order = lambda writer: (not writer.primary, last if writer.rank is None else writer.rank)  # noqa: E731
-    return tuple(sorted(writers, key=order))
-
-
-def _warn(error: ReadError) -> None:
-    _log.warning("dist_wandb: %s", error)
+    for label, parts in by_label.items():
+        job, shared = parts[-1].sidecar, parts[-1].shared_as
+        rank, node = (job.global_rank, job.node_rank) if job else (None, None)
+        writers.append(Writer(label, rank, node, shared.primary if shared else True, tuple(parts)))
+    return tuple(sorted(writers, key=lambda one: (not one.primary, one.rank is None, one.rank or 0)))
 
 
 def _library(name: str) -> Any:

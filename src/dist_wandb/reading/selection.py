@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,14 @@ def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> lis
         raise ConfigurationError(
             f"No run has the value {key!r} to sort by. {suggest(key, dict.fromkeys(keys), 'Known')}"
         )
-    known.sort(key=lambda pair: _sort_key(pair[1]), reverse=reverse)
+
+    def sort_key(pair: tuple[LocalRun, Any]) -> tuple[bool, float, list[str]]:
+        number = _as_number(pair[1])
+        if number is None or math.isnan(number):
+            return True, 0.0, natural_order(_as_text(pair[1]))
+        return False, number, []
+
+    known.sort(key=sort_key, reverse=reverse)
     return [*(run for run, _ in known), *(run for run, value in values if value is None)]
 
 
@@ -120,13 +128,6 @@ def differing(runs: Sequence[LocalRun]) -> list[str]:
     flat = [dict(islice(_flattened(run.config), _MOST_VALUES)) for run in runs]
     names = sorted({name for config in flat for name in config}, key=natural_order)
     return [name for name in names if len({config.get(name) for config in flat}) > 1]
-
-
-def _sort_key(value: Any) -> tuple[bool, float, list[str]]:
-    number = _as_number(value)
-    if number is None or number != number:  # noqa: PLR0124  # NaN
-        return True, 0.0, natural_order(_as_text(value))
-    return False, number, []
 
 
 def _is_called(run: LocalRun, name: str) -> bool:

@@ -40,9 +40,9 @@ from dist_wandb.uploads.copy import copy_below, copy_files
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
 from dist_wandb.uploads.records import Summary, revised
-from dist_wandb.uploads.state import COPY, FileState, Lock
+from dist_wandb.uploads.state import COPY, FileState, name_owners
 from dist_wandb.wandb_files.environment import upload_environment
-from dist_wandb.wandb_files.record_file import Lines, copy_without
+from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
 from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 
 _POLL = 0.2  # seconds
@@ -81,7 +81,7 @@ def upload(
     W&B's processes were ended; a later upload continues.
     """
     with _failing_alone(file):
-        state = FileState(file.path, file.run.directory)
+        state = FileState(file.run)
         with state.locked() as lock:
             now = known_of(file.run, file.terms)
             if now.problem is not None:
@@ -112,7 +112,7 @@ def _failing_alone(file: UploadFile) -> Iterator[None]:
 def remember(file: UploadFile) -> None:
     """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust."""
     with _failing_alone(file):
-        state = FileState(file.path, file.run.directory)
+        state = FileState(file.run)
         with state.locked():
             if state.sent() is None:
                 everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
@@ -122,7 +122,7 @@ def remember(file: UploadFile) -> None:
 def _upload(
     file: UploadFile,
     state: FileState,
-    lock: Lock,
+    lock: int,
     on_progress: Callable[[int], None],
     say: Callable[[str], None],
     summary: Summary,
@@ -168,13 +168,11 @@ def _copy(file: UploadFile, state: FileState, target: Path, summary: Summary) ->
         copy_below(top, below, copy, file.run.directory if is_runs else None)
         return copy
 
-    copy_without(
-        file.path,
-        target,
-        file.sent.lines,
-        lambda record, parts: revised(summary.put_before(record, parts), parts, rules, make_copy),
-        file.run.directory,
-    )
+    def revise(record: bytes, parts: list[Field]) -> bytes:
+        return revised(summary.put_before(record, parts), parts, rules, make_copy)
+
+    with os.fdopen(open_ordinary(file.path, within=file.run.directory), "rb") as opened, target.open("wb") as copy:
+        copy_without(opened, copy, file.sent.lines, revise)
     sync_state = state.sync_state()
     if sync_state is not None:
         write_small(target.with_name(f"{target.name}.syncstate"), sync_state)
@@ -200,7 +198,7 @@ def _run_wandb_sync(
     source: Path,
     file: UploadFile,
     attempt: Path,
-    lock: Lock,
+    lock: int,  # descriptor, which the process inherits
     follow: Callable[[Sent], None],
     say: Callable[[str], None],
 ) -> str:
@@ -213,7 +211,7 @@ def _run_wandb_sync(
         "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
         "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
         # A plain run that is not resumed would overwrite system metrics and console.
-        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.resumes else None,
+        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.earlier else None,
         "WANDB_BASE_URL": file.terms.server,
     }
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
@@ -227,10 +225,10 @@ def _run_wandb_sync(
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C reaches only this process, which ends the child in order
-            pass_fds=(lock.handle,),
+            pass_fds=(lock,),
         )
         try:
-            lock.name_owners(os.getpid(), process.pid)
+            name_owners(lock, os.getpid(), process.pid)
             while process.poll() is None:
                 sent = read_attempt(attempt)
                 follow(sent)

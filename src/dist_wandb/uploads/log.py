@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.debug_log import count_in, entries, open_log, text_in
+from dist_wandb.errors import ReadError, in_words
+from dist_wandb.wandb_files.debug_log import count_in, entries, text_in
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
-from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
-_DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
 _REFUSALS_OF_A_RUN = (404, 409, 410)
 _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
@@ -49,37 +46,33 @@ class Sent:
     def followed_by(self, later: Sent) -> Sent:
         """The state after a later upload, which continued this one."""
         sent_rows = later.lines.history or later.unsure
-        return Sent(
+        return replace(
+            later,
             lines=self.lines + later.lines,
             unsure=later.unsure if sent_rows else self.unsure,  # it sent those rows again first
             completed=self.completed or later.completed,
             attempts=self.attempts + later.attempts,
-            ended=later.ended,
-            problems=later.problems,
-            retried=later.retried,
-            tries=later.tries,
-            refused=later.refused,
         )
 
 
 def read_attempt(directory: Path) -> Sent:
     """Read the log of one upload by dist_wandb; an upload without a log sent nothing."""
-    logs = sorted(_logs_below(directory, _DEPTH_OF_LOGS))
+    # Not in the copy beside it: a run may have a file of that name.
+    logs = sorted((directory / "wandb").glob("**/debug-sync*.log"))
     return read_log(logs[-1]) if logs else Sent(attempts=1)
 
 
 def read_log(path: Path, within: Directory | None = None) -> Sent:
     """Read a log of W&B's uploader, perhaps still written; a missing one counts as no upload. Raises `ReadError`."""
     try:
-        with open_log(path, within) as log:
+        with os.fdopen(open_ordinary(path, within=within), "rb") as log:
             return read_entries(log)
     except (FileNotFoundError, NotADirectoryError):
         return Sent()
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}, so it is unknown what the server has confirmed.") from None
     except ReadError as error:
-        text = str(error)
-        raise ReadError(text if str(path) in text else f"{path}: {text}") from None
+        raise ReadError(in_words(error, path)) from None
 
 
 def read_entries(log: BinaryIO) -> Sent:
@@ -88,15 +81,6 @@ def read_entries(log: BinaryIO) -> Sent:
     for entry in entries(log):
         reader.add(text_in(entry, "msg"), text_in(entry, "level"), entry)
     return reader.sent()
-
-
-def _logs_below(directory: Path, depth: int) -> Iterator[Path]:
-    with os.scandir(directory) as found:
-        for entry in found:
-            if fnmatchcase(entry.name, "debug-sync*.log"):
-                yield Path(entry.path)
-            elif depth and entry.is_dir(follow_symlinks=False):
-                yield from _logs_below(Path(entry.path), depth - 1)
 
 
 class _Reader:

@@ -50,24 +50,19 @@ class UploadFile:
     """One ``.wandb`` file to upload."""
 
     run: StoredRun
-    sent: Sent  # the lines confirmed by the server
-    is_marked: bool  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
-    finishes: bool  # its end is the end of the run; in a shared run, only that of the primary's last file
-    earlier: tuple[StoredRun, ...]  # files of the same plain run that it continues at their end, not at a branch point
-    problem: str | None = None  # why it is unknown what the server has; `None` if it is known
+    terms: Terms
+    sent: Sent = field(default_factory=Sent)  # the lines confirmed by the server
+    is_marked: bool = False  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
     by_log: bool = False  # `sent` comes from W&B's log beside the file, written when the run was online
     doubts: tuple[str, ...] = ()  # reasons to refuse the upload because earlier uploads are unknown, as sentences
-    terms: Terms = CAUTIOUS
+    problem: str | None = None  # why it is unknown what the server has; `None` if it is known
+    finishes: bool = False  # its end is the end of the run; in a shared run, only that of the primary's last file
+    earlier: tuple[StoredRun, ...] = ()  # files of the same plain run that it continues at their end, not at a branch
 
     @property
     def path(self) -> Path:
         """The ``.wandb`` file."""
         return self.run.path
-
-    @property
-    def resumes(self) -> bool:
-        """Whether it continues earlier files."""
-        return bool(self.earlier)
 
     @property
     def is_uploaded(self) -> bool:
@@ -94,8 +89,8 @@ class UploadRun:
     run_id: str
     project: str | None  # `None` for the user's default
     files: tuple[UploadFile, ...]  # in upload order
-    refusals: tuple[str, ...]  # reasons to refuse the upload unless it is forced, as sentences
-    notes: tuple[str, ...]  # remarks, as sentences
+    refusals: tuple[str, ...] = ()  # reasons to refuse the upload unless it is forced, as sentences
+    notes: tuple[str, ...] = ()  # remarks, as sentences
     dangers: tuple[str, ...] = ()  # reasons to refuse the upload unless the directories are trusted, as sentences
     entity: str | None = None  # owner; `None` for the user's default
 
@@ -154,60 +149,49 @@ def rules_of(file: UploadFile) -> Rules:
     )
 
 
-def problems_of_run(runs: Sequence[StoredRun]) -> list[str]:
-    """Return reasons to refuse the upload of these files as one run."""
-    reasons = list(_copies(runs))
+def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
+    """Yield reasons to refuse the upload of these files as one run."""
+    yield from _copies(runs)
     shared = [run.shared_as for run in runs if run.shared_as is not None]
     if not shared:
-        return reasons
-    reasons += [
-        f"{run.path.parent} has no dist-wandb.json, so its writer in this shared run is unknown. Restore that file, or "
-        "leave the directory out."
-        for run in runs
-        if run.shared_as is None
-    ]
+        return
+    for run in runs:
+        if run.shared_as is None:
+            yield (
+                f"{run.path.parent} has no dist-wandb.json, so its writer in this shared run is unknown. Restore that "
+                "file, or leave the directory out."
+            )
     primaries = {sidecar.label for sidecar in shared if sidecar.primary}
     if not primaries:
-        reasons.append(
+        yield (
             "The primary's file is missing; it contains the run's name, its plain metrics and its end. Give its "
             "directory too, or copy it here."
         )
     elif len(primaries) > 1:
-        reasons.append(f"It has several primaries: {', '.join(map(repr, sorted(map(str, primaries))))}.")
-    missing = _missing_ranks(shared)
-    if missing:
-        reasons.append(
-            f"Of its {shared[0].world_size} ranks, {missing} missing. Give their directories too, or copy them here: "
-            "W&B may lose rows if a writer joins a shared run after the primary's rows."
-        )
-    return reasons
+        yield f"It has several primaries: {', '.join(map(repr, sorted(map(str, primaries))))}."
+    # The number of ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
+    if all(sidecar.rank_scope == "global" and sidecar.run_mode == "shared" for sidecar in shared):
+        ranks, present = max(sidecar.world_size for sidecar in shared), {sidecar.global_rank for sidecar in shared}
+        # Bounded, because the number of ranks comes from a file.
+        missing = list(islice((str(rank) for rank in range(ranks) if rank not in present), _NAMED_RANKS + 1))
+        if missing:
+            named = ", ".join(missing[:_NAMED_RANKS]) + (" and others" if len(missing) > _NAMED_RANKS else "")
+            are_missing = f"rank {named} is" if len(missing) == 1 else f"ranks {named} are"
+            yield (
+                f"Of its {shared[0].world_size} ranks, {are_missing} missing. Give their directories too, or copy them "
+                "here: W&B may lose rows if a writer joins a shared run after the primary's rows."
+            )
 
 
 def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
-    starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
+    starts: dict[tuple[str | None, str], list[str]] = defaultdict(list)
     for run in runs:
         if run.started:
-            starts[run.label, run.started].append(run.path.parent)
-    for directories in starts.values():
-        if len(directories) > 1:
-            named = [*map(str, directories[:_NAMED_COPIES]), *(["others"] if len(directories) > _NAMED_COPIES else [])]
-            times = len(directories)
-            yield f"{' and '.join(named)} are copies of one file: their rows would be uploaded {times} times."
-
-
-def _missing_ranks(shared: Sequence[Sidecar]) -> str:
-    """Return the ranks without a file, in words; an empty string if there is none."""
-    # The number of ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
-    if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
-        return ""
-    world_size = max(sidecar.world_size for sidecar in shared)
-    present = {sidecar.global_rank for sidecar in shared}
-    # Bounded, because the number of ranks comes from a file.
-    missing = list(islice((rank for rank in range(world_size) if rank not in present), _NAMED_RANKS + 1))
-    if not missing:
-        return ""
-    named = ", ".join(map(str, missing[:_NAMED_RANKS])) + (" and others" if len(missing) > _NAMED_RANKS else "")
-    return f"rank {named} is" if len(missing) == 1 else f"ranks {named} are"
+            starts[run.label, run.started].append(str(run.path.parent))
+    for copies in starts.values():
+        if len(copies) > 1:
+            named = " and ".join([*copies[:_NAMED_COPIES], *(["others"] if len(copies) > _NAMED_COPIES else [])])
+            yield f"{named} are copies of one file: their rows would be uploaded {len(copies)} times."
 
 
 def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
@@ -281,49 +265,48 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
         yield f"The ranks differ in {', '.join(unequal)}: the run gets the primary's."
 
 
-@dataclass(frozen=True)
-class Known:
-    """The known state of earlier uploads of a file; the fields are those of `UploadFile`."""
-
-    sent: Sent = field(default_factory=Sent)
-    is_marked: bool = False
-    by_log: bool = False
-    doubts: tuple[str, ...] = ()
-    problem: str | None = None
-
-
 def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: Terms = CAUTIOUS) -> list[UploadRun]:
     """Plan the uploads of files, as one entry per W&B run, in the order of their first files."""
     now = time.time() if now is None else now  # to detect files that are still being written
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for run in runs:
         together[run.project, run.run_id].append(run)
-    return [_planned_or_refused(run_id, project, files, now, terms) for (project, run_id), files in together.items()]
+    plan: list[UploadRun] = []
+    for (project, run_id), parts in together.items():
+        try:
+            plan.append(_planned(parts, now, terms))
+        except Exception as error:  # noqa: BLE001, PERF203  # any failure affects this run only
+            problem = in_words(error, parts[0].path)
+            files = tuple(UploadFile(part, terms, problem=problem) for part in parts)
+            danger = f"It is unknown what an upload would do, so it is refused: {problem}"
+            plan.append(UploadRun(run_id, project, files, dangers=(danger,)))
+    return plan
 
 
 def is_uploaded(run: StoredRun) -> bool:
     """Return whether a file is uploaded, according to this user's own uploads and W&B's log of an online run."""
-    return _file(run, 0, [run], CAUTIOUS).is_uploaded
+    return known_of(run, CAUTIOUS).is_uploaded
 
 
-def known_of(run: StoredRun, terms: Terms) -> Known:
-    """Return the state of earlier uploads of a file: of this user's own, else what W&B left in the directory."""
+def known_of(run: StoredRun, terms: Terms) -> UploadFile:
+    """Return a file with what is known of earlier uploads: of this user's own, else by what W&B left beside it."""
+    file = UploadFile(run, terms)
     if terms.again:
-        return Known()
+        return file
     try:
-        own = FileState(run.path, run.directory).sent()
-        return _known_by_directory(run, terms) if own is None else Known(own)
+        sent = FileState(run).sent()
+        return _known_by_directory(file) if sent is None else replace(file, sent=sent)
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
-        return Known(problem=in_words(error, run.path))
+        return replace(file, problem=in_words(error, run.path))
 
 
-def _known_by_directory(run: StoredRun, terms: Terms) -> Known:
-    mark = mark_of(run.path)
+def _known_by_directory(file: UploadFile) -> UploadFile:
+    run, mark = file.run, mark_of(file.path)
     is_marked = os.path.lexists(mark)
     logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
-    if terms.trust:
-        return Known(logged, is_marked)
-    known = Known(logged, by_log=bool(logged.attempts))
+    if file.terms.trust:
+        return replace(file, sent=logged, is_marked=is_marked)
+    known = replace(file, sent=logged, by_log=bool(logged.attempts))
     if is_complete(logged, run) or not is_marked:
         return known
     doubt = (
@@ -333,64 +316,41 @@ def _known_by_directory(run: StoredRun, terms: Terms) -> Known:
     return replace(known, doubts=(doubt,))
 
 
-def _planned_or_refused(run_id: str, project: str | None, runs: list[StoredRun], now: float, terms: Terms) -> UploadRun:
-    try:
-        return _planned(run_id, project, runs, now, terms)
-    except Exception as error:  # noqa: BLE001  # any failure affects this run only
-        problem = in_words(error, runs[0].path)
-    files = tuple(
-        UploadFile(run, Sent(), is_marked=False, finishes=False, earlier=(), problem=problem, terms=terms)
-        for run in runs
+def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
+    def order(run: StoredRun) -> tuple[bool, str, list[str]]:
+        is_primary = run.shared_as is not None and run.shared_as.primary
+        return is_primary, run.started or "", natural_order(str(run.path))
+
+    ordered = sorted(runs, key=order)
+    files: list[UploadFile] = []
+    branch = 0  # place of the last file that rewinds or forks the run
+    for number, run in enumerate(ordered):
+        role = run.shared_as
+        finishes = role is None or (role.update_finish_state and number == len(ordered) - 1)
+        is_continued = role is None and not run.branches  # resuming would drop its branch point
+        earlier = tuple(ordered[branch:number]) if is_continued else ()
+        files.append(replace(known_of(run, terms), finishes=finishes, earlier=earlier))
+        branch = number if run.branches else branch
+    planned = UploadRun(
+        runs[0].run_id, runs[0].project, tuple(files), entity=terms.entity or ordered[-1].entity or None
     )
-    danger = f"It is unknown what an upload would do, so it is refused: {problem}"
-    return UploadRun(run_id, project, files, (), (), dangers=(danger,))
-
-
-def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float, terms: Terms) -> UploadRun:
-    ordered = sorted(runs, key=_upload_order)
-    files = tuple(_file(run, number, ordered, terms) for number, run in enumerate(ordered))
-    entity = terms.entity or files[-1].run.entity or None
-    if all(file.is_uploaded for file in files):
-        return UploadRun(run_id, project, files, (), (), entity=entity)
     left = [file for file in files if not file.is_uploaded]
-    under_way = [f"{file.path.parent}: {another_upload(who)}" for file in left if (who := _uploader(file))]
+    if not left:
+        return planned
+    under_way = []
+    for file in left:
+        with suppress(ReadError, OSError):
+            if (uploader := FileState(file.run).uploader()) is not None:
+                under_way.append(f"{file.path.parent}: {another_upload(uploader)}")
     if under_way:  # its progress changes meanwhile
-        return UploadRun(run_id, project, files, tuple(under_way), (), entity=entity)
+        return replace(planned, refusals=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file, now)]
     listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
     beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
-    return UploadRun(
-        run_id,
-        project,
-        files,
+    return replace(
+        planned,
         refusals=(*problems_of_run(ordered), *own),
         notes=(*notes_on(files), *(note for file, entries in beside for note in left_out(file, entries))),
         dangers=tuple(reason for file, entries in beside for reason in dangers_of(file, entries)),
-        entity=entity or default_entity(),
-    )
-
-
-def _uploader(file: UploadFile) -> str | None:
-    """Return the process that is uploading the file now."""
-    with suppress(ReadError, OSError):
-        return FileState(file.path, file.run.directory).uploader()
-    return None
-
-
-def _upload_order(run: StoredRun) -> tuple[bool, str, list[str]]:
-    """Return a sort key: secondaries before primaries, then by start time."""
-    is_primary = run.shared_as is not None and run.shared_as.primary
-    return is_primary, run.started or "", natural_order(str(run.path))
-
-
-def _file(run: StoredRun, number: int, ordered: Sequence[StoredRun], terms: Terms) -> UploadFile:
-    role = run.shared_as
-    branch = max((place for place, one in enumerate(ordered[:number]) if one.branches), default=0)
-    is_continued = role is None and not run.branches  # resuming would drop its branch point
-    return UploadFile(
-        run,
-        finishes=role is None or (role.update_finish_state and number == len(ordered) - 1),
-        earlier=tuple(ordered[branch:number]) if is_continued else (),
-        terms=terms,
-        **vars(known_of(run, terms)),
+        entity=planned.entity or default_entity(),
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -20,10 +19,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.wandb_files.record_file import Field, MalformedError, field_of, fields, parts_of, records_of
+from dist_wandb.wandb_files.record_file import ENVELOPE, Field, MalformedError, field_of, fields, records_of
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary
 
-_ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: of any record
 _SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
 _UPDATE, _KEYS = 1, (1, 2)  # of a summary: an item, and in it its name, which may be nested
 # History, summary, output, config, files, statistics, artifact, alert, telemetry, metric, raw output, run, exit, final,
@@ -88,7 +86,7 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
     Raises `UploadError` if it names a prohibited file or owner, or is of an unknown kind, and `ReadError` if it is not
     in W&B's format.
     """
-    kinds = [number for number, _, _ in parts if number not in _ENVELOPE]
+    kinds = [number for number, *_ in parts if number not in ENVELOPE]
     for kind in kinds:
         if kind == _REQUEST:
             raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")
@@ -102,13 +100,10 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
                 f"it has a record of an unknown kind ({kind}). If the run is your own, written by a newer wandb, give "
                 "--trust."
             )
-    if not {_FILES, _RUN, _ARTIFACT} & set(kinds):
+    revision = _Revision(record, rules, make_copy)
+    changes: dict[int, _Change] = {_FILES: revision.files, _RUN: revision.run, _ARTIFACT: revision.artifact}
+    if changes.keys().isdisjoint(kinds):
         return record
-    changes: dict[int, _Change] = {
-        _FILES: lambda start, stop: _files(record, start, stop, rules),
-        _RUN: lambda start, stop: _run(record, start, stop, rules),
-        _ARTIFACT: lambda start, stop: _artifact(record, start, stop, rules, make_copy),
-    }
     try:
         return _mapped(record, 0, len(record), changes)
     except MalformedError as error:
@@ -132,22 +127,24 @@ class Summary:
             self._read.append(path)
             with suppress(ReadError, OSError):  # what is readable counts
                 for record, parts in records_of(path, ordered[path]):
-                    for _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
+                    for _, _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
                         with suppress(ReadError, MalformedError):
                             self._take(record, start, stop)
         self._is_put = not self._items
 
     def _take(self, record: bytes, start: int, stop: int) -> None:
-        for number, _, begin, end in parts_of(record, start, stop, _MOST_FILES):
+        for number, _, begin, end in fields(record, start, stop, _MOST_FILES):
             item = record[begin:end]
-            name = b"".join(field_of(field, item[first:last]) for field, first, last in fields(item) if field in _KEYS)
+            name = b"".join(
+                field_of(field, item[first:last]) for field, _, first, last in fields(item) if field in _KEYS
+            )
             self._items.pop(name, None)
             if number == _UPDATE:
                 self._items[name] = item
 
     def put_before(self, record: bytes, parts: list[Field]) -> bytes:
         """Return a record; the next file's first one with a summary gets the earlier values, which it may replace."""
-        if self._is_put or all(number != _SUMMARY for number, _, _ in parts):
+        if self._is_put or all(number != _SUMMARY for number, *_ in parts):
             return record
         self._is_put = True
         items = b"".join(field_of(_UPDATE, item) for item in self._items.values())
@@ -161,7 +158,7 @@ def _mapped(message: bytes, start: int, stop: int, changes: dict[int, _Change]) 
     """Return a message with the contents of some fields changed."""
     written: list[bytes] = []
     position = start
-    for number, first, begin, end in parts_of(message, start, stop, _MOST_FILES):
+    for number, first, begin, end in fields(message, start, stop, _MOST_FILES):
         if number in changes and end > begin:
             changed = changes[number](begin, end)
             if changed != message[begin:end]:
@@ -170,110 +167,111 @@ def _mapped(message: bytes, start: int, stop: int, changes: dict[int, _Change]) 
     return b"".join([*written, message[position:stop]])
 
 
-def _files(record: bytes, start: int, stop: int, rules: Rules) -> bytes:
-    """Check the names of files: they must be below the run's ``files``."""
-    for number, _, begin, end in parts_of(record, start, stop, _MOST_FILES):
-        if number != _FILE:
-            continue
-        for field, first, last in fields(record, begin, end):
-            if field == _PATH:
-                name = _text(record, first, last)
+@dataclass(frozen=True)
+class _Revision:
+    """The revision of one record: methods check a message in it, and return that as it is uploaded."""
+
+    record: bytes
+    rules: Rules
+    make_copy: Copier
+
+    def files(self, start: int, stop: int) -> bytes:
+        for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
+            for field, _, first, last in fields(self.record, begin, end) if number == _FILE else ():
+                name = self._text(first, last) if field == _PATH else ""
                 path = PurePosixPath(name)
                 if path.is_absolute() or ".." in path.parts or "\0" in name:
-                    below = rules.directory / "files"
+                    below = self.rules.directory / "files"
                     raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
-    return record[start:stop]
+        return self.record[start:stop]
 
+    def run(self, start: int, stop: int) -> bytes:
+        for number, _, begin, end in fields(self.record, start, stop):
+            if number in _IN_ADDRESSES and end > begin:
+                name = self._text(begin, end)
+                # With a name such as ``../../owner/project/id`` it would be another run.
+                if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
+                    raise UploadError(
+                        f"the {_IN_ADDRESSES[number]} of its run is {name[:_LONGEST_NAME]!r}, which would lead to "
+                        "another address of the server. W&B does not allow such names."
+                    )
+        return self._owned(start, stop, _ENTITY_OF_RUN)
 
-def _run(record: bytes, start: int, stop: int, rules: Rules) -> bytes:
-    """Check the destination of a run: with a name such as ``../../owner/project/id`` it would be another run."""
-    for number, begin, end in fields(record, start, stop):
-        if number in _IN_ADDRESSES and end > begin:
-            name = _text(record, begin, end)
-            if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
+    def artifact(self, start: int, stop: int) -> bytes:
+        self._owned(start, stop, _ENTITY_OF_ARTIFACT)
+        artifact = _mapped(self.record, start, stop, {_MANIFEST: self._manifest})
+        names_owner = any(n == _ENTITY_OF_ARTIFACT and e > b for n, _, b, e in fields(self.record, start, stop))
+        if self.rules.owner is not None and names_owner:
+            return artifact + field_of(_ENTITY_OF_ARTIFACT, self.rules.owner.encode())
+        return artifact
+
+    def _owned(self, start: int, stop: int, field: int) -> bytes:
+        """Check the owner, or replace it by the one that the user named."""
+        rules, found = self.rules, fields(self.record, start, stop)
+        named = [self._text(begin, end) for number, _, begin, end in found if number == field]
+        if rules.owner is not None:
+            return self.record[start:stop] + field_of(field, rules.owner.encode())  # the last one counts
+        for owner in [name or rules.default for name in named or [""]]:
+            if owner and not rules.trust and owner not in rules.owners:
                 raise UploadError(
-                    f"the {_IN_ADDRESSES[number]} of its run is {name[:_LONGEST_NAME]!r}, which would lead to "
-                    "another address of the server. W&B does not allow such names."
+                    f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity "
+                    f"{owner}, or set WANDB_ENTITY; to upload it to another owner, name that one."
                 )
-    return _owned(record, start, stop, _ENTITY_OF_RUN, rules)
+        return self.record[start:stop]
 
+    def _manifest(self, start: int, stop: int) -> bytes:
+        for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
+            if number == _MANIFEST_FILE and end > begin and not self.rules.trust:
+                raise UploadError(
+                    f"an artifact of it names {self._text(begin, end)!r} as the list of its files, which W&B's "
+                    "uploader reads, with all the files in it, and removes. If the run is your own, give --trust."
+                )
+        return _mapped(self.record, start, stop, {_CONTENTS: self._entry})
 
-def _owned(record: bytes, start: int, stop: int, field: int, rules: Rules) -> bytes:
-    """Check the owner, or replace it by the one that the user named."""
-    named = [_text(record, begin, end) for number, begin, end in fields(record, start, stop) if number == field]
-    if rules.owner is not None:
-        return record[start:stop] + field_of(field, rules.owner.encode())  # the last one counts
-    for owner in [name or rules.default for name in named or [""]]:
-        if owner and not rules.trust and owner not in rules.owners:
-            raise UploadError(
-                f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity {owner}, "
-                "or set WANDB_ENTITY; to upload it to another owner, name that one."
-            )
-    return record[start:stop]
+    def _entry(self, start: int, stop: int) -> bytes:
+        found = fields(self.record, start, stop)
+        digests = [self.record[begin:end] for number, _, begin, end in found if number == _DIGEST]
 
+        def local_path(begin: int, end: int) -> bytes:
+            return self._local_path(self._text(begin, end), digests).encode()
 
-def _artifact(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier) -> bytes:
-    _owned(record, start, stop, _ENTITY_OF_ARTIFACT, rules)
-    artifact = _mapped(record, start, stop, {_MANIFEST: lambda a, b: _manifest(record, a, b, rules, make_copy)})
-    names_owner = any(n == _ENTITY_OF_ARTIFACT and e > b for n, b, e in fields(record, start, stop))
-    if rules.owner is not None and names_owner:
-        return artifact + field_of(_ENTITY_OF_ARTIFACT, rules.owner.encode())
-    return artifact
+        return _mapped(self.record, start, stop, {_LOCAL_PATH: local_path})
 
+    def _local_path(self, name: str, digests: list[bytes]) -> str:
+        """Return the path from which a file of an artifact is uploaded."""
+        rules, path = self.rules, Path(name)
+        is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
+        for top, needs_digest in rules.folders:
+            if not is_allowed or top not in path.parents:
+                continue
+            try:
+                copy = self.make_copy(top, path.relative_to(top))
+                if copy is not None and needs_digest and not rules.trust and not _has_digest(copy, digests):
+                    raise UploadError(
+                        f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content "
+                        "of that file differs from the artifact's. If the run is your own, give --trust."
+                    )
+            except (OSError, ReadError) as error:
+                if rules.trust:  # W&B's uploader reports it
+                    return name
+                raise UploadError(
+                    f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "
+                    "--trust uploads it without that file."
+                ) from None
+            return name if copy is None else str(copy)
+        if rules.trust:
+            return name
+        raise UploadError(
+            f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
+            f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
+        )
 
-def _manifest(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier) -> bytes:
-    for number, _, begin, end in parts_of(record, start, stop, _MOST_FILES):
-        if number == _MANIFEST_FILE and end > begin and not rules.trust:
-            raise UploadError(
-                f"an artifact of it names {_text(record, begin, end)!r} as the list of its files, which W&B's uploader "
-                "reads, with all the files in it, and removes. If the run is your own, give --trust."
-            )
-    return _mapped(record, start, stop, {_CONTENTS: lambda a, b: _entry(record, a, b, rules, make_copy)})
-
-
-def _entry(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier) -> bytes:
-    digests = [record[begin:end] for number, begin, end in fields(record, start, stop) if number == _DIGEST]
-
-    def revised_path(begin: int, end: int) -> bytes:
-        return _local_path(_text(record, begin, end), digests, rules, make_copy).encode()
-
-    return _mapped(record, start, stop, {_LOCAL_PATH: revised_path})
-
-
-def _local_path(name: str, digests: list[bytes], rules: Rules, make_copy: Copier) -> str:
-    """Return the path from which a file of an artifact is uploaded."""
-    for top, needs_digest in rules.folders:
-        below = _below(Path(name), top)
-        if below is None:
-            continue
+    def _text(self, begin: int, end: int) -> str:
+        text = self.record[begin:end]
         try:
-            copy = make_copy(top, below)
-            if copy is not None and needs_digest and not rules.trust and not _has_digest(copy, digests):
-                raise UploadError(
-                    f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content of "
-                    "that file differs from the artifact's. If the run is your own, give --trust."
-                )
-        except (OSError, ReadError) as error:
-            if rules.trust:  # W&B's uploader reports it
-                return name
-            raise UploadError(
-                f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, --trust "
-                "uploads it without that file."
-            ) from None
-        return name if copy is None else str(copy)
-    if rules.trust:
-        return name
-    raise UploadError(
-        f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
-        f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
-    )
-
-
-def _below(path: Path, top: Path) -> Path | None:
-    """Return a path relative to one of its parents; `None` if it is not below that, or has ``..`` in it."""
-    if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
-        return None
-    return path.relative_to(top) if top in path.parents else None
+            return text.decode()
+        except UnicodeDecodeError:
+            raise UploadError(f"it has text that is not UTF-8: {text[:80]!r}.") from None
 
 
 def _has_digest(path: Path, digests: list[bytes]) -> bool:
@@ -283,11 +281,4 @@ def _has_digest(path: Path, digests: list[bytes]) -> bool:
         while piece := file.read(_PIECE):
             digest.update(piece)
     found = base64.b64encode(digest.digest())
-    return bool(digests) and all(hmac.compare_digest(found, named) for named in digests)
-
-
-def _text(record: bytes, begin: int, end: int) -> str:
-    try:
-        return record[begin:end].decode()
-    except UnicodeDecodeError:
-        raise UploadError(f"it has text that is not UTF-8: {record[begin:end][:80]!r}.") from None
+    return bool(digests) and all(named == found for named in digests)

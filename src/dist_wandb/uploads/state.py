@@ -29,9 +29,9 @@ from pathlib import Path
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.wandb_files.environment import state_directory
+from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines, run_record_of
 from dist_wandb.wandb_files.small_files import (
-    Directory,
     open_ordinary,
     own_directory,
     parse_json,
@@ -67,44 +67,44 @@ class _Attempt:
 class FileState:
     """The state of this user's uploads of one ``.wandb`` file; `UploadError` without a state directory."""
 
-    def __init__(self, path: Path, within: Directory | None = None) -> None:
+    def __init__(self, run: StoredRun) -> None:
         try:
             top = state_directory()
         except RuntimeError as error:
             raise UploadError(f"Uploads need a directory: {error} Set XDG_STATE_HOME to one of yours.") from None
-        self.path = path
-        self._within = within
-        self.directory: Path = top / "uploads" / _key(path, within)
+        self._path, self._within = run.path, run.directory
+        record = run_record_of(run.path, run.directory)
+        key = b"record " + record if record is not None else b"path " + os.fsencode(run.path.resolve())
+        self.directory: Path = top / "uploads" / hashlib.sha256(key).hexdigest()[:32]
 
     def sent(self) -> Sent | None:
         """Return the lines of the file that W&B has confirmed in this user's uploads; `None` without uploads.
 
         Raises `UploadError` if the file changed after an upload, and `ReadError` if the state is damaged.
         """
-        attempts = [_read_attempt_record(path) for path in self._directories()]
-        digests = _digests(self.path, {attempt.size for attempt in attempts}, self._within)
+        attempts = [_read_attempt_record(path) for _, path in self._attempts()]
+        digests = self._digests({attempt.size for attempt in attempts})
         matching = [attempt for attempt in attempts if digests.get(attempt.size) == attempt.digest]
         if matching:
             return matching[-1].total()
-        if any(attempt.path == str(self.path.resolve()) for attempt in attempts):
+        if any(attempt.path == str(self._path.resolve()) for attempt in attempts):
             raise UploadError(
-                f"{self.path}: the file has changed since you uploaded it, so it is unknown which of its rows have "
+                f"{self._path}: the file has changed since you uploaded it, so it is unknown which of its rows have "
                 "arrived. Look at the run. --again uploads all of them."
             )
         return None
 
     def begin(self, before: Sent, *, uploads: bool = True) -> Path:
         """Record that an upload begins, or just the confirmed lines, under the lock; return its new directory."""
-        last = max((_number_of(path) for path in self._directories()), default=0)
-        for attempt in self._directories():  # copies of killed uploads
-            shutil.rmtree(attempt / COPY, ignore_errors=True)
-        handle = open_ordinary(self.path, within=self._within)
-        size = os.fstat(handle).st_size
-        os.close(handle)
+        last = 0
+        for last, attempt in self._attempts():  # noqa: B007  # used after the loop
+            shutil.rmtree(attempt / COPY, ignore_errors=True)  # of a killed upload
+        with os.fdopen(open_ordinary(self._path, within=self._within), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
         record = {
-            "path": str(self.path.resolve()),
+            "path": str(self._path.resolve()),
             "size": size,
-            "digest": _digests(self.path, {size}, self._within).get(size, ""),
+            "digest": self._digests({size}).get(size, ""),
             "before": asdict(before),
             "uploads": uploads,
         }
@@ -118,7 +118,7 @@ class FileState:
         with suppress(FileNotFoundError):
             return read_small(self.directory / "syncstate")
         with suppress(FileNotFoundError):
-            return read_small(self.path.with_name(f"{self.path.name}.syncstate"), within=self._within)
+            return read_small(self._path.with_name(f"{self._path.name}.syncstate"), within=self._within)
         return None
 
     def keep_sync_state(self, copy: Path) -> None:
@@ -133,35 +133,42 @@ class FileState:
         return None
 
     @contextmanager
-    def locked(self) -> Iterator[Lock]:
-        """Hold the lock of the file, as ``wandb sync`` does until it ends; raise `UploadError` if another holds it."""
+    def locked(self) -> Iterator[int]:
+        """Hold the lock of the file; yield the descriptor. Raises `UploadError` if another process holds it."""
         _make_private(self.directory)
         with _lock_file(self.directory, os.O_CREAT) as handle:
             holder = _lock_or_holder(handle)
             if holder is not None:
-                raise UploadError(f"{self.path}: {another_upload(holder)}")
-            lock = Lock(handle)
-            lock.name_owners(os.getpid())
-            yield lock
+                raise UploadError(f"{self._path}: {another_upload(holder)}")
+            name_owners(handle, os.getpid())
+            yield handle
 
-    def _directories(self) -> list[Path]:
-        try:
-            found = [path for path in self.directory.iterdir() if re.fullmatch(r"attempt-\d{1,9}", path.name)]
-        except FileNotFoundError:
-            return []
-        return sorted(found, key=_number_of)
+    def _digests(self, sizes: Iterable[int]) -> dict[int, str]:
+        """Return digests of the first N bytes of the file, by N; sizes beyond its end are left out."""
+        found: dict[int, str] = {}
+        digest = hashlib.sha256()
+        with os.fdopen(open_ordinary(self._path, within=self._within), "rb") as file:
+            for size in sorted(sizes):
+                while file.tell() < size:
+                    piece = file.read(min(_PIECE, size - file.tell()))
+                    if not piece:
+                        return found
+                    digest.update(piece)
+                found[size] = digest.hexdigest()
+        return found
+
+    def _attempts(self) -> list[tuple[int, Path]]:
+        """Return numbers and directories of the uploads, in their order."""
+        with suppress(FileNotFoundError):
+            found = [(re.fullmatch(r"attempt-(\d{1,9})", path.name), path) for path in self.directory.iterdir()]
+            return sorted((int(name[1]), path) for name, path in found if name)
+        return []
 
 
-@dataclass(frozen=True)
-class Lock:
-    """The held lock of a file."""
-
-    handle: int  # descriptor of the lock file, for child processes that hold the lock as well
-
-    def name_owners(self, *pids: int) -> None:
-        """Write the processes that hold the lock into the lock file."""
-        owner = json.dumps({"host": socket.gethostname()[:64], "pids": pids}).encode()
-        os.pwrite(self.handle, owner.ljust(_LONGEST_OWNER), 0)
+def name_owners(lock: int, *pids: int) -> None:
+    """Write the processes that hold a lock into the lock file."""
+    owner = json.dumps({"host": socket.gethostname()[:64], "pids": pids}).encode()
+    os.pwrite(lock, owner.ljust(_LONGEST_OWNER), 0)
 
 
 def remove_left_copies() -> None:
@@ -210,7 +217,7 @@ def _make_private(directory: Path) -> None:
     top = state_directory()
     try:
         top.parent.mkdir(parents=True, exist_ok=True)
-        for path in (top, *reversed([p for p in directory.parents if top in p.parents]), directory):
+        for path in (top, directory.parent, directory):
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             own_directory(path)
@@ -223,35 +230,6 @@ def _make_private(directory: Path) -> None:
             f"{directory} cannot be written to ({error.strerror or error}), and the state of uploads is kept there. "
             "Make it writable, or set XDG_STATE_HOME to a directory of yours that is."
         ) from None
-
-
-def _key(path: Path, within: Directory | None) -> str:
-    """Return the name of a file's folder: a digest of its run record, or, without one, of its path."""
-    record = run_record_of(path, within)
-    key = b"record " + record if record is not None else b"path " + os.fsencode(path.resolve())
-    return hashlib.sha256(key).hexdigest()[:32]
-
-
-def _digests(path: Path, sizes: Iterable[int], within: Directory | None) -> dict[int, str]:
-    """Return digests of the first N bytes of a file, by N; sizes beyond the end of the file are left out."""
-    found: dict[int, str] = {}
-    digest = hashlib.sha256()
-    wanted = sorted(sizes)
-    if not wanted:
-        return found
-    with os.fdopen(open_ordinary(path, within=within), "rb") as file:
-        for size in wanted:
-            while file.tell() < size:
-                piece = file.read(min(_PIECE, size - file.tell()))
-                if not piece:
-                    return found
-                digest.update(piece)
-            found[size] = digest.hexdigest()
-    return found
-
-
-def _number_of(attempt: Path) -> int:
-    return int(attempt.name.removeprefix("attempt-"))
 
 
 def _read_attempt_record(attempt: Path) -> _Attempt:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
-from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, time_limit
+from dist_wandb.wandb_files.small_files import open_ordinary, parse_json, time_limit
 
 _NOT_SENT = {
     "filestream: fatal error": "rows and console lines",
@@ -44,11 +44,25 @@ def log_of(run_directory: Path) -> Path:
 
 
 def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log whose lines contain a text; raise `ReadError` if it is too long or takes too long."""
-    for line in _lines(log):
-        if line[:1] == b"{" and containing in line:
+    """Yield the entries of a log whose lines contain a text; raise `ReadError` if it is too long or takes too long.
+
+    The last line may be incomplete. Lines longer than any entry are skipped.
+    """
+    read, lines, is_too_long, check_time = 0, 0, False, time_limit(_LONGEST_TIME)
+    while piece := log.readline(_LONGEST_LINE):
+        read += len(piece)
+        if read > LONGEST_LOG:
+            raise ReadError(f"is longer than {LONGEST_LOG} bytes, so it is not read.")
+        if lines == MOST_LINES:
+            raise ReadError(f"has more than {MOST_LINES} lines, so it is not read to its end.")
+        lines += 1
+        check_time()
+        has_end = piece.endswith(b"\n")
+        is_whole = not is_too_long and (has_end or len(piece) < _LONGEST_LINE)
+        is_too_long = not has_end
+        if is_whole and piece[:1] == b"{" and containing in piece:
             with suppress(ValueError):
-                entry = parse_json(line)
+                entry = parse_json(piece)
                 if isinstance(entry, dict):
                     yield entry
 
@@ -63,29 +77,6 @@ def count_in(entry: Mapping[str, Any], name: str) -> int:
     """Return an integer of an entry, from 0 to 2^53; 0 if it is missing or has another value."""
     value = entry.get(name)
     return value if type(value) is int and 0 <= value <= LARGEST_EXACT_INTEGER else 0
-
-
-def open_log(path: Path, within: Directory | None = None) -> BinaryIO:
-    """Open a log; `within` and the exceptions are those of `open_ordinary`."""
-    return os.fdopen(open_ordinary(path, within=within), "rb")
-
-
-def _lines(log: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a log, including an incomplete last line. Lines longer than any entry are skipped."""
-    read, is_too_long, check_time = 0, False, time_limit(_LONGEST_TIME)
-    lines = 0
-    while piece := log.readline(_LONGEST_LINE):
-        read += len(piece)
-        if read > LONGEST_LOG:
-            raise ReadError(f"is longer than {LONGEST_LOG} bytes, so it is not read.")
-        if lines == MOST_LINES:
-            raise ReadError(f"has more than {MOST_LINES} lines, so it is not read to its end.")
-        lines += 1
-        check_time()
-        has_end = piece.endswith(b"\n")
-        if not is_too_long and (has_end or len(piece) < _LONGEST_LINE):
-            yield piece
-        is_too_long = not has_end
 
 
 def untaken(log: Path) -> dict[str, str]:
@@ -103,7 +94,7 @@ def unwritten(log: Path) -> dict[str, str]:
 
 
 def _failures(log: Path, kinds: Mapping[str, str]) -> dict[str, str]:
-    with suppress(OSError, ReadError), open_log(log) as opened:
+    with suppress(OSError, ReadError), os.fdopen(open_ordinary(log), "rb") as opened:
         return _reasons(entries(opened, b'"level":"ERROR'), kinds)
     return {}
 

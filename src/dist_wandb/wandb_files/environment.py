@@ -19,18 +19,6 @@ _RUN_VARIABLES = frozenset(
 _RETRY_LIMITS = {f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 
 
-def own_environment() -> dict[str, str]:
-    """Return a copy of this process's environment for a Python that imports nothing from its working directory."""
-    # Python 3.10 ignores PYTHONSAFEPATH, and needs an empty working directory.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    for name in _SEARCH_PATHS & environment.keys():
-        entries = environment.pop(name).split(os.pathsep)
-        absolute = [entry for entry in entries if Path(entry).is_absolute()]  # empty means the working directory
-        if absolute:
-            environment[name] = os.pathsep.join(absolute)
-    return environment
-
-
 def usual_directories() -> list[Path]:
     """Return the existing directories that W&B and Lightning usually write runs to."""
     given = os.environ.get("WANDB_DIR")
@@ -46,7 +34,13 @@ def upload_environment(directory: Path, role: Mapping[str, str | None]) -> dict[
     working directory. Settings files of the current directory are ignored: one that sets a proxy and disables the check
     of certificates could intercept the API key on its way to the right server.
     """
-    own = {name: value for name, value in own_environment().items() if name not in _RUN_VARIABLES}
+    own = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
+    own["PYTHONSAFEPATH"] = "1"  # Python 3.10 ignores it, and needs an empty working directory
+    for name in _SEARCH_PATHS & own.keys():
+        entries = own.pop(name).split(os.pathsep)
+        absolute = [entry for entry in entries if Path(entry).is_absolute()]  # empty means the working directory
+        if absolute:
+            own[name] = os.pathsep.join(absolute)
     (directory / "wandb").mkdir(parents=True, exist_ok=True)
     given = {name: value for name, value in role.items() if value is not None}
     return {**_RETRY_LIMITS, **own, **given, "WANDB_DIR": str(directory)}

@@ -11,7 +11,7 @@ import re
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.records import UNUSED, inspect
+from dist_wandb.wandb_files.records import UNUSED, inspect, records_of
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.statistics import MetricHistory, history_of
@@ -150,37 +150,29 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T]
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
-    """Read the `last` history rows of a file (`None`: all), in the order of writing. Raises as `inspect` does.
+    """Read the `last` history rows of a file (`None`: all), in the order of writing. Raises as `records_of` does.
 
     Keys of nested dictionaries are joined by dots (``val.loss``); W&B's own keys (``_step``, ``_runtime``,
     ``_timestamp``) are included. NaN and infinities are floats; W&B's file does not distinguish them from the strings
     ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
     """
-    rows: deque[dict[str, Any]] = deque(maxlen=last)
-    _read_rows(Path(path), rows.append)
-    return list(rows)
+    rows = deque(rows_in(Path(path)), maxlen=last)
+    return [{name: with_floats(value) for name, value in row.items()} for row in rows]
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
     """Return the largest value of an x axis that is an exact integer; `None` if no row has one."""
-    largest: int | None = None
-
-    def on_row(row: dict[str, Any]) -> None:
-        nonlocal largest
-        value = row.get(name)
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST_EXACT_INTEGER:  # false for NaN
-            largest = int(value) if largest is None else max(largest, int(value))
-
-    _read_rows(Path(path), on_row)
-    return largest
+    values = (with_floats(row.get(name)) for row in rows_in(Path(path)))
+    # The comparison is false for NaN.
+    exact = (int(x) for x in values if isinstance(x, (int, float)) and abs(x) <= LARGEST_EXACT_INTEGER)
+    return max(exact, default=None)
 
 
-def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
-    def on_record(record: dict[str, Any]) -> None:
-        if record["type"] == "history":
-            on_row({name: with_floats(value) for name, value in _object(record["history"], "item").items()})
-
-    inspect(path, on_record)
+def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the history rows of a file as they are stored; raise as `records_of` does."""
+    for record in records_of(path, [], within=within):
+        if record is not None and record["type"] == "history":
+            yield record["history"]["item"]
 
 
 class BoundedConfig:
@@ -205,7 +197,7 @@ class BoundedConfig:
 
 
 class Contents:
-    """Collects the contents of one file's records, which may be any JSON."""
+    """Collects the contents of one file's records."""
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
@@ -228,23 +220,22 @@ class Contents:
         """Add a record, unless its kind is not needed."""
         kind = record["type"]
         if kind == "history":
-            self._add_row(_object(record["history"], "item"))
+            self._add_row(record["history"]["item"])
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = record["run"]
-            self.branches |= bool(_object(self.run, "branch_point"))
-            self.config.update(_object(_object(self.run, "config"), "update"))
+            self.branches |= bool(self.run.get("branch_point"))
+            self.config.update(self.run.get("config", {}).get("update", {}))
         elif kind == "config":
-            self.config.update(_object(record["config"], "update"))
+            self.config.update(record["config"].get("update", {}))
         elif kind == "exit":
-            code = record["exit"].get("exit_code", 0)
-            self.exit_code = code if type(code) is int else 1
+            self.exit_code = record["exit"].get("exit_code", 0)
         elif kind == "metric" and record["metric"].get("glob_name") == "*":
-            self.step_axis = _text(record["metric"], "step_metric")
+            self.step_axis = record["metric"].get("step_metric")
 
     def as_run(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
         """Return the run that the records describe, with the sidecar in the file's directory, and all problems."""
-        found, tags = [*problems, *self.problems], self.run.get("tags")
-        if not self.run:
+        run, found = self.run, [*problems, *self.problems]
+        if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
             sidecar = read_sidecar(path.parent, directory)
@@ -254,14 +245,14 @@ class Contents:
         return StoredRun(
             path=path,
             directory=directory,
-            run_id=_text(self.run, "run_id") or path.stem.removeprefix("run-"),
-            name=_text(self.run, "display_name"),
-            project=_text(self.run, "project"),
-            group=_text(self.run, "run_group"),
-            job_type=_text(self.run, "job_type"),
-            tags=tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else (),
+            run_id=run.get("run_id") or path.stem.removeprefix("run-"),
+            name=run.get("display_name"),
+            project=run.get("project"),
+            group=run.get("run_group"),
+            job_type=run.get("job_type"),
+            tags=tuple(run.get("tags", ())),
             config={name: value for name, value in self.config.values.items() if name != "_wandb"},
-            started=_text(self.run, "start_time"),
+            started=run.get("start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
             metrics={
@@ -271,7 +262,7 @@ class Contents:
             sidecar=sidecar,
             problems=tuple(found),
             has_more_metrics=self.has_more_metrics,
-            entity=self.run.get("entity"),
+            entity=run.get("entity"),
             step_axis=self.step_axis,
             branches=self.branches,
         )
@@ -313,16 +304,6 @@ def _of_media(row: Mapping[str, Any]) -> set[str]:
                 under = name
                 found.add(name)
     return found
-
-
-def _object(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _text(record: Mapping[str, Any], name: str) -> str | None:
-    value = record.get(name)
-    return value if isinstance(value, str) else None
 
 
 def _size_of(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Copy W&B's record files (``.wandb``) without the lines that were uploaded before.
+"""W&B's record files (``.wandb``): read, and copied without the lines that were uploaded before.
 
 A file consists of a header of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: a record is one chunk or
 more, and each chunk has a checksum. A record is a protobuf message; the number of its one field is its kind.
@@ -34,6 +34,7 @@ PADDING, DAMAGED, CUT_OFF, PAUSE = 0, -1, -2, -3
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
 VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW, _RUN = 2, 7, 13, 17  # numbers of fields of W&B's Record
+ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: its fields that are no kinds
 _NEAR_THE_START = 64  # records; W&B writes a header, and then the run
 _LINE_OF_OUTPUT = 3  # number of a field of W&B's OutputRawRecord
 CONTINUES = 0x80
@@ -55,10 +56,7 @@ _OF_STREAM = re.compile(rb"(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?(?:[\x12\x1a\x22\
 _SHORTEST_OF_STREAM = 12  # bytes; those of W&B have a time, or a name and a value
 _BETWEEN_CHECKS = 64  # chunks
 
-Field = tuple[int, int, int]
-"""Number of a field, and start and end of its content."""
-
-Part = tuple[int, int, int, int]
+Field = tuple[int, int, int, int]
 """Number of a field, start of the field, and start and end of its content."""
 
 
@@ -88,51 +86,17 @@ Revise = Callable[[bytes, list[Field]], bytes]
 """Returns the record to copy, given a record and its fields. An exception ends the copy."""
 
 
-def copy_without(
-    source: Path, target: Path, first: Lines, revise: Revise | None = None, within: Directory | None = None
-) -> None:
+def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
     """Copy a record file without the first lines of its streams. All other records are kept in order.
 
     Damaged and incomplete records are left out: ``wandb sync`` would stop at the first of them with an error. Lines of
     console output are counted by line breaks, so the cut may be a few lines off with progress bars, which write a line
-    several times. Raises `ReadError` if `source` is not a record file or contains records that W&B never writes, and
-    `OSError` if a file cannot be read or written. An existing `target` is replaced.
+    several times. Raises as `records` does.
     """
-    with os.fdopen(open_ordinary(source, within=within), "rb") as opened, target.open("wb") as copy:
-        try:
-            write_without(opened, copy, first, revise)
-        except ReadError as error:
-            raise ReadError(f"{source}: {error}") from None
-
-
-def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[bytes, list[Field]]]:
-    """Yield the records of a file with their fields, as `copy_without` would copy them; raises as it does."""
-    with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
-        for record in records(opened):
-            with suppress(MalformedError):
-                yield record, fields(record)
-
-
-def run_record_of(source: Path, within: Directory | None = None) -> bytes | None:
-    """Return the first run record, which W&B makes unique for each writer; `None` if the first records have none."""
-    with os.fdopen(open_ordinary(source, within=within), "rb") as opened, suppress(ReadError):
-        for record in islice(records(opened), _NEAR_THE_START):
-            with suppress(MalformedError):
-                if any(number == _RUN for number, _, _ in fields(record)):
-                    return record
-    return None
-
-
-def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
-    """Copy as `copy_without` does, from one open file to another. Errors do not name the file."""
     history, events, console = first.history, first.events, first.console
     writer = Writer(copy)
-    for record in records(opened):
-        try:
-            parts = fields(record)
-        except MalformedError:
-            continue
-        kind = next((number for number, _, _ in parts if number in (_HISTORY, _STATS, _OUTPUT_RAW)), 0)
+    for record, parts in records(opened):
+        kind = next((number for number, *_ in parts if number in (_HISTORY, _STATS, _OUTPUT_RAW)), 0)
         if kind == _HISTORY and history > 0:
             history -= 1
         elif kind == _STATS and events > 0:
@@ -152,18 +116,33 @@ class Damage:
     is_cut_off: bool = False  # whether the file ends within a record
 
 
-def records(opened: BinaryIO) -> Iterator[bytes]:
-    """Yield the records with correct checksums; others are skipped.
+def records(opened: BinaryIO) -> Iterator[tuple[bytes, list[Field]]]:
+    """Yield the records and their fields; those with wrong checksums or without valid fields are skipped.
 
     Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, there
-    are too many, or all of them take too long.
+    are too many, or all of them take too long. The error does not name the file.
     """
     damage = Damage()
     for record in records_or_pauses(opened, MOST_BYTES, damage):
-        if record is not None:
-            yield record
-        if damage.too_long:
+        if record is None:
             raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
+        with suppress(MalformedError):
+            yield record, fields(record)
+
+
+def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[bytes, list[Field]]]:
+    """As `records`, by the path of a file; also raises as `open_ordinary` does."""
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
+        yield from records(opened)
+
+
+def run_record_of(source: Path, within: Directory | None = None) -> bytes | None:
+    """Return the first run record, which W&B makes unique for each writer; `None` if the first records have none."""
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened, suppress(ReadError):
+        for record, parts in islice(records(opened), _NEAR_THE_START):
+            if any(number == _RUN for number, *_ in parts):
+                return record
+    return None
 
 
 def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bool = False) -> Iterator[bytes | None]:
@@ -194,17 +173,13 @@ def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bo
         elif kind in (FULL, LAST):
             record, begun = b"".join(begun), None
             others += len(record) < _SHORTEST_OF_STREAM or not _OF_STREAM.match(record)
-            _check_number(others)
+            if others > MOST_OTHERS:
+                raise ReadError(
+                    f"has more than {MOST_OTHERS} records that are neither rows nor system metrics nor output, or are "
+                    "empty, so it is not read to its end."
+                )
             yield record
     damage.is_cut_off |= begun is not None
-
-
-def _check_number(others: int) -> None:
-    if others > MOST_OTHERS:
-        raise ReadError(
-            f"has more than {MOST_OTHERS} records that are neither rows nor system metrics nor output, or are empty, "
-            "so it is not read to its end."
-        )
 
 
 def _chunks(opened: BinaryIO, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -270,45 +245,36 @@ class Writer:
                 self._position += self._opened.write(bytes(room + _CHUNK_HEADER.size))
                 continue
             chunk, rest = rest[:room], rest[room:]
-            self._write_chunk((FIRST if rest else FULL) if is_first else (MIDDLE if rest else LAST), chunk)
+            kind = (FIRST if rest else FULL) if is_first else (MIDDLE if rest else LAST)
+            checksum = zlib.crc32(chunk, _CHECKSUMS[kind])
+            self._position += self._opened.write(_CHUNK_HEADER.pack(checksum, len(chunk), kind))
+            self._position += self._opened.write(chunk)
             is_first = False
             if not rest:
                 return
 
-    def _write_chunk(self, kind: int, chunk: memoryview) -> None:
-        checksum = zlib.crc32(chunk, _CHECKSUMS[kind])
-        self._position += self._opened.write(_CHUNK_HEADER.pack(checksum, len(chunk), kind))
-        self._position += self._opened.write(chunk)
-
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
     """Return the number of line breaks in a record of console output."""
-    try:
-        lines = [
-            (begin, end)
-            for number, start, stop in parts
+    with suppress(MalformedError):
+        return sum(
+            record.count(b"\n", begin, end)
+            for number, _, start, stop in parts
             if number == _OUTPUT_RAW
-            for field, begin, end in fields(record, start, stop)
+            for field, _, begin, end in fields(record, start, stop)
             if field == _LINE_OF_OUTPUT
-        ]
-    except MalformedError:
-        return 0
-    return sum(record.count(b"\n", begin, end) for begin, end in lines)
+        )
+    return 0
 
 
-def fields(message: bytes, start: int = 0, stop: int | None = None) -> list[Field]:
+def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = MOST_FIELDS) -> list[Field]:
     """Parse the fields of the protobuf message at ``message[start:stop]``. The content of a numeric field is empty.
 
-    Raises `MalformedError` if it is truncated or invalid, and `ReadError` if it is valid, but not in W&B's format.
+    Raises `MalformedError` if it is truncated or invalid, and `ReadError` if it is valid, but not in W&B's format, or
+    has more than `most` fields.
     """
-    stop = len(message) if stop is None else stop
-    return [(number, begin, end) for number, _, begin, end in parts_of(message, start, stop, MOST_FIELDS)]
-
-
-def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
-    """Parse up to `most` fields as `fields` does; the results also contain the position of each field's tag."""
-    position = start
-    found: list[Part] = []
+    position, stop = start, len(message) if stop is None else stop
+    found: list[Field] = []
     while position < stop:
         first = position
         tag, position = varint(message, position, stop)

@@ -26,12 +26,12 @@ from dist_wandb.errors import ReadError, in_words
 from dist_wandb.wandb_files.record_file import (
     BYTES,
     CONTINUES,
+    ENVELOPE,
     FILE_HEADER,
-    MOST_FIELDS,
     VARINT,
     Damage,
     MalformedError,
-    parts_of,
+    fields,
     records_or_pauses,
     varint,
 )
@@ -44,7 +44,6 @@ _LARGEST_RECORD = 8 * 2**20  # bytes; larger ones are skipped
 _MOST_ITEMS = 100_000  # of one record
 _MOST_NAMES = 20_000  # that are cached
 _HISTORY = 2  # number of a field of Record
-_ENVELOPE = frozenset({1, 16, 19, 200})  # fields of Record that are no kinds
 _ITEM, _KEY, _NESTED_KEY, _VALUE = 1, 1, 2, 16  # numbers of fields of HistoryRecord, and of all items
 _LONGEST_INTEGER = 400  # digits
 _LARGEST_INTEGER = 2**63  # larger ones are floats
@@ -61,11 +60,10 @@ _JSON = json.JSONDecoder()
 _STEP = re.compile(rb"\x12(?:\x00|.\x08[\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)  # a row's last field; 0 is left out
 _NUMBER_OF_RECORD = 0x08  # the tag of a record's first field
 
-OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
 _Schema: TypeAlias = "Mapping[int, tuple[str, Callable[[Sequence[bytes]], Any] | Mapping[int, Any] | None]]"
 
 
-def inspect(path: Path, on_record: OnRecord, **options: Any) -> list[str]:
+def inspect(path: Path, on_record: Callable[[dict[str, Any]], None], **options: Any) -> list[str]:
     """Pass the records of a file to a function; return the damaged parts that were skipped. See `records_of`."""
     problems: list[str] = []
     try:
@@ -179,7 +177,7 @@ class Decoder:
         """Decode a row with any values."""
         pieces = [
             content[begin:end]
-            for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS)
+            for number, start, begin, end in fields(content, most=_MOST_ITEMS)
             if number == _ITEM and content[start] & 7 == BYTES
         ]
         return _items(pieces, self._known)
@@ -194,7 +192,7 @@ def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> di
     is_complete = True
     for piece in pieces:
         keys, nested, value, before_value = b"", list[bytes](), b"", 0
-        for number, start, first, last in parts_of(piece, 0, len(piece), MOST_FIELDS):
+        for number, start, first, last in fields(piece):
             if piece[start] & 7 != BYTES:
                 continue
             if number == _KEY:
@@ -283,8 +281,8 @@ def _only_field(record: bytes) -> tuple[int, int]:
 def _kind_of(record: bytes) -> tuple[int, bytes]:
     """Return the last kind of a record that has several fields, and its content."""
     kind, content = 0, b""
-    for number, start, begin, end in parts_of(record, 0, len(record), MOST_FIELDS):
-        if number not in _ENVELOPE and record[start] & 7 == BYTES:
+    for number, start, begin, end in fields(record):
+        if number not in ENVELOPE and record[start] & 7 == BYTES:
             content = (content if number == kind else b"") + record[begin:end]  # parts of one message are joined
             kind = number
     return kind, content
@@ -294,7 +292,7 @@ def _message(content: bytes, schema: _Schema) -> dict[str, Any]:
     """Decode the fields of a message that a schema names. The last one of several counts; parts of one are joined."""
     found: dict[str, Any] = {}
     pieces: dict[int, list[bytes]] = defaultdict(list)
-    for number, start, begin, end in parts_of(content, 0, len(content), _MOST_ITEMS):
+    for number, start, begin, end in fields(content, most=_MOST_ITEMS):
         if number not in schema:
             continue
         name, decode = schema[number]

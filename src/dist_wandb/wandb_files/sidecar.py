@@ -23,13 +23,6 @@ _LARGEST_WORLD = 1_000_000
 _LONGEST_TEXT = 1000  # characters
 _PRINTABLE = frozenset({"label", "run_id", "base_id"})
 _KNOWN: dict[str, tuple[str, ...]] = {"run_mode": RUN_MODES, "rank_scope": RANK_SCOPES}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "bool": (bool,),
-    "int": (int,),
-    "str | None": (str, type(None)),
-    "int | None": (int, type(None)),
-}
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ def _checked(record: Mapping[str, Any], name: str, annotation: str) -> Any:
     if name not in record:
         raise ValueError(f"{name!r} is missing")
     value = record[name]
-    if type(value) not in _TYPES[annotation]:
+    if type(value).__name__.removesuffix("Type") not in annotation.split(" | "):  # of None: NoneType
         raise ValueError(f"{name}={reprlib.repr(value)}, which is not of type {annotation.replace('|', 'or')}")
     if type(value) is int and not 0 <= value <= _LARGEST_WORLD:
         raise ValueError(f"{name}={reprlib.repr(value)}, which is not between 0 and {_LARGEST_WORLD}")

@@ -15,7 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,9 @@ def open_ordinary(
     """
     owner = os.getuid() if owned else owner
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    with _name_and_folder(path, within) as (name, folder):
+    name = path.relative_to(within.path) if within else path
+    with within.opened(str(name.parent)) if within else nullcontext() as folder:
+        name = Path(name.name) if within else name
         with suppress(FileNotFoundError):  # opening a device may have side effects; the check below is free of races
             _check(path, os.stat(name, dir_fd=folder, follow_symlinks=False), owner)
         handle = os.open(name, flags, mode, dir_fd=folder)
@@ -114,16 +116,6 @@ def open_ordinary(
         os.close(handle)
         raise
     return handle
-
-
-@contextmanager
-def _name_and_folder(path: Path, within: Directory | None) -> Iterator[tuple[Path | str, int | None]]:
-    if within is None:
-        yield path, None
-        return
-    below = path.relative_to(within.path)
-    with within.opened(str(below.parent)) as folder:
-        yield below.name, folder
 
 
 def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:

@@ -26,6 +26,7 @@ from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState
+from dist_wandb.wandb_files.reading import read_run
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
@@ -584,7 +585,7 @@ def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[fl
 def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     write_run("kept", {"loss": 1.0})
     path = write_run("sent", {"loss": 1.0})
-    state = FileState(path)
+    state = FileState(read_run(path))
     with state.locked():
         log = state.begin(Sent()) / "wandb" / "logs" / "debug-sync.1.log"
     log.parent.mkdir(parents=True)

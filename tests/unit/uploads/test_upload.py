@@ -72,7 +72,7 @@ def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: 
     assert outcome.url == "https://server/team/digits/runs/exp"
     assert received["arguments"][:3] == ["-m", "wandb", "sync"]
     source = Path(received["arguments"][-1])
-    assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].path).directory)
+    assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].run).directory)
     assert (received["content"], source.exists()) == (True, False)
     environment = received["environment"]
     assert (environment["WANDB_MODE"], environment["WANDB_X_LABEL"]) == ("shared", "rank-1")
@@ -308,11 +308,11 @@ def test_copies_of_killed_uploads_are_removed_by_the_next_one(tmp_path: Path) ->
     runs = [stored(tmp_path / name) for name in ("killed", "under-way")]
     copies = []
     for run in runs:
-        state = FileState(run.path)
+        state = FileState(run)
         with state.locked():
             copies.append(state.begin(Sent()) / "copy")
         copies[-1].mkdir()
-    with FileState(runs[1].path).locked():
+    with FileState(runs[1]).locked():
         remove_left_copies()
     assert [copy.exists() for copy in copies] == [False, True]
 
@@ -358,7 +358,7 @@ def test_the_state_is_readable_only_by_this_user(
 def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
-    (record,) = FileState(run.path).directory.rglob("attempt.json")
+    (record,) = FileState(run).directory.rglob("attempt.json")
     record.write_text('{"before": 1}')
     (reason,) = planned(run).refusals
     assert (
@@ -369,7 +369,7 @@ def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Pa
 def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(2))  # in flight, so it is unknown whether they arrived
-    with FileState(run.path).locked():
+    with FileState(run).locked():
         (reason,) = planned(run).refusals
         assert f"another upload of this file is under way (pid {os.getpid()})" in reason
         with pytest.raises(UploadError, match=rf"another upload of this file is under way \(pid {os.getpid()}\)"):

@@ -51,7 +51,7 @@ def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path:
     starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
     run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
     assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
-    assert [(file.resumes, file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
+    assert [(bool(file.earlier), file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
 
 
 def test_runs_with_different_ids_or_projects_are_separate(tmp_path: Path) -> None:

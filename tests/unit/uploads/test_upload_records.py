@@ -147,9 +147,9 @@ def test_an_unknown_kind_is_refused(rules: Rules) -> None:
         path.write_bytes(content_of([of("")]))
         ((message, _),) = records_of(path)
         with pytest.raises(UploadError, match=r"has a record of an unknown kind \(" if trusted else None):
-            revised(message + unknown, [(17, 0, 0), (kind, 0, 0)], rules, lambda *_: None)
+            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], rules, lambda *_: None)
         if trusted:
-            revised(message + unknown, [(17, 0, 0), (kind, 0, 0)], replace(rules, trust=True), lambda *_: None)
+            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], replace(rules, trust=True), lambda *_: None)
 
 
 def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) -> None:
@@ -158,7 +158,7 @@ def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) 
     row.history.item.add().value_json = "1"
     both = row.SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
     with pytest.raises(UploadError, match="neither in the run's directory"):
-        revised(both, [(2, 0, 0), (8, 0, 0)], rules, lambda *_: None)
+        revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], rules, lambda *_: None)
 
 
 def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> None:

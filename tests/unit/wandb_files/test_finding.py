@@ -52,9 +52,10 @@ def test_a_run_directory_is_found_through_a_link_and_as_the_current_one(
     assert find_runs(Path()) == [Path(run.name)]
 
 
-def test_a_single_file_may_be_given(tmp_path: Path) -> None:
+def test_a_single_file_or_a_link_to_it_may_be_given(tmp_path: Path) -> None:
     copy = touch(tmp_path / "copy.wandb")
-    assert find_runs(copy) == [copy]
+    (tmp_path / "link.wandb").symlink_to(copy)
+    assert find_runs(copy) == find_runs(tmp_path / "link.wandb") == [copy]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("missing", "No such file or directory"), ("file", "Not a directory")])
@@ -69,12 +70,6 @@ def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
     assert sorted((f"rank-{rank}/loss" for rank in ranks), key=natural_order) == [
         f"rank-{rank}/loss" for rank in sorted(ranks)
     ]
-
-
-def test_a_given_link_is_followed(tmp_path: Path) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    (tmp_path / "link.wandb").symlink_to(run)
-    assert find_runs(tmp_path / "link.wandb") == [run]
 
 
 def test_a_directory_that_cannot_be_searched_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

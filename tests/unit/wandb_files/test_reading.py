@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import sidecar_record
-from record_files import content_of, of_json
+from record_files import content_of, header, of_json
 from stored import find_runs
 from strangers import OBSTACLES
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.reading import largest_step, read_history, read_run, read_runs
+from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
 
 WriteRun = Callable[..., Path]
@@ -152,14 +153,14 @@ def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, mon
     assert run.problems == ("1 values of its config are left out because it is too large",)
 
 
-def test_values_of_unexpected_types_are_ignored() -> None:
-    contents = reading.Contents()
-    odd = {"run_id": 7, "display_name": ["x"], "project": {}, "tags": ["x", 7, None], "config": [], "start_time": 1}
-    for kind, record in {"run": odd, "config": {"update": 1}, "exit": {"exit_code": "seven"}}.items():
-        contents.add({"type": kind, kind: record})
-    run = contents.as_run(Path("run-abc.wandb"), [])
-    assert (run.run_id, run.name, run.project, run.tags, run.config) == ("abc", None, None, ("x",), {})
-    assert (run.started, run.exit_code) == (None, 1)
+def test_values_of_unexpected_types_are_ignored(tmp_path: Path) -> None:
+    numbers = b"".join(bytes([*tag, 7]) for tag in ([8], [24], [32], [64], [80], [136, 1]))  # of id, project, config...
+    path = tmp_path / "run-abc.wandb"
+    odd = field_of(17, numbers + field_of(6, b"g")), field_of(5, b"\x08\x07"), field_of(18, field_of(1, b"x"))
+    path.write_bytes(content_of([header(), *odd]))
+    run = read_run(path)
+    assert (run.run_id, run.name, run.project, run.group, run.tags, run.config) == ("abc", None, None, "g", (), {})
+    assert (run.started, run.exit_code, run.problems) == (None, 0, ())
 
 
 def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:

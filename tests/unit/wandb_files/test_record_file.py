@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from record_files import BLOCK, framed
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
-from dist_wandb.wandb_files.record_file import NOTHING, Lines, Writer, copy_without, records_of, write_without
+from dist_wandb.wandb_files.record_file import NOTHING, Lines, Writer, copy_without, records_of
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT = 2, 3, 7, 13, 18
 
@@ -43,7 +41,8 @@ def output(line: str) -> bytes:
 def copied(directory: Path, content: bytes, first: Lines = NOTHING) -> bytes:
     source, target = directory / "run-exp.wandb", directory / "copy.wandb"
     source.write_bytes(content)
-    copy_without(source, target, first)
+    with source.open("rb") as opened, target.open("wb") as copy:
+        copy_without(opened, copy, first)
     return target.read_bytes()
 
 
@@ -98,7 +97,7 @@ def test_a_record_with_a_damaged_block_among_several_is_left_out(tmp_path: Path)
 
 @pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
 def test_a_file_that_is_not_a_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ReadError, match=r"run-exp\.wandb: does not start like a \.wandb file"):
+    with pytest.raises(ReadError, match=r"does not start like a \.wandb file"):
         copied(tmp_path, content)
 
 
@@ -137,7 +136,7 @@ def test_an_invalid_message_with_a_valid_checksum_is_left_out(tmp_path: Path, co
     ],
 )
 def test_a_file_with_records_that_wandb_never_writes_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(ReadError, match=rf"run-exp\.wandb: contains a record .*{reason}"):
+    with pytest.raises(ReadError, match=rf"contains a record .*{reason}"):
         copied(tmp_path, framed([record(HISTORY, b"row"), content]))
 
 
@@ -162,19 +161,12 @@ def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: 
     begun = time.monotonic()
     tracemalloc.start()
     with (tmp_path / "run-exp.wandb").open("rb") as source, (tmp_path / "copy").open("wb") as target:
-        write_without(source, target, NOTHING)
+        copy_without(source, target, NOTHING)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * len(content)
     assert time.monotonic() - begun < 10  # it once took 17 s on an idle machine; it takes 0.2 s
     assert (tmp_path / "copy").read_bytes() == content
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_other_kinds_of_files_do_not_block(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / "run-exp.wandb")
-    with pytest.raises(ReadError, match=r"run-exp\.wandb is a"):
-        copy_without(tmp_path / "run-exp.wandb", tmp_path / "copy", NOTHING)
 
 
 @pytest.mark.parametrize("part", [b"", b"\x12\x00", field(10, b"\x0a\x10" + bytes(16))])

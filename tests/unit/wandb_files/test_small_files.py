@@ -111,10 +111,7 @@ def test_an_own_directory_becomes_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda path: path.symlink_to(path.parent),
-            "is a symbolic link, so it is not the expected directory",
-        ),
+        (lambda path: path.symlink_to(path.parent), "is a symbolic link, so it is not the expected directory"),
         (Path.touch, "is a file, so it is not the expected directory"),
         (os.mkfifo, "is a named pipe, so it is not the expected directory"),
     ],

@@ -40,10 +40,10 @@ ALLOWED = {
     ("wandb_files", "_look_below"): {"open": "a directory that is no link, in a directory that is open"},
     ("wandb_files", "row"): {"raw_decode": "numbers that a pattern has found"},
     ("wandb_files", "_value"): {"loads": "a value of a record of bounded length and depth"},
-    ("wandb_files", "copy_without"): {"open": "a new file in the user's own state directory"},
     ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
     ("report", "plotly_script"): {"read_text": "a file of the installed plotly"},
     ("report", "_asset"): {"read_text": "a file of this package"},
+    ("uploads", "_copy"): {"open": "a new file in the user's own state directory"},
     ("uploads", "_run_wandb_sync"): {
         "open": "a new file in the user's own state directory",
         "read_text": "the same file, which wandb's own process has written",
