@@ -260,6 +260,7 @@ def exchange_of(
             between_rounds,
             link.is_over,
             link.until_open(enclosing),
+            partial(link.of_run, "error"),
             link.moving.to if link.moving.is_possible else None,
             published,
             names_unopened=MOVED not in link.name,

@@ -113,10 +113,10 @@ class JobLink:
         store = self.store
         return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
-    def run_url(self) -> str | None:
-        """Return the URL of the unit's run, if its primary has published one."""
+    def of_run(self, name: str) -> str | None:
+        """Return what the unit's primary has published of its run, `url`, or `error` if it could not open it."""
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
-        return published.get("url") if published else None  # a reason, but no URL, if opening it failed
+        return published.get(name) if published else None
 
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
         """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.
