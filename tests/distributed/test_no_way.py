@@ -92,10 +92,7 @@ def test_a_rank_that_ends_at_once_says_why_there_is_no_run(
     unit.log(1, {"loss": 1.0}, 0)
     assert unit.exchanges[1].close(failed=True) is False
     (message,) = messages(caplog, "rank 1")
-    assert (
-        "what rank 1 logs is lost, because init failed on rank 0, which has the run: denied. Correct its arguments there, or"
-        in message
-    )
+    assert "what rank 1 logs is lost, because init failed on rank 0, which has the run: denied. Correct" in message
 
 
 def test_rows_that_another_primary_takes_are_not_reported_as_lost(
