@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from wandb.sdk.lib.run_stopping import RunStopChecker
@@ -44,7 +45,8 @@ def end(how: str, run: dist_wandb.Session) -> None:
 
 def main(directory: str, run_mode: str, *ends: str) -> None:
     """Each rank ends as given in `ends`; with " at last" in it, it never calls `finish`."""
-    RunStopChecker.__init__.__kwdefaults__["poll_interval"] = 0.5  # seconds, of 15
+    checker: Any = RunStopChecker.__init__
+    checker.__kwdefaults__["poll_interval"] = 0.5  # seconds, of 15
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     how, _, at_last = ends[rank].partition(" at last")
