@@ -229,9 +229,12 @@ class Messages:
     def primary_is_unreachable(self, rows: int, kept_after: str, failure: str | None) -> None:
         """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
         if failure:
-            what, primary = f"what rank {self._context.rank} logs is lost", self._context.unit.global_rank_of(0)
-            message = f"{what}, because init failed on rank {primary}, which has the run: {failure.rstrip('.')}."
-            self._context.warn("lost", f"{message} Correct this there; other ranks cannot write the run.")
+            rank, primary = self._context.rank, self._context.unit.global_rank_of(0)
+            self._context.warn(
+                "lost",
+                f"what rank {rank} logs is lost, because init failed on rank {primary}, which has the run: "
+                f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
+            )
             return
         why = "the rank that writes it cannot be reached"
         if self._context.lifecycle.has_failed:

@@ -16,6 +16,16 @@ import dist_wandb
 from dist_wandb.settings.plan import check_run_mode
 
 
+def log_on(run: dist_wandb.Session) -> None:
+    """Log until three seconds after the other rank was stopped."""
+    until = math.inf
+    while time.monotonic() < until:
+        run.log({"own-1": 1.0})
+        time.sleep(0.1)
+        if Path("stopped").exists():
+            until = min(until, time.monotonic() + 3.0)
+
+
 def end(how: str, run: dist_wandb.Session) -> None:
     if how == "raises":
         raise RuntimeError("training failed")
@@ -33,12 +43,7 @@ def end(how: str, run: dist_wandb.Session) -> None:
         finally:
             Path("stopped").touch()
     if how == "logs on":
-        until = math.inf
-        while time.monotonic() < until:
-            run.log({"own-1": 1.0})
-            time.sleep(0.1)
-            if Path("stopped").exists():
-                until = min(until, time.monotonic() + 3.0)
+        log_on(run)
     if how == "is late":
         time.sleep(1.5)
 
