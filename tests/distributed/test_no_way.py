@@ -84,6 +84,17 @@ def test_the_writer_reports_rows_as_flagged_only_if_they_are(
     assert flagged == ({1: 1} if has_logged else {})
 
 
+def test_a_rank_that_ends_at_once_says_why_there_is_no_run(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = iter([None])  # first rank 0 still opens it
+    unit = ranks(2, 1, failure=lambda: next(answers, "denied"))
+    unit.log(1, {"loss": 1.0}, 0)
+    assert unit.exchanges[1].close(failed=True) is False
+    (message,) = messages(caplog, "rank 1")
+    assert "what rank 1 logs is lost, because init failed on rank 0, which has the run: denied. Correct" in message
+
+
 def test_rows_that_another_primary_takes_are_not_reported_as_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:

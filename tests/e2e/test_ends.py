@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
 import pytest
-from processes import run_job, torchrun
+from processes import Finished, run_job, started, torchrun
 from ranks import rank_commands
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
@@ -16,12 +17,16 @@ SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = {step: 2.0 * step + 0.5 for step in range(5)}
 
 
-def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> tuple[RecordedRun, tuple[int, ...]]:
-    """Return the run of two ranks without a launcher, and their exit codes."""
+def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> tuple[RecordedRun, Finished]:
+    """Return the run of two ranks without a launcher, which is stopped on W&B's page if one of them awaits it."""
     commands = rank_commands(SCRIPTS / "ends_online.py", tmp_path, run_mode, *ends, world_size=2)
     environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240)
-    return server.run("exp"), finished.exit_codes
+    with started(*commands, cwd=tmp_path, environment=environment) as job:
+        if ends[0].startswith("is stopped"):
+            server.wait_until(lambda: bool(server.runs) and loss(server.run("exp")) == ROWS, within=120)
+            server.stopped_runs.add("exp")
+        finished = job.wait(240)
+    return server.run("exp"), finished
 
 
 def loss(run: RecordedRun) -> dict[int, float]:
@@ -37,7 +42,7 @@ def loss(run: RecordedRun) -> dict[int, float]:
         ("shared", ("ends at last", "exits with 3 at last"), 3, (0, 3)),
         ("shared", ("ends", "is killed"), 1, (0, -signal.SIGKILL)),
         ("auto", ("ends at last", "raises at last"), 1, (0, 1)),
-        ("auto", ("is interrupted at last", "ends"), 255, (-signal.SIGINT, 0)),
+        ("auto", ("is stopped at last", "logs on"), 255, (-signal.SIGINT, 0)),
         ("auto", ("is terminated", "ends"), 143, (-signal.SIGTERM, 0)),
     ],
 )
@@ -49,8 +54,11 @@ def test_a_run_ends_once_with_the_first_failure(  # a table
     code: int,
     codes: tuple[int, int],
 ) -> None:
-    run, exit_codes = recorded(wandb_server, tmp_path, run_mode, *ends)
-    assert exit_codes == codes
+    run, finished = recorded(wandb_server, tmp_path, run_mode, *ends)
+    assert finished.exit_codes == codes
+    assert "Lost rank" not in finished.output or -signal.SIGKILL in codes
+    if ends[1] == "logs on":  # until rank 0 is gone, and with it the store
+        assert re.search("Rank 0 failed after step|Rank 1 cannot reach the store", finished.output)
     assert (run.completions, run.exit_codes) == (1, [code])
     assert loss(run) == ROWS
     if ends[1].startswith("is late"):

@@ -53,6 +53,16 @@ def test_the_last_rows_of_a_rank_that_raises_are_written(tmp_path: Path) -> None
     assert "may be lost" not in finished.output
 
 
+@pytest.mark.cold  # its own handlers
+def test_rows_of_a_signal_handler_and_of_atexit_are_whole(tmp_path: Path) -> None:
+    steps, loss, flags, code, finished = play(tmp_path, "handlers")
+    finished.check()
+    assert steps == list(range(ROWS + 2))
+    assert [loss[step] for step in (ROWS - 2, ROWS, ROWS + 1)] == [1.0, 0.5, 0.5]
+    assert (set(flags.values()), code) == ({0}, 0)
+    assert not re.search("lost|flagged|failed|without", finished.output), finished.output
+
+
 def test_rows_that_are_logged_while_the_session_ends_are_written_or_refused(tmp_path: Path) -> None:
     steps, _, _, _, finished = play(tmp_path, "logs")
     (accepted,) = finished.check().lines("ACCEPTED")

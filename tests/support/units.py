@@ -99,6 +99,7 @@ class Ranks:
         axes: Names that are x axes of the user.
         per_node: Number of ranks on each node; all if `None`.
         is_opening: Returns whether rank 0 is still opening its run.
+        failure: Returns why it could not open it.
         move: Opens the exchange with another primary, given its rank.
     """
 
@@ -111,6 +112,7 @@ class Ranks:
     first: int = 0
     per_node: int | None = None
     is_opening: Callable[[], bool] = lambda: False
+    failure: Callable[[], str | None] = lambda: None
     move: Callable[[int], None] | None = None
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
@@ -129,7 +131,7 @@ class Ranks:
             rows = Rows(writer, check_reduce(self.reduce), rank=rank, **arguments)
             unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)
-            hooks = Hooks(find, is_opening=self.is_opening, move=self.move)
+            hooks = Hooks(find, is_opening=self.is_opening, failure=self.failure, move=self.move)
             self.exchanges[rank] = self.kind(unit, hooks, rows, self.limits)
             self.exchanges[rank].start()
         return self

@@ -133,6 +133,7 @@ class WandbServer:
         self._reserved = socket.socket()  # keeps the port while the server is stopped
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port = 0  # set on entering the context
+        self.stopped_runs: set[str] = set()  # ids of runs whose Stop button was pressed on W&B's page
         self._graphql = GraphQL(self._records, lambda: self.url, features)
 
     def __enter__(self) -> Self:
@@ -291,7 +292,8 @@ class WandbServer:
             if request.scope == "file_stream":
                 _, _, entity, project, run_id, _ = map(unquote, request.path.split("/"))
                 self._records.stream(f"{entity}/{project}/{run_id}", request.client, request.message)
-                return Answer(200, {"limits": {}, "stopped": self._graphql.sweeps.is_stopped(run_id)})
+                is_stopped = run_id in self.stopped_runs or self._graphql.sweeps.is_stopped(run_id)
+                return Answer(200, {"limits": {}, "stopped": is_stopped})
             if request.scope == "files":
                 _, _, kind, owner, name = map(unquote, request.path.split("/"))
                 if request.operation.startswith("GET "):

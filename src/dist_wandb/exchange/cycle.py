@@ -102,8 +102,11 @@ class Cycle:
         own, rows, self._due = self._context.rows, self._due, ()
         if rows and not own.writes and not self.has_primary:
             if len(self.kept) + len(rows) > _MOST_KEPT:
-                where = own.writing.last_position
-                self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
+                self._context.warn(
+                    "unwritten",
+                    f"more than {_MOST_KEPT:,} rows wait on rank {self._context.rank} for the rank that writes them, "
+                    "which is away: the oldest are lost, and counted at the end.",
+                )
                 dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
                 own.lost["that could not be kept for the rank that writes them"] += dropped
             self.kept_after = self.kept_after if self.kept else own.writing.last_position

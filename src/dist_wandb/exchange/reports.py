@@ -226,8 +226,16 @@ class Messages:
             "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
-    def primary_is_unreachable(self, rows: int, kept_after: str = "") -> None:
-        """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last `rows`."""
+    def primary_is_unreachable(self, rows: int, kept_after: str, failure: str | None) -> None:
+        """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
+        if failure:
+            rank, primary = self._context.rank, self._context.unit.global_rank_of(0)
+            self._context.warn(
+                "lost",
+                f"what rank {rank} logs is lost, because init failed on rank {primary}, which has the run: "
+                f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
+            )
+            return
         why = "the rank that writes it cannot be reached"
         if self._context.lifecycle.has_failed:
             why = "it failed, and the other ranks did not take these rows within a heartbeat"

@@ -191,6 +191,7 @@ class Posting:
             return {}
         labelled, axes = {}, {axis, *self._held.own_axes()}
         for name, value in values.items():
+            self._held.reductions.of(name)  # it is a logged name, also if it is not reduced
             if name in axes or value is None or isinstance(value, ATTACHED):
                 continue
             number = is_number(value)

@@ -53,6 +53,7 @@ class Hooks:
     between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
     is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
+    failure: Callable[[], str | None] = lambda: None  # why it could not open it, if it could not
     move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary
     publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
     names_unopened: bool = True  # whether to report ranks that have opened no session
@@ -80,8 +81,11 @@ class Worker:
                 self._take_part()
                 is_closed = True
             self.participation.leave(self._has_delivered, is_closed=is_closed)
-        except Over:
-            self.messages.too_late(has_taken_part=self.participation.generation is not None)
+        except Over as over:
+            if over.args:
+                self.messages.primary_is_unreachable(0, "", *over.args)
+            else:
+                self.messages.too_late(has_taken_part=self.participation.generation is not None)
             self._continue_alone()
         except RendezvousError as error:
             self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
@@ -104,7 +108,8 @@ class Worker:
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks, generation = self._hooks, cast("Generation | None", None)
-        situation = Situation(self.turns.is_due, hooks.is_over, hooks.is_opening, may_move=hooks.move is not None)
+        of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
+        situation = Situation(self.turns.is_due, *of_primary, may_move=hooks.move is not None)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:
@@ -209,8 +214,7 @@ class Worker:
         lifecycle = self._context.lifecycle
         lifecycle.phase = Phase.ALONE
         if self.cycle.keeps_rows:
-            lifecycle.may_have_lost = True
-            self.messages.primary_is_unreachable(len(self.cycle.kept), self.cycle.kept_after)
+            self._may_have_lost(len(self.cycle.kept), self.cycle.kept_after)
         self.cycle.continue_alone()
         self.participation.be_alone()
         self.cycle.kept.clear()
@@ -225,10 +229,14 @@ class Worker:
 
     def _write_all(self) -> None:
         if not self._context.rows.writes and self._rounds.outbox.waiting:
-            self._context.lifecycle.may_have_lost = True
-            self.messages.primary_is_unreachable(len(self._rounds.outbox.waiting))
+            self._may_have_lost(len(self._rounds.outbox.waiting))
             self._rounds.outbox.waiting.clear()
         self.cycle.write_all()
+
+    def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
+        self._context.lifecycle.may_have_lost = True
+        if not self._context.reports.has("lost"):
+            self.messages.primary_is_unreachable(rows, kept_after, self._hooks.failure())
 
     def _write_rest(self, *, is_closed: bool) -> None:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""

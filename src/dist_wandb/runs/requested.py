@@ -321,7 +321,10 @@ def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) 
 
 def _setting_or_variable(init_arguments: Mapping[str, Any], name: str) -> tuple[Any, str]:
     given, variable = user_setting(init_arguments, name), f"WANDB_{name.upper()}"
-    return (os.environ.get(variable), variable) if given is None else (given, "settings")
+    given, origin = (os.environ.get(variable), variable) if given is None else (given, "settings")
+    if given is None and re.match(rf"\d+-{os.getpid()}-", os.environ.get("WANDB_SERVICE", "")):  # wandb is set up here
+        return getattr(client_settings(), name, None), "wandb.setup"
+    return given, origin
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:

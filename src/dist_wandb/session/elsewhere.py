@@ -124,7 +124,7 @@ class Elsewhere:
                 shared.append(alert)
                 self.sent += 1
                 return
-            problem: object = "there is no store of the job"
+            problem: object = "there is no store of the job, so call init_process_group first"
         except (RendezvousError, UnansweredError) as error:
             problem = error
         _log.warning(

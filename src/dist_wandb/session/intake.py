@@ -26,6 +26,7 @@ from dist_wandb.payloads.scalars import (
     flattened,
 )
 from dist_wandb.runs import run_metadata, wandb_media
+from dist_wandb.session.job_link import why_no_run
 from dist_wandb.session.moving import MOVED, succeed
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
@@ -262,6 +263,7 @@ def exchange_of(
             between_rounds,
             link.is_over,
             link.until_open(enclosing),
+            partial(why_no_run, link),
             link.moving.to if link.moving.is_possible else None,
             published,
             names_unopened=MOVED not in link.name,

@@ -25,7 +25,7 @@ from dist_wandb.session.moving import Moving
 from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, wait_base_id
+from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import poll
 from dist_wandb.store.shared_list import SharedList
@@ -48,6 +48,12 @@ def _is_begun(link: JobLink) -> bool:
     if store is None:
         return False
     return briefly(lambda: has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
+
+
+def why_no_run(link: JobLink) -> str | None:
+    """Return why the primary of a session opened no run, if it has published that."""
+    store = link.store
+    return link.of_run("error") or (None if store is None else briefly(lambda: refusal(store), None))
 
 
 class JobLink:
@@ -113,10 +119,10 @@ class JobLink:
         store = self.store
         return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
-    def run_url(self) -> str | None:
-        """Return the URL of the unit's run, if its primary has published one."""
+    def of_run(self, name: str) -> str | None:
+        """Return what the unit's primary has published of its run, `url`, or `error` if it could not open it."""
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
-        return published.get("url") if published else None  # a reason, but no URL, if opening it failed
+        return published.get(name) if published else None
 
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
         """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.

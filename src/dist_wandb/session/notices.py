@@ -20,7 +20,7 @@ from dist_wandb.exchange.reports import report_lost
 from dist_wandb.notices import Notices
 from dist_wandb.reading.stragglers import Timing, findings
 from dist_wandb.runs import run_metadata, wandb_process
-from dist_wandb.settings.reduction import ALREADY_REDUCED, check_spread, matches_any
+from dist_wandb.settings.reduction import ALREADY_REDUCED, check_per_rank, check_spread, matches_any
 from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import named_line, users_line, warn
 
@@ -120,20 +120,25 @@ class SessionNotices:
 
     def unused_names(self, reductions: Reductions) -> None:
         """Warn, on the primary, about names and patterns of arguments that matched no logged name."""
-        if not (self._link.reduces and self._link.plan.primary):
-            return
-        spread = check_spread(self._link.options.spread)
-        unused = {
-            "reduce": [one for one in reductions.unused if one not in ALREADY_REDUCED],
-            "spread": [one for one in spread if not any(matches_any(name, (one,)) for name in reductions.known)],
-            "weight": sorted(reductions.weighted - reductions.known.keys()),
-        }
-        for argument, patterns in unused.items():
+        link, options, known = self._link, self._link.options, reductions.known
+
+        def unmatched(patterns: Sequence[str]) -> list[str]:
+            return [pattern for pattern in patterns if not any(matches_any(name, (pattern,)) for name in known)]
+
+        unused: dict[str, list[str]] = {}
+        if link.reduces:
+            unused["reduce"] = [one for one in reductions.unused if one not in ALREADY_REDUCED]
+            unused["spread"] = unmatched(check_spread(options.spread))
+            unused["weight"] = sorted(reductions.weighted - known.keys())
+        if link.plan.shared:
+            unused["per_rank"] = unmatched(check_per_rank(options.per_rank).patterns)
+        for argument, patterns in unused.items() if link.plan.primary else ():
             names = [repr(pattern) for pattern in patterns if pattern != "*"]
             if names:
                 message = (
-                    f"{argument} has patterns that apply to no logged name: {', '.join(names)}. Check for a misspelt "
-                    "name, or an earlier pattern that matches the same names."
+                    f"{argument} has patterns that apply to no name that rank {link.topology.global_rank} has logged "
+                    f"or combined: {', '.join(names)}. Check for a misspelt name, or an earlier pattern that matches "
+                    "the same names."
                 )
                 warn(message, users_line(), may_raise=False)  # the run must still be ended
 

@@ -327,6 +327,7 @@ class Opener:
         try:
             session.start()
             session.report_run()
+            sweep_agents.check_trial(self._store, self._topology)
             if (
                 self._restart_store is not None
                 and session.owns_run

@@ -1,8 +1,9 @@
 """One agent of a sweep for each job: an agent in every rank takes a trial for each rank, of which one is trained.
 
 `agent` refuses to start on several ranks. `check_trial` finds, when a run is opened, that ranks were given different
-trials by agents which were started in another way. Neither waits for ranks that may never come, except that rank 0
-waits for a few seconds before its agent takes the first trial.
+trials by agents which were started in another way: before a rank opens its run, and again after that, because the first
+rank cannot know what later ones were given. Neither waits for ranks that may never come, except that rank 0 waits for a
+few seconds before its agent takes the first trial.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.runs import sweeps, wandb_names
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.limits import DEFAULT_LIMITS
+from dist_wandb.store.job_identity import refuse
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.store.polling import poll
 from dist_wandb.store.timed_caller import briefly
@@ -86,9 +88,15 @@ def check_trial(store: JobStore | None, topology: Topology) -> None:
     trial = sweeps.trial_id()
     if store is None or trial is None:
         return
-    first = store.claim("trial", {"id": trial, "rank": topology.global_rank})
+    mine = {"id": trial, "rank": topology.global_rank}
+    first = store.claim("trial", mine)
     if isinstance(first, dict) and first.get("id") != trial:
-        raise ConfigurationError(
-            f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {first.get('rank')} "
-            f"the trial {first.get('id')!r} (WANDB_RUN_ID), by agents of their own. {_INSTEAD}"
-        )
+        store.publish("trial/other", mine)
+    for other in (first, store.try_get("trial/other")):
+        if isinstance(other, dict) and other.get("id") != trial:
+            message = (
+                f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {other.get('rank')} "
+                f"the trial {other.get('id')!r} (WANDB_RUN_ID), by agents of their own. {_INSTEAD}"
+            )
+            refuse(store, topology, message)
+            raise ConfigurationError(message)

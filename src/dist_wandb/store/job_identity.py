@@ -130,6 +130,12 @@ def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
         job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
 
 
+def refusal(job_store: JobStore) -> str | None:
+    """Return why the coordinator opens no run, if it has published that."""
+    message = job_store.try_get(_BASE_ID)
+    return message.get("refused") if isinstance(message, dict) else None
+
+
 def is_base_id_known(job_store: JobStore) -> bool:
     """Return whether the coordinator has published the base id, or that there will be none."""
     return job_store.has([_BASE_ID])

@@ -1,5 +1,6 @@
 """Two ranks whose last rows are at risk: `kind` is how."""
 
+import atexit
 import logging
 import os
 import signal
@@ -63,6 +64,15 @@ def main(directory: str, kind: str) -> None:
         slow_down()
     for step in range(1, ROWS):
         run.log({"loss": float("nan") if (rank, step) == (1, ROWS - 1) else 1.0}, step=step)
+    if kind == "handlers":
+
+        def on_sigterm(*_: object) -> None:
+            run.log({"loss": float(rank)}, step=ROWS)
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, on_sigterm)
+        atexit.register(lambda: run.log({"loss": float(rank), **({} if rank else {"alone": 1.0})}, step=ROWS + 1))
+        os.kill(os.getpid(), signal.SIGTERM)
     if kind == "raises" and rank == 1:
         raise RuntimeError("training failed")
     if kind == "interrupted" and rank == 0:

@@ -1,4 +1,4 @@
-"""Watched gradients, each of which is the number of its step, in a run of its own for each way of logging."""
+"""Watched gradients, each of which is the number of its step, in a run of its own for each kind and way of logging."""
 
 import sys
 from typing import Any
@@ -6,24 +6,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    **{mode: {"run_mode": mode} for mode in ("auto", "shared", "new")},
+    "unreduced": {"reduce": None},
+}
+
 if sys.argv[1] == "stock":
     import wandb as module
-
-    arguments = {}
 else:
     import dist_wandb as module  # type: ignore[no-redef]
 
-    arguments = {"run_mode": sys.argv[1]}
     dist.init_process_group("gloo")
 wandb: Any = module
-for how in ("steps", "counted"):
-    model = torch.nn.Linear(1, 1, bias=False)
-    wandb.init(project="p", dir=how, **arguments)
-    wandb.watch(model, log="gradients", log_freq=1)
-    for step in range(1, 9):
-        for _ in range(2):  # two backward passes for each call
-            model.zero_grad()
-            (model(torch.ones(1, 1)) * step).sum().backward()
-        wandb.log({"loss": float(step)}, **({"step": step} if how == "steps" else {}))
-    wandb.unwatch(model)
-    wandb.finish()
+for kind in sys.argv[1:]:
+    for how in ("steps", "counted"):
+        model = torch.nn.Linear(1, 1, bias=False)
+        wandb.init(project="p", dir=f"{kind}/{how}", **ARGUMENTS.get(kind, {}))
+        wandb.watch(model, log="gradients", log_freq=1)
+        for step in range(1, 9):
+            for _ in range(2):  # two backward passes for each call
+                model.zero_grad()
+                (model(torch.ones(1, 1)) * step).sum().backward()
+            wandb.log({"loss": float(step)}, **({"step": step} if how == "steps" else {}))
+        wandb.unwatch(model)
+        wandb.finish()

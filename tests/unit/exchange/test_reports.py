@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
 
+from dist_wandb.exchange.cycle import Cycle
+from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.reports import Reports, report_lost
+from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.reports import Context, Reports, report_lost
+from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.exchange.transport.group import Group
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.writer import RunWriter
+from dist_wandb.settings.limits import DEFAULT_LIMITS
+from dist_wandb.settings.plan import plan_run, unit_of
+from dist_wandb.topology.model import Topology
 
 
 class Clock:
@@ -106,3 +120,24 @@ def test_lost_values_are_reported_in_one_line_by_cause(caplog: pytest.LogCapture
     assert logged(caplog) == []
     report_lost(3, Counter({"that came too late": 12, "that W&B refused": 1, "that could not be processed": 0}))
     assert logged(caplog) == ["dist_wandb: rank 3 has lost values: 12 that came too late, 1 that W&B refused."]
+
+
+def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_counted(
+    reports: Reports, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = Topology(1, 1, 0, 2, 2, 1)
+    writer = RunWriter(NullRun(), plan_run(second, "auto", "global", "exp"), "global_step")
+    rows, rounds, now = Rows(writer, {"*": "mean"}, rank=1, index=1), Rounds(1, 2), time.monotonic()
+    rounds.resize([1], {0})
+    context = Context(unit_of(second, "global"), DEFAULT_LIMITS, rows, reports, Lifecycle())
+    cycle = Cycle(context, rounds, Pacer(DEFAULT_LIMITS, now))
+    kept = Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,)).as_list()
+    cycle.restore({**cycle.snapshot(), "unwritten": [kept] * 20_000})
+    cycle.begin(Group(), (1,), lambda _: None)
+    rows.posting.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
+    for _ in range(3):
+        cycle.round()
+    what = "more than 20,000 rows wait on rank 1 for the rank that writes them, which is away: the oldest are lost"
+    assert logged(caplog) == [f"dist_wandb: {what}, and counted at the end."]
+    assert rows.lost == {"that could not be kept for the rank that writes them": 1}
+    assert cycle.keeps_rows

@@ -6,13 +6,14 @@ import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import whole_tensors
+from dist_wandb.payloads.devices import whole, whole_tensors
 from dist_wandb.payloads.scalars import copied_row, copied_weight
 from dist_wandb.relay.remote_session import RemoteSession
 from dist_wandb.topology.model import Topology
@@ -98,3 +99,14 @@ def test_a_child_process_sends_replicated_tensors(fake_wandb: FakeWandb) -> None
         with pytest.raises(ConfigurationError, match="'loss' is a DTensor"):
             copy.log({"loss": PART})
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [2.5]
+
+
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_a_tensor_of_a_cuda_graph_that_is_captured_is_refused(is_captured: bool) -> None:
+    tensor: Any = SimpleNamespace(is_cuda=True)
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=is_captured):
+        if not is_captured:
+            assert whole("'loss'", tensor, 3) is tensor
+            return
+        with pytest.raises(ConfigurationError, match="'loss' was logged on rank 3 while a CUDA graph is captured"):
+            whole("'loss'", tensor, 3)

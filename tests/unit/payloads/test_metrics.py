@@ -452,6 +452,20 @@ def test_a_metric_that_cannot_be_copied_is_named() -> None:
         take_snapshot(metric)
 
 
+class Named(SumMetric):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.add_state(name, [], dist_reduce_fx=None)
+
+
+def test_a_state_that_the_computing_rank_lacks_is_named() -> None:
+    computing, other = Named("mine"), Named("others")
+    other.update(torch.tensor(1.0))
+    other.others = [torch.ones(2)]
+    with pytest.raises(ConfigurationError, match="Named has no state 'others' on the rank that computes it"):
+        exchange([take_snapshot(metric) for metric in (computing, other)])
+
+
 # Layouts
 
 
@@ -557,6 +571,8 @@ def test_lists_are_averaged_element_by_element() -> None:
     got = snapshot.compute(torch.zeros(2), torch.zeros(0), blobs)
     assert got[""] == [[2, 2], [3.5]]
     assert math.isnan(got["/a"])
+    with pytest.raises(ConfigurationError, match="The values of a metric that a rank sent cannot be read: "):
+        snapshot.compute(torch.zeros(2), torch.zeros(0), [encode(["loss=1"])])
 
 
 # Wrappers with memory

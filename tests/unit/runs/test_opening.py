@@ -199,6 +199,31 @@ def test_a_refused_run_is_an_error_on_all_its_writers(
     assert "dist-wandb sync" not in caplog.text
 
 
+@pytest.mark.usefixtures("store")
+def test_if_the_only_run_is_refused_the_other_ranks_say_so_and_do_not_wait(
+    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    unreliable(wandb.errors.CommError("permission denied"), online=1)
+    options = Options(limits=Limits(join_timeout=600.0, finish_timeout=600.0))
+
+    def train(rank: int) -> bool:
+        place = Topology(rank, rank, 0, 3, 3, 1)
+        try:
+            session = opener.open_session(options, {"id": "exp"}, integration="test", topology=place, number=1)
+        except wandb.errors.CommError:
+            return False
+        session.log({"loss": 0.5}, step=0)
+        session.finish()
+        return not session.flush()
+
+    assert on_ranks(3, train) == [False, True, True]
+    why = "because init failed on rank 0, which has the run: permission denied."
+    told = sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert [line.partition(" Correct")[0] for line in told] == [
+        f"dist_wandb: what rank {rank} logs is lost, {why}" for rank in (1, 2)
+    ]
+
+
 def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
     wandb_ = unreliable(rank_1_online=2)
     _, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")

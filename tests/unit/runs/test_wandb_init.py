@@ -15,8 +15,12 @@ import pytest
 import wandb
 from opened_runs import FIRST, SECOND, SINGLE, opened
 
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.session.opener import open_session
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
@@ -301,6 +305,15 @@ def test_a_world_of_one_keeps_the_service_it_inherited(fake_wandb: FakeWandb, mo
 def test_the_service_writes_its_owners_process_id_into_the_variable() -> None:
     wandb.setup()
     assert re.match(rf"\d+-{os.getpid()}-", os.environ["WANDB_SERVICE"])
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+def test_settings_for_several_writers_that_wandb_was_set_up_with_are_checked() -> None:
+    wandb.setup(wandb.Settings(mode="shared", x_label="mine"))
+    with pytest.raises(ConfigurationError, match=r"^mode='shared' \(wandb.setup\) is W&B's switch for one writer"):
+        open_session(Options(), {}, integration="test", topology=SECOND)
+    assert requested.check_writers({"mode": "offline"}, "auto", 2) is None
+    assert requested.check_writers({}, "shared", 2) == "x_label='mine' (wandb.setup)"
 
 
 def test_a_sidecar_records_what_the_run_file_lacks(fake_wandb: FakeWandb) -> None:

@@ -14,6 +14,8 @@ from units import eventually
 from wandb.sdk.wandb_alerts import AlertLevel
 
 import dist_wandb
+from dist_wandb.session.opener import open_session
+from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -67,6 +69,14 @@ def test_an_alert_of_another_rank_that_fails_is_said_where_the_run_is(
     sessions[2].alert("NaN", "in the loss")
     said = "an alert of another rank could not be sent: 'NaN': ConnectionError('no network')"
     eventually(lambda: said in caplog.text)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_an_alert_without_a_store_is_said_not_to_reach_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    session = open_session(Options(), {"id": "exp"}, integration="test", topology=THREE[2])
+    session.alert("NaN", "in the loss")
+    why = "did not reach the rank that has the run: there is no store of the job, so call init_process_group first."
+    assert f"the alert 'NaN' of rank 2 {why}" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["save", "log_artifact", "log_model", "log_code"])

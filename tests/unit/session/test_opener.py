@@ -523,6 +523,39 @@ def test_a_label_that_is_replaced_is_reported_once(
     assert message.startswith(f"x_label='mine' ({origin}) is not used: with run_mode='shared' each rank has a label of")
 
 
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("first", [0, 1])
+def test_both_ranks_with_different_trials_are_told_whichever_came_first(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, first: int
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+
+    def open_rank(rank: int) -> Session:
+        monkeypatch.setenv("WANDB_RUN_ID", f"trial-{rank}")
+        return open_session(Options(), {}, integration="test", topology=TWO[rank], number=1)
+
+    def was_refused(rank: int) -> bool:
+        words = f"Rank {rank} was given the trial 'trial-{rank}' of the sweep, but rank {1 - rank} the trial 'trial-"
+        with pytest.raises(ConfigurationError, match=words):
+            open_rank(rank)
+        return True
+
+    if first == 1:  # it has no run, and so is not held up
+        open_rank(1).log({"loss": 0.5}, step=0)
+        assert was_refused(0)
+        eventually(lambda: "what rank 1 logs is lost, because init failed on rank 0" in caplog.text)
+        return
+
+    def open_slowly(**arguments: Any) -> Any:
+        assert was_refused(1)
+        monkeypatch.setenv("WANDB_RUN_ID", "trial-0")
+        return init(**arguments)
+
+    init, fake_wandb.init = fake_wandb.init, open_slowly  # type: ignore[method-assign]
+    assert was_refused(0)
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
 # --- before Lightning has connected the ranks -------------------------------------------------------------------------
 
 

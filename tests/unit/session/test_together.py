@@ -290,6 +290,7 @@ def test_a_refused_row_is_not_counted(job: Job, fake_wandb: FakeWandb) -> None:
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
 MISSPELT = {"los": "sum", "loss": "mean", "*": "max"}
+UNUSED = "has patterns that apply to no name that rank 0 has logged or combined:"
 
 
 def test_an_unused_pattern_warns_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
@@ -301,20 +302,29 @@ def test_an_unused_pattern_warns_once_at_the_end(job: Job, on_ranks: OnRanks) ->
         on_ranks(2, lambda rank: sessions[rank].finish())
         sessions[0].finish()
     (warning,) = [warning for warning in caught if "patterns" in str(warning.message)]
-    assert "reduce has patterns that apply to no logged name: 'los', 'tokenz'. " in str(warning.message)
+    assert f"reduce {UNUSED} 'los', 'tokenz'. " in str(warning.message)
 
 
-def test_misspelt_names_of_weight_and_spread_warn_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
-    sessions = job(TWO, reduce="sum", spread=["los", "accuracy*"])
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"reduce": "sum", "per_rank": ["los"]}, ["spread", "weight"]),
+        ({"run_mode": "shared", "per_rank": ["los", "loss", "note", "acc*", "step"]}, ["per_rank", "spread", "weight"]),
+        ({"run_mode": "shared", "per_rank": ["los", "loss", "note"], "reduce": None}, ["per_rank"]),
+        ({"run_mode": "shared", "per_rank": "auto", "reduce": None}, []),
+    ],
+)
+def test_misspelt_names_warn_once_at_the_end(
+    job: Job, on_ranks: OnRanks, named: dict[str, Any], told: list[str]
+) -> None:
+    sessions = job(TWO, spread=["los", "accuracy*"], **named)
     for session in sessions:
-        session.log({"loss": 0.5, "accuracy": 0.5}, 0, {"los": 3, "loss": 2})
+        session.log({"loss": 0.5, "accuracy": 0.5, "note": "a", "step": None}, 0, {"los": 3, "loss": 2})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         on_ranks(2, lambda rank: sessions[rank].finish())
     messages = sorted(str(warning.message) for warning in caught if "patterns" in str(warning.message))
-    assert [message.partition(". ")[0] for message in messages] == [
-        f"{argument} has patterns that apply to no logged name: 'los'" for argument in ("spread", "weight")
-    ]
+    assert [message.partition(". ")[0] for message in messages] == [f"{argument} {UNUSED} 'los'" for argument in told]
 
 
 def test_the_patterns_of_the_callback_are_not_those_of_the_user(job: Job, on_ranks: OnRanks) -> None:
@@ -337,7 +347,7 @@ def test_warnings_turned_into_errors_do_not_prevent_finishing(
         warnings.simplefilter("error")
         on_ranks(2, lambda rank: sessions[rank].finish())
     assert fake_wandb.runs[0].exit_codes == [None]
-    assert caplog.text.count("reduce has patterns that apply to no logged name: 'los'.") == 1
+    assert caplog.text.count(f"reduce {UNUSED} 'los'.") == 1
 
 
 @pytest.mark.parametrize(

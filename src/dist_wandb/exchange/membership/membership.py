@@ -17,7 +17,7 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
 - *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
   (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
-  there is a generation, the coordinator has ended its session.
+  there is a generation, the coordinator has ended its session, or the primary could not open its run.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
   round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list reads the
@@ -82,7 +82,7 @@ _TERM = 2.0  # seconds that an elected rank has to claim a generation, before an
 
 
 class Over(Exception):  # noqa: N818  # not an error either: this rank is late
-    """The other ranks have ended their sessions."""
+    """The other ranks have ended their sessions, or the primary could not open its run, for the reason given."""
 
 
 class Moved(Exception):  # noqa: N818  # not an error either: the ranks continue in another session
@@ -101,6 +101,7 @@ class Situation:
     is_over: Callable[[], bool] = lambda: False  # has the coordinator ended its session?
     # does the primary still open its run, or that of an enclosing session, after which it may come to this one?
     is_opening: Callable[[], bool] = lambda: False
+    failure: Callable[[], str | None] = lambda: None  # why the primary could not open its run, if it could not
     may_move: bool = False  # whether another rank may become the primary
 
 
@@ -159,8 +160,11 @@ class Beginning:
 
     def _claimed(self) -> Generation | None:
         now, presence, situation = time.monotonic(), self._presence, self._situation
-        if self._over_check.is_over(now) and situation.is_over() and not presence.present() - {self._unit.index}:
-            raise Over
+        if self._over_check.is_over(now):
+            if not self._is_first and (failure := situation.failure()):
+                raise Over(failure)
+            if situation.is_over() and not presence.present() - {self._unit.index}:
+                raise Over
         if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
             return self._membership.claim(Generation(0, tuple(sorted(presence.present()))))
         is_late = presence.waited >= self._within
