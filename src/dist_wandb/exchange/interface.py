@@ -156,6 +156,11 @@ class Exchange(ABC):
         """Give what waits, on this exchange's thread, to the one with which the session continues; repeatable."""
         self._lifecycle.successor = successor
 
+    def lose(self, rows: int, why: str) -> None:
+        """Report rows that were accepted, and that this rank was to write, as lost: the run ends as failed."""
+        self._lifecycle.unwritten += rows
+        _log.warning("dist_wandb: %d rows of rank %d are lost: %s. The run ends as failed.", rows, self._rank, why)
+
     def detach(self) -> None:
         """End without waiting: nothing more is put, and there is no run to write to."""
         if not self._is_foreign:

@@ -47,6 +47,9 @@ class WatchingExchange(Exchange):
         super().pass_on(successor)
         while self._kept:
             successor.put(self._kept.popleft())
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            successor.lose(dropped, "see max_pending_rows")
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait until it is certain which rank writes the run."""
@@ -66,9 +69,6 @@ class WatchingExchange(Exchange):
         lifecycle = self._lifecycle
         try:
             self._succeed(lambda: lifecycle.is_closing, self._is_stopped)
-            if self._dropped and lifecycle.successor is not None:
-                message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows."
-                _log.warning(message, self._dropped, self._rank)
         except Exception:  # noqa: BLE001  # the training must continue
             _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
         finally:

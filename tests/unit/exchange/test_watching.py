@@ -23,9 +23,14 @@ class Taking:
     def __init__(self) -> None:
         self.rows: list[Contribution] = []
         self.put = self.rows.append
+        self.lost: list[tuple[int, str]] = []
+
+    def lose(self, rows: int, why: str) -> None:
+        """Take the number of rows that are lost."""
+        self.lost.append((rows, why))
 
 
-def test_rows_beyond_the_limit_are_counted_as_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_beyond_the_limit_are_counted_as_lost() -> None:
     is_certain, successor = threading.Event(), Taking()
 
     def succeed(_is_due: Callable[[], bool], _is_stopped: Callable[[], bool]) -> None:
@@ -39,7 +44,7 @@ def test_rows_beyond_the_limit_are_counted_as_lost(caplog: pytest.LogCaptureFixt
     is_certain.set()
     eventually(lambda: exchange.has_ended)
     assert [row.step for row in successor.rows] == [0, 1]
-    assert "3 rows of rank 1 are lost: see max_pending_rows" in caplog.text
+    assert successor.lost == [(3, "see max_pending_rows")]
 
 
 def test_a_run_that_the_next_rank_cannot_open_does_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from units import eventually
 
 from dist_wandb.topology.model import Topology
 
@@ -58,6 +59,20 @@ def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wa
     second.finish(7)
     first.finish()
     assert [run.exit_codes for run in fake_wandb.runs] == [[7]]
+
+
+def test_rows_that_could_not_wait_for_the_rank_that_writes_fail_the_run(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    (second, _) = job(THREE[1:], reduce=None, limits={"join_timeout": 1.0, "max_pending_rows": 2})
+    for step in range(5):
+        second.log({"loss": 1.0}, step=step)
+    eventually(lambda: second.run)
+    assert not second.flush()
+    second.finish()
+    (run,) = fake_wandb.runs
+    assert ([row["global_step"] for row in run.rows], run.exit_codes) == ([0, 1], [1])
+    assert "3 rows of rank 1 are lost: see max_pending_rows. The run ends as failed." in caplog.text
 
 
 def test_separate_runs_have_separate_exit_codes(job: Job, fake_wandb: FakeWandb) -> None:
