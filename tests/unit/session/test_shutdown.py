@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from units import eventually
 
 from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.debug_log import log_of
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job
@@ -73,6 +75,16 @@ def test_rows_that_could_not_wait_for_the_rank_that_writes_fail_the_run(
     (run,) = fake_wandb.runs
     assert ([row["global_step"] for row in run.rows], run.exit_codes) == ([0, 1], [1])
     assert "3 rows of rank 1 are lost: see max_pending_rows. The run ends as failed." in caplog.text
+
+
+def test_rows_that_a_writer_cannot_write_to_disk_fail_the_run(job: Job) -> None:
+    first, second = job(THREE[:2], lambda _: {"id": "exp", "mode": "offline"}, run_mode="shared")
+    log = log_of(Path(second.run.dir).parent)
+    log.parent.mkdir()
+    log.write_text('{"level":"ERROR","msg":"writer: failed to save record: no space left on device"}')
+    second.finish()
+    first.finish()
+    assert codes_of(first) == [1]
 
 
 def test_separate_runs_have_separate_exit_codes(job: Job, fake_wandb: FakeWandb) -> None:
