@@ -83,11 +83,6 @@ class DirectExchange(Exchange):
         elif self._has_room():
             self._hand_over(contribution)
 
-    def lose(self, rows: int, why: str) -> None:
-        """Report rows as lost, unless this rank writes none."""
-        if self._rows.has_run:
-            super().lose(rows, why)
-
     @property
     def _is_free(self) -> bool:
         """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""

@@ -27,7 +27,7 @@ _NOT_SENT = {
     "sender: failed to log artifact": "artifacts",  # wandb itself prints nothing about these
 }
 _NOT_WRITTEN = {"writer: failed": "rows"}
-_LAST_WRITES = 5.0  # seconds in which wandb's own process writes the end of a file
+_LAST_WRITES = 5.0  # seconds in which wandb's own process writes the end of a file, which takes some milliseconds
 _PAUSE = 0.02  # seconds between two checks of that
 _FULL = 2**20  # bytes; with less free space a disk counts as full
 _LONGEST_LINE = 2**20
@@ -97,9 +97,9 @@ def untaken(log: Path) -> dict[str, str]:
     return _failures(log, _NOT_SENT)
 
 
-def unwritten(log: Path) -> dict[str, str]:
-    """As `untaken`, for data that was not written to disk; waits for the end of the run's file if that is missing."""
-    files, until = [*log.parent.parent.glob("*.wandb")], time.monotonic() + _LAST_WRITES
+def unwritten(log: Path, within: float = _LAST_WRITES) -> dict[str, str]:
+    """As `untaken`, for data that was not written to disk; waits `within` some seconds for the end of the run's file."""
+    files, until = [*log.parent.parent.glob("*.wandb")], time.monotonic() + within
     found = _failures(log, _NOT_WRITTEN)
     with suppress(OSError):  # on a full disk the log may be incomplete
         if not found and shutil.disk_usage(log.parent).free < _FULL:
@@ -109,7 +109,7 @@ def unwritten(log: Path) -> dict[str, str]:
             time.sleep(_PAUSE)
             found = _failures(log, _NOT_WRITTEN)
             if not found and time.monotonic() > until:
-                found["rows"] = f"after {_LAST_WRITES:g} s, the file in {files[0].parent} lacks the run's end"
+                found["rows"] = f"after {within:g} s, the file in {files[0].parent} lacks the run's end"
     return found
 
 

@@ -63,6 +63,15 @@ def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wa
     assert [run.exit_codes for run in fake_wandb.runs] == [[7]]
 
 
+def test_a_rank_that_fails_before_it_is_certain_that_it_writes_the_run_does(job: Job, fake_wandb: FakeWandb) -> None:
+    second, _ = job(THREE[1:], reduce=None)
+    second.log({"loss": 1.0}, step=0)
+    time.sleep(2.0)  # in which rank 0 may come
+    second.finish(3)
+    (run,) = fake_wandb.runs
+    assert ([row["loss"] for row in run.rows], run.exit_codes) == ([1.0], [3])
+
+
 def test_rows_that_could_not_wait_for_the_rank_that_writes_fail_the_run(
     job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
