@@ -226,9 +226,9 @@ class Messages:
             "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
-    def primary_is_unreachable(self, rows: int, kept_after: str = "") -> None:
+    def primary_is_unreachable(self, rows: int, kept_after: str = "", *, is_certain: bool = True) -> None:
         """Warn that the rank that writes this rank's rows cannot be reached, or has not taken the last `rows`."""
-        why = "the rank that writes it cannot be reached"
+        why = "the rank that writes it cannot be reached" if is_certain else "no rank had opened the run yet"
         if self._context.lifecycle.has_failed:
             why = "it failed, and the other ranks did not take these rows within a heartbeat"
         elif self.overdue:

@@ -226,7 +226,9 @@ class Worker:
     def _write_all(self) -> None:
         if not self._context.rows.writes and self._rounds.outbox.waiting:
             self._context.lifecycle.may_have_lost = True
-            self.messages.primary_is_unreachable(len(self._rounds.outbox.waiting))
+            part, may_move = self.participation, self._hooks.move is not None
+            is_certain = not may_move or part.generation is not None or part.membership is None
+            self.messages.primary_is_unreachable(len(self._rounds.outbox.waiting), is_certain=is_certain)
             self._rounds.outbox.waiting.clear()
         self.cycle.write_all()
 
