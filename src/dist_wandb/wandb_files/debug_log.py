@@ -98,7 +98,7 @@ def untaken(log: Path) -> dict[str, str]:
 
 
 def unwritten(log: Path, within: float = _LAST_WRITES) -> dict[str, str]:
-    """As `untaken`, for data that was not written to disk; waits `within` some seconds for the end of the run's file."""
+    """As `untaken`, for data that was not written to disk; waits some seconds for the end of the run's file."""
     files, until = [*log.parent.parent.glob("*.wandb")], time.monotonic() + within
     found = _failures(log, _NOT_WRITTEN)
     with suppress(OSError):  # on a full disk the log may be incomplete
