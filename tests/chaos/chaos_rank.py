@@ -134,13 +134,15 @@ class Rank:
     def _meet(self) -> None:
         """Let the rank that hosts the job's store wait until the others have ended, if it should."""
         spec = self.spec
-        (self.directory / f"ended-{self.rank}").touch()
+        (self.directory / f"ended-{self.rank}").write_text(str(os.getpid()))
         is_needed = spec.run_mode == "new" and spec.session_count > 1  # sessions do not wait for each other's end there
         if self.rank == 0 and (spec.meets or spec.has("never") or spec.guarded or is_needed):
             others = [rank for rank in range(1, spec.world_size) if not spec.faults_of(rank, *FATAL)]
             marks = [self.directory / f"ended-{rank}" for rank in others]
             with contextlib.suppress(AssertionError):  # the judge detects ranks that have not ended
                 wait_until(lambda: all(mark.exists() for mark in marks), within=_LONGEST_MEETING)
+                if spec.faults_of(0, "never"):  # it has no session in which it would be waited for
+                    wait_until(lambda: not any(map(_lives, marks)), within=_LONGEST_MEETING)
 
     # --- what is logged -----------------------------------------------------------------------------------------------
 
@@ -368,6 +370,13 @@ class Rank:
         else:
             for core in cores_of(os.getpid()):
                 os.kill(core, signal.SIGKILL) if fault.kind == "core_kill" else stop(core, fault.value)
+
+
+def _lives(mark: Path) -> bool:
+    """Return whether the process that has written its id into a file is running."""
+    with contextlib.suppress(OSError):
+        return " Z " not in Path("/proc", mark.read_text(), "stat").read_text()
+    return False
 
 
 def see_others_begin(spec: Spec, directory: Path) -> None:

@@ -771,7 +771,7 @@ def test_what_a_failing_rank_has_logged_is_written(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failing: list[int]
 ) -> None:
     """It hands its last rows over, within a heartbeat; one rank says that it failed."""
-    monkeypatch.setattr(collective, "_LAST_ROUNDS", SOON)  # on a busy machine
+    monkeypatch.setattr(interface, "_LAST_ROUNDS", SOON)  # on a busy machine
     unit = ranks(3)
     for step in range(20):
         for rank in range(3):

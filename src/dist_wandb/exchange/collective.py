@@ -10,7 +10,7 @@ import threading
 import time
 
 from dist_wandb.exchange.forming import import_gloo
-from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, is_set_within, write_rest
+from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
 from dist_wandb.exchange.participation import UNOPENED
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
@@ -23,8 +23,6 @@ from dist_wandb.settings.plan import Unit
 
 _BROKEN = Phase.BROKEN  # a member of an enumeration takes longer to read
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
-_LONGEST_GRACE = 3.0  # seconds, for any heartbeat
-_LAST_ROUNDS = 0.5  # seconds that a failed rank gets, after a heartbeat, to hand over what it has logged
 _OFTEN = 64  # every so many rows, `log` checks whether too many wait: counting them takes longer than passing one on
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 
@@ -88,7 +86,7 @@ class CollectiveExchange(Exchange):
         self._ask(Demand.CLOSE)
         limit = self._limit(timeout)
         if failed:
-            limit = min(limit, self._limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE)
+            limit = min(limit, grace_of_failed(self._limits))
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:

@@ -39,6 +39,8 @@ _log = logging.getLogger("dist_wandb")
 LAST_WRITES = 5.0  # seconds without a written row after which the remaining ones are given up, at the end
 WITHOUT_FINISH = 10.0  # maximum seconds that an exiting process waits for others if its session was not finished
 DEVICE_POLL_INTERVAL = 0.005  # seconds between two checks whether a device has computed the logged values
+_LAST_ROUNDS = 0.5  # seconds that a failed rank gets, after a heartbeat, to hand over what it has logged
+_LONGEST_GRACE = 3.0  # seconds, for any heartbeat
 _SLICE = 0.2  # seconds between two checks whether to stop waiting
 _QUIET = 5.0  # seconds until the first line about rows that are being written at the end; then it doubles
 _LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store to return
@@ -203,6 +205,11 @@ class Exchange(ABC):
     @abstractmethod
     def _run(self) -> None:
         """The work of the thread."""
+
+
+def grace_of_failed(limits: Limits) -> float:
+    """Return how long other ranks are waited for after a failure, in seconds."""
+    return min(limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE)
 
 
 def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:

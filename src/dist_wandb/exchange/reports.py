@@ -226,7 +226,9 @@ class Messages:
             "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
-    def primary_is_unreachable(self, rows: int, kept_after: str, failure: str | None) -> None:
+    def primary_is_unreachable(
+        self, rows: int, kept_after: str, failure: str | None, *, is_certain: bool = True
+    ) -> None:
         """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
         if failure:
             rank, primary = self._context.rank, self._context.unit.global_rank_of(0)
@@ -236,7 +238,7 @@ class Messages:
                 f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
             )
             return
-        why = "the rank that writes it cannot be reached"
+        why = "the rank that writes it cannot be reached" if is_certain else "no rank had opened the run yet"
         if self._context.lifecycle.has_failed:
             why = "it failed, and the other ranks did not take these rows within a heartbeat"
         elif self.overdue:

@@ -10,22 +10,25 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from dist_wandb.exchange.interface import Demand, Exchange, is_set_within
+from dist_wandb.exchange.interface import Demand, Exchange, Phase, grace_of_failed, is_set_within
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")
 
-Succeed = Callable[[Callable[[], bool], Callable[[], bool]], None]
-"""Waits for the primary, on the thread, and moves the session if it is missing; see `session.moving.succeed`."""
+Find = Callable[[Callable[[], bool], Callable[[], bool]], "int | None"]
+"""Waits, on the thread, until it is certain which rank of the unit writes; see `session.moving.primary_in`."""
 
 
 class WatchingExchange(Exchange):
     """The exchange of a rank that writes nothing, unless the primary is missing."""
 
-    def __init__(self, limits: Limits, rank: int, succeed: Succeed) -> None:
-        super().__init__(limits, rank, "watching")
-        self._succeed = succeed
+    def __init__(self, limits: Limits, unit: Unit, find: Find, move: Callable[[int], None]) -> None:
+        super().__init__(limits, unit.global_rank, "watching")
+        self._unit = unit
+        self._find = find
+        self._move = move  # continues in another exchange, given the rank of its primary
         self._kept: deque[Contribution] | None = deque()
         self._dropped = 0
 
@@ -40,7 +43,7 @@ class WatchingExchange(Exchange):
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait only if the session has moved."""
         successor = self._lifecycle.successor
-        return successor is None or successor.flush(timeout, together=together)
+        return self._lifecycle.has_kept_all if successor is None else successor.flush(timeout, together=together)
 
     def pass_on(self, successor: Exchange) -> None:
         """Give the rows that were kept to the exchange with which the session continues."""
@@ -49,27 +52,42 @@ class WatchingExchange(Exchange):
             successor.put(self._kept.popleft())
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """Wait until it is certain which rank writes the run."""
+        """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
         if self._is_foreign:
             return True
-        self._lifecycle.has_failed = failed
+        lifecycle, limit = self._lifecycle, self._limit(timeout)
+        lifecycle.has_failed = failed
         self._ask(Demand.CLOSE)
-        has_ended = failed or is_set_within(self._lifecycle.ended, self._limit(timeout), lambda: False)
+        limit = min(limit, grace_of_failed(self._limits)) if failed else limit
+        has_ended = is_set_within(lifecycle.ended, limit, lambda: False)
         self._ask(Demand.STOP)
-        return has_ended
+        if lifecycle.phase is Phase.MOVING:
+            has_ended = is_set_within(lifecycle.ended, self._limit(timeout), lambda: False)
+        return has_ended and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:
-        is_unused = self._lifecycle.is_closing and not self._kept
-        return is_unused or self._lifecycle.has_failed or self._lifecycle.is_stopped
+        return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped
 
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            self._succeed(lambda: lifecycle.is_closing, self._is_stopped)
-            if self._dropped and lifecycle.successor is not None:
-                message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows."
+            primary = self._find(lambda: lifecycle.is_closing, self._is_stopped)
+            if primary is None and self._kept:
+                lifecycle.may_have_lost = True
+                message = (
+                    "dist_wandb: what rank %d logged may be lost: it ended before it was certain which rank writes the "
+                    "run. Pass primary_rank to init if rank %d does not call it."
+                )
+                _log.warning(message, self._rank, self._unit.global_rank_of(0))
+            if primary:
+                lifecycle.phase = Phase.MOVING
+                self._move(self._unit.global_rank_of(primary))
+            if primary == self._unit.index and self._dropped and lifecycle.successor is not None:
+                message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows. The run ends as failed."
                 _log.warning(message, self._dropped, self._rank)
+                lifecycle.successor._lifecycle.unwritten += self._dropped  # noqa: SLF001  # of this base class
         except Exception:  # noqa: BLE001  # the training must continue
+            lifecycle.phase = Phase.BROKEN
             _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
         finally:
             self._kept = None

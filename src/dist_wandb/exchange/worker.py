@@ -236,7 +236,9 @@ class Worker:
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
         self._context.lifecycle.may_have_lost = True
         if not self._context.reports.has("lost"):
-            self.messages.primary_is_unreachable(rows, kept_after, self._hooks.failure())
+            part, may_move = self.participation, self._hooks.move is not None
+            is_certain = not may_move or part.generation is not None or part.membership is None
+            self.messages.primary_is_unreachable(rows, kept_after, self._hooks.failure(), is_certain=is_certain)
 
     def _write_rest(self, *, is_closed: bool) -> None:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""

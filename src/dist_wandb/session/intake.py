@@ -27,7 +27,7 @@ from dist_wandb.payloads.scalars import (
 )
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.job_link import why_no_run
-from dist_wandb.session.moving import MOVED, succeed
+from dist_wandb.session.moving import MOVED, primary_in
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.stalls.watcher import signs
@@ -272,9 +272,8 @@ def exchange_of(
         exchange.rounds.side_data.paths = own.summary.logged.paths
         return exchange
     if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
-        return WatchingExchange(
-            options.limits, link.topology.global_rank, partial(succeed, link, link.until_open(enclosing))
-        )
+        find = partial(primary_in, link, link.until_open(enclosing))
+        return WatchingExchange(options.limits, link.unit, find, link.moving.to)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

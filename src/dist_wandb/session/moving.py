@@ -80,23 +80,21 @@ class Moving:
             poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
-def succeed(
+def primary_in(
     link: JobLink, is_opening: Callable[[], bool], is_due: Callable[[], bool], is_stopped: Callable[[], bool]
-) -> None:
-    """Wait until it is certain that the primary has opened a session, or that another one has to: then move.
+) -> int | None:
+    """Wait until it is certain which rank of the unit writes its run; return its index, or `None` if it never is.
 
     For a session that takes part in no exchange. `is_due`: this rank ends. `is_stopped`: stop waiting immediately.
     """
     store, unit, within = link.store, link.unit, link.options.limits.join_timeout
     if store is None:
-        return
+        return None
     situation = Situation(is_due=is_due, is_over=link.is_over, is_opening=is_opening)
     try:
-        primary = primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
+        return primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
     except (Stopped, RendezvousError):
-        return
-    if primary:
-        link.moving.to(unit.global_rank_of(primary))
+        return None
 
 
 def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> None:

@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,8 @@ def open_session(
     # In a world of one, `wandb.init` gets exactly `init_arguments`. Otherwise settings are added that limit the cost of
     # an unreachable server or a killed process.
     as_given: bool = False,
+    continues: bool = False,  # another session of this rank: the training goes on, even if the job's store is gone
+    reaches: bool = True,  # the job's store, as far as it is known
 ) -> Session:
     """Identify this rank, agree with the other ranks, decide on a plan, and open the run.
 
@@ -91,15 +93,20 @@ def open_session(
     is_job = topology.world_size > 1
     if is_job:
         inherited_rank.announce()
-    opener.meet(integration, number)
+    opener.meet(integration, number, reaches=reaches)
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
     again = partial(again, create_new=create_new, announces=announces, restarts=restarts, as_given=as_given)
+    again = partial(again, continues=True)
 
     def reopen(primary_rank: int) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
         in_main = threading.current_thread() is threading.main_thread()
-        return again(moved_options, arguments, integration=name, catches_sigterm=catches_sigterm and in_main)
+        again_here = partial(again, moved_options, arguments, integration=name)
+        try:
+            return again_here(catches_sigterm=catches_sigterm and in_main)
+        except RendezvousError:  # its host has ended meanwhile
+            return again_here(catches_sigterm=catches_sigterm and in_main, reaches=False)
 
     moved_to = opener.moved_to()
     if moved_to is not None:
@@ -109,7 +116,7 @@ def open_session(
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))
     session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
     opener.move_by(lambda primary_rank: move(session, reopen, primary_rank))
-    opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
+    opener.announce(session, announces=announces, catches_sigterm=catches_sigterm, continues=continues)
     return session
 
 
@@ -172,10 +179,12 @@ class Opener:
     def _has_store(self) -> bool:
         return self._store is not None
 
-    def meet(self, integration: str, number: int | None) -> None:
+    def meet(self, integration: str, number: int | None, *, reaches: bool = True) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
         options = self._options
-        self._name, self._store = job_description.meet(options, self._topology, integration, number)
+        self._name, self._store = integration, None
+        if reaches:
+            self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
         sweep_agents.check_trial(self._store, self._topology)
         resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
@@ -322,11 +331,12 @@ class Opener:
             _log.warning("dist_wandb: rows without a step start at 0 under this rank's label: %s", error)
             return 0
 
-    def announce(self, session: Session, *, announces: bool, catches_sigterm: bool) -> None:
+    def announce(self, session: Session, *, announces: bool, catches_sigterm: bool, continues: bool) -> None:
         """Start the session, and announce it to the other ranks, a later start of the job, and the user."""
         try:
             session.start()
-            session.report_run()
+            with suppress(RendezvousError) if continues else nullcontext():
+                session.report_run()
             sweep_agents.check_trial(self._store, self._topology)
             if (
                 self._restart_store is not None

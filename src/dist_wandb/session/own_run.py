@@ -189,8 +189,8 @@ class OwnRun:
         if error is not None:
             raise error
 
-    def end(self, exit_code: int | None) -> None:
-        """End the run."""
+    def end(self, exit_code: int | None) -> bool:
+        """End the run; return whether data of it is lost."""
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
                 record.finish(self._attached, exit_code)
@@ -208,6 +208,7 @@ class OwnRun:
                 "all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync %s",
                 *(self._link.topology.global_rank, run.id, Path(run.dir).parent.parents[2]),
             )
+        return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """Reopen the run on disk, with the same id and the given config."""

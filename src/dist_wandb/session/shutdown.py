@@ -247,7 +247,8 @@ class Shutdown:
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
             elif self._own.is_owned:
-                self._own.end(exit_code)
+                if self._own.end(exit_code):
+                    unit_end.report(FAILED)
                 unit_end.report_written()
             if not exit_code:
                 self._delete_record()

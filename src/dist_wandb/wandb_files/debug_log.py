@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
+from dist_wandb.wandb_files.record_file import has_end
 from dist_wandb.wandb_files.small_files import open_ordinary, parse_json, time_limit
 
 _NOT_SENT = {
@@ -25,6 +27,8 @@ _NOT_SENT = {
     "sender: failed to log artifact": "artifacts",  # wandb itself prints nothing about these
 }
 _NOT_WRITTEN = {"writer: failed": "rows"}
+_LAST_WRITES = 5.0  # seconds in which wandb's own process writes the end of a file, which takes some milliseconds
+_PAUSE = 0.02  # seconds between two checks of that
 _FULL = 2**20  # bytes; with less free space a disk counts as full
 _LONGEST_LINE = 2**20
 _LONGEST_REASON = 2000  # characters
@@ -84,12 +88,19 @@ def untaken(log: Path) -> dict[str, str]:
     return _failures(log, _NOT_SENT)
 
 
-def unwritten(log: Path) -> dict[str, str]:
-    """As `untaken`, for data that was not written to disk."""
+def unwritten(log: Path, within: float = _LAST_WRITES) -> dict[str, str]:
+    """As `untaken`, for data that was not written to disk; waits some seconds for the end of the run's file."""
+    files, until = [*log.parent.parent.glob("*.wandb")], time.monotonic() + within
     found = _failures(log, _NOT_WRITTEN)
     with suppress(OSError):  # on a full disk the log may be incomplete
         if not found and shutil.disk_usage(log.parent).free < _FULL:
             found["rows"] = f"the disk of {log.parent} is full"
+    with suppress(OSError, ReadError):
+        while not found and not all(map(has_end, files)):
+            time.sleep(_PAUSE)
+            found = _failures(log, _NOT_WRITTEN)
+            if not found and time.monotonic() > until:
+                found["rows"] = f"after {within:g} s, the file in {files[0].parent} lacks the run's end"
     return found
 
 

@@ -53,6 +53,8 @@ MOST_OTHERS = 1_000_000
 
 # History, summary, output, statistics, raw output, telemetry, logger's output; the record's number may precede.
 _OF_STREAM = re.compile(rb"(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?(?:[\x12\x1a\x22\x3a\x5a\x6a]|\xda\x01)")
+_END = re.compile(rb"(?<!\x12)\x92\x01[\x00-\x3f]")  # tag and length of a field that only the record of a run's end has
+_LONGEST_END = 256  # bytes of that record, the last one of a file
 _SHORTEST_OF_STREAM = 12  # bytes; those of W&B have a time, or a name and a value
 _BETWEEN_CHECKS = 64  # chunks
 
@@ -143,6 +145,14 @@ def run_record_of(source: Path, within: Directory | None = None) -> bytes | None
             if any(number == _RUN for number, *_ in parts):
                 return record
     return None
+
+
+def has_end(source: Path) -> bool:
+    """Return whether a file has the record of the run's end, according to its last bytes."""
+    with os.fdopen(open_ordinary(source), "rb") as opened:
+        start = opened.seek(max(0, os.fstat(opened.fileno()).st_size - _LONGEST_END))
+        last, block = opened.read(_LONGEST_END), -start % _BLOCK  # it may be in two blocks
+    return _END.search(last[:block] + last[block + _CHUNK_HEADER.size :]) is not None
 
 
 def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bool = False) -> Iterator[bytes | None]:

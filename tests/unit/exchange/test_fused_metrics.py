@@ -185,9 +185,15 @@ def test_a_metric_that_the_rank_that_writes_has_never_logged_is_reported(caplog:
     unit.exchange(key, range(2))
     assert unit.finish(key, 1) == {}
     assert "'sum' was logged as a metric by other ranks, but not yet by rank 0, which computes it" in caplog.text
+    lost = unit.fused(0).contributions.lost
+    assert +lost == {"of metrics that it had not logged": 1}
     late = unit.keep(1)
     unit.exchange(late, range(2))
     assert unit.finish(late, 2)["sum"] == 6.0
+    unit.keep_late(0, key)
+    unit.exchange(key, range(2))
+    assert unit.finish(key, 2)["sum"] == 7.0
+    assert not lost.total(), "its row is corrected"
 
 
 MANY = 20  # more metrics than fit into FEW bytes

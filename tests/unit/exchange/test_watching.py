@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
-from units import eventually
 
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import unit_of
+from dist_wandb.topology.model import Topology
 
-if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
-
-
-class Taking:
-    """An exchange that takes rows."""
-
-    def __init__(self) -> None:
-        self.rows: list[Contribution] = []
-        self.put = self.rows.append
-
-
-def test_rows_beyond_the_limit_are_counted_as_lost(caplog: pytest.LogCaptureFixture) -> None:
-    is_certain, successor = threading.Event(), Taking()
-
-    def succeed(_is_due: Callable[[], bool], _is_stopped: Callable[[], bool]) -> None:
-        is_certain.wait()
-        exchange.pass_on(cast("Exchange", successor))
-
-    exchange = WatchingExchange(Limits(max_pending_rows=2), 1, succeed)
-    exchange.start()
-    for step in range(5):
-        exchange.put(Contribution({"loss": 1.0}, step, True))
-    is_certain.set()
-    eventually(lambda: exchange.has_ended)
-    assert [row.step for row in successor.rows] == [0, 1]
-    assert "3 rows of rank 1 are lost: see max_pending_rows" in caplog.text
+UNIT = unit_of(Topology(1, 1, 0, 2, 2, 1), "global")
 
 
 def test_a_run_that_the_next_rank_cannot_open_does_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
-    def succeed(*_: Any) -> None:
+    def move(*_: Any) -> None:
         raise ValueError("no")
 
-    exchange = WatchingExchange(Limits(), 1, succeed)
+    exchange = WatchingExchange(Limits(), UNIT, lambda *_: 1, move)
     exchange.start()
     exchange.put(Contribution({"loss": 1.0}, 1, True))
-    assert exchange.close(timeout=10)
+    assert not exchange.close(timeout=10)
+    assert not exchange.flush()
     assert "rank 1 cannot open the run, which no rank writes" in caplog.text
+
+
+def test_rows_are_reported_if_it_is_never_certain_which_rank_writes_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    exchange = WatchingExchange(Limits(), UNIT, lambda *_: None, lambda _: None)
+    exchange.put(Contribution({"loss": 1.0}, 1, True))
+    exchange.start()
+    assert not exchange.close(timeout=10)
+    assert "what rank 1 logged may be lost: it ended before it was certain which rank writes the run" in caplog.text

@@ -25,6 +25,7 @@ from dist_wandb.exchange.membership import generations
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
+from dist_wandb.session.moving import MOVED
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -521,6 +522,36 @@ def test_a_label_that_is_replaced_is_reported_once(
     (message,) = [str(one.message) for one in recwarn if "x_label" in str(one.message)]
     origin = "settings" if in_settings else "WANDB_X_LABEL"
     assert message.startswith(f"x_label='mine' ({origin}) is not used: with run_mode='shared' each rank has a label of")
+
+
+@pytest.mark.parametrize("reduce", ["auto", None])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_session_continues_with_another_primary_although_the_store_ends_meanwhile(
+    store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, has_run: bool, reduce: Any
+) -> None:
+    """Its host, rank 0, opens no session and has ended, before the run of rank 1 is open or after."""
+
+    class Ending(JobStore):
+        """The store, which ends."""
+
+        def publish(self, key: str, value: Any) -> None:
+            if fake_wandb.runs:
+                raise RendezvousError("Rank 1 cannot reach the store.")
+            super().publish(key, value)
+
+    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
+        if MOVED in namespace and not has_run:
+            raise RendezvousError("Rank 1 cannot reach the store.")
+        return Ending(store, namespace, topology, timeout)
+
+    monkeypatch.setattr(JobStore, "find", find)
+    options = Options(reduce=reduce, limits=Limits(join_timeout=1.0))
+    with open_session(options, {"id": "exp"}, integration="test", topology=TWO[1], number=1) as session:
+        session.log({"loss": 0.5}, step=0)
+        eventually(lambda: session.run)
+        session.log({"loss": 1.5}, step=1)
+    (run,) = fake_wandb.runs
+    assert ([row["loss"] for row in run.rows], run.exit_codes) == ([0.5, 1.5], [None])
 
 
 @pytest.mark.usefixtures("store")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from units import eventually
 
 from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.debug_log import log_of
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job
@@ -58,6 +61,39 @@ def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wa
     second.finish(7)
     first.finish()
     assert [run.exit_codes for run in fake_wandb.runs] == [[7]]
+
+
+def test_a_rank_that_fails_before_it_is_certain_that_it_writes_the_run_does(job: Job, fake_wandb: FakeWandb) -> None:
+    second, _ = job(THREE[1:], reduce=None)
+    second.log({"loss": 1.0}, step=0)
+    time.sleep(2.0)  # in which rank 0 may come
+    second.finish(3)
+    (run,) = fake_wandb.runs
+    assert ([row["loss"] for row in run.rows], run.exit_codes) == ([1.0], [3])
+
+
+def test_rows_that_could_not_wait_for_the_rank_that_writes_fail_the_run(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    (second, _) = job(THREE[1:], reduce=None, limits={"join_timeout": 1.0, "max_pending_rows": 2})
+    for step in range(5):
+        second.log({"loss": 1.0}, step=step)
+    eventually(lambda: second.run)
+    assert not second.flush()
+    second.finish()
+    (run,) = fake_wandb.runs
+    assert ([row["global_step"] for row in run.rows], run.exit_codes) == ([0, 1], [1])
+    assert "3 rows of rank 1 are lost: see max_pending_rows. The run ends as failed." in caplog.text
+
+
+def test_rows_that_a_writer_cannot_write_to_disk_fail_the_run(job: Job) -> None:
+    first, second = job(THREE[:2], lambda _: {"id": "exp", "mode": "offline"}, run_mode="shared")
+    log = log_of(Path(second.run.dir).parent)
+    log.parent.mkdir()
+    log.write_text('{"level":"ERROR","msg":"writer: failed to save record: no space left on device"}')
+    second.finish()
+    first.finish()
+    assert codes_of(first) == [1]
 
 
 def test_separate_runs_have_separate_exit_codes(job: Job, fake_wandb: FakeWandb) -> None:

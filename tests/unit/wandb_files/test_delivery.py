@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dist_wandb.wandb_files import record_file
 from dist_wandb.wandb_files.debug_log import untaken, unwritten
 
 RETRIED = (
@@ -90,6 +92,22 @@ def test_a_full_disk_is_reported_although_the_log_is_on_it(log: Any, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     (reason,) = unwritten(log()).values()
     assert reason.endswith("is full")
+
+
+@pytest.mark.parametrize("before", [200, 32_750, 32_765, 70_000])  # bytes; a record may be in two blocks
+def test_a_file_without_the_runs_end_is_reported(log: Any, tmp_path: Path, before: int) -> None:
+    """On a disk that takes no further byte, the log does not tell it. The end may follow a moment later."""
+    (tmp_path / "logs").mkdir()
+    path = log().rename(tmp_path / "logs" / "debug-internal.log")
+    with (tmp_path / "run-exp.wandb").open("wb", buffering=0) as file:
+        writer = record_file.Writer(file)
+        writer.write(b"\x12\x92\x01" + bytes(before - 17))  # a row
+        (reason,) = unwritten(path, 0.1).values()
+        assert reason == f"after 0.1 s, the file in {tmp_path} lacks the run's end"
+        end = threading.Timer(0.1, writer.write, [b"\x08\x20\xc2\x0c\x05\n\x03exp\x92\x01\x02\x10\x02"])
+        end.start()
+        assert unwritten(path, 20.0) == {}
+        end.join()
 
 
 def test_a_log_with_any_content_is_tolerated(log: Any, tmp_path: Path) -> None:

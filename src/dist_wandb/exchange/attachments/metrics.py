@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch
 
 _METRIC = "metric"
+_NOT_LOGGED = "of metrics that it had not logged"  # why a value is lost, on the rank that computes them
+_MOST_NOT_LOGGED = 10_000  # cells of which it is kept that their loss was counted
 
 
 @lru_cache(maxsize=1024)
@@ -50,6 +52,7 @@ class FusedMetrics(Attachment[Snapshot]):
     def __init__(self, rank: int, *, merges: bool, lost: Counter[str] | None = None) -> None:
         super().__init__(rank, merges=merges, lost=lost)
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
+        self._not_logged: dict[Key, None] = {}
 
     def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
         """Return the series of a metric: a known one if the states fit its layout, otherwise a new one."""
@@ -186,7 +189,14 @@ class FusedMetrics(Attachment[Snapshot]):
                 f"{name!r} was logged as a metric by other ranks, but not yet by rank {self._rank}, which computes it. "
                 "It is written once that rank logs it too. Log it on all ranks.",
             )
+            self.contributions.lost[_NOT_LOGGED] += key not in self._not_logged
+            self._not_logged[key] = None
+            if len(self._not_logged) > _MOST_NOT_LOGGED:
+                del self._not_logged[next(iter(self._not_logged))]
             return {}
+        if key in self._not_logged:  # that rank was late
+            self.contributions.lost[_NOT_LOGGED] -= 1
+            del self._not_logged[key]
         try:
             values = snapshot.compute(one.sums, one.maxima, (blobs.pop(0) for _ in range(len(blobs))), in_full)
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
