@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from history import STEPS, history
+from history import STEPS, history, history_of
 from processes import Finished, clean_environment, free_port, run_job, torchrun
+from stored import ended_runs
 
 import dist_wandb
 from dist_wandb.wandb_files.reading import read_history
@@ -79,6 +80,14 @@ def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primar
     assert len({path.name for path in files}) == 1
     assert sorted(row["loss"] for path in files for row in read_history(path)) == list(range(2 * STEPS))
     assert finished.output.count("of an earlier start (restart 1 of torchrun)") == 1
+
+
+def test_ranks_wait_for_a_primary_that_still_ends_the_session_before(tmp_path: Path) -> None:
+    environment = clean_environment(PYTHONPATH=str(SUPPORT))
+    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path), cwd=tmp_path, environment=environment).check()
+    histories = [history_of(run) for run in ended_runs(tmp_path, 2)]
+    assert [history.values("loss") for history in histories] == [[0.5], [0.5]]
+    assert "has not opened a session" not in finished.output
 
 
 def test_ranks_wait_for_a_primary_whose_server_does_not_answer(tmp_path: Path) -> None:

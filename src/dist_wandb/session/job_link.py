@@ -127,18 +127,19 @@ class JobLink:
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
         """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.
 
-        It can come to this session only after it has opened the runs of the `enclosing` ones, which are open here.
+        It can come to this session only after it has opened the runs of the `enclosing` ones, which are open here, and
+        ended the one before, in which W&B may still upload.
         """
         key, latest = run_key(self.plan), math.inf
         latest_outside = time.monotonic() + self.options.limits.join_timeout
-        outside = 0.0  # until when it may come from an enclosing session
+        outside = 0.0  # until when it may come from another session
 
         def is_opening() -> bool:
             nonlocal latest, outside
             found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
-                if now < latest_outside and any(map(_is_begun, enclosing)):
+                if now < latest_outside and (any(map(_is_begun, enclosing)) or self._follows()):
                     outside = now + APART
                 return now < outside
             within = _ARRIVAL if key in found else float(found[opening_key(self.plan)])
@@ -146,6 +147,15 @@ class JobLink:
             return now < latest
 
         return is_opening
+
+    def _follows(self) -> bool:
+        """Whether the coordinator has opened the session before this one, and not ended it yet."""
+
+        def is_former_open(store: JobStore) -> bool:
+            former = leftovers.former(store)
+            return former is not None and job_description.is_published(former)
+
+        return self._is_counted and self._ask(is_former_open, False)
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""

@@ -83,6 +83,12 @@ def is_over(job_store: JobStore) -> bool:
     return any(first <= _number_of(job_store) <= last for first, last in ended)
 
 
+def former(job_store: JobStore) -> JobStore | None:
+    """Return the keys of the session before this one, if the coordinator has not ended it."""
+    keys = _keys_at(job_store, f"{_integration_of(job_store.namespace)}/{_number_of(job_store) - 1}")
+    return None if _number_of(job_store) == 1 or is_over(keys) else keys
+
+
 def keys_of_integration(job_store: JobStore) -> JobStore:
     """Return the keys that all sessions of an integration share."""
     return _keys_at(job_store, _integration_of(job_store.namespace))
