@@ -56,6 +56,12 @@ def why_no_run(link: JobLink) -> str | None:
     return link.of_run("error") or (None if store is None else briefly(lambda: refusal(store), None))
 
 
+def _follows(store: JobStore) -> bool:
+    """Whether the coordinator has opened the session before this one, and not ended it yet."""
+    former = leftovers.former(store)
+    return former is not None and job_description.is_published(former)
+
+
 class JobLink:
     """Exchanges messages with the other ranks of the job. Without a store, it does nothing."""
 
@@ -139,7 +145,9 @@ class JobLink:
             found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
-                if now < latest_outside and (any(map(_is_begun, enclosing)) or self._follows()):
+                if now < latest_outside and (
+                    any(map(_is_begun, enclosing)) or (self._is_counted and self._ask(_follows, False))
+                ):
                     outside = now + APART
                 return now < outside
             within = _ARRIVAL if key in found else float(found[opening_key(self.plan)])
@@ -147,15 +155,6 @@ class JobLink:
             return now < latest
 
         return is_opening
-
-    def _follows(self) -> bool:
-        """Whether the coordinator has opened the session before this one, and not ended it yet."""
-
-        def is_former_open(store: JobStore) -> bool:
-            former = leftovers.former(store)
-            return former is not None and job_description.is_published(former)
-
-        return self._is_counted and self._ask(is_former_open, False)
 
     def is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
