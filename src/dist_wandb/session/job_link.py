@@ -204,7 +204,8 @@ class JobLink:
         if store is None or not self._is_counted:
             return
         self._is_counted = False
-        if isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
+        is_needed = job_description.needs_base_id_of(self.topology, self.options)  # by a rank that comes later
+        if not is_needed and isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
             briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
         else:
             leftovers.leave(store, lambda: exchange.has_ended)

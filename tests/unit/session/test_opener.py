@@ -587,6 +587,15 @@ def test_both_ranks_with_different_trials_are_told_whichever_came_first(
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
+@pytest.mark.usefixtures("store")
+def test_a_rank_that_comes_after_the_only_one_has_ended_still_opens_its_own_run(fake_wandb: FakeWandb) -> None:
+    options = Options(run_mode="new", reduce="mean", limits=Limits(join_timeout=1.0))
+    for rank, number in ((0, None), (1, 1)):  # the first session is counted, and so deletes its keys
+        with open_session(options, {"id": "exp"}, integration="late", topology=TWO[rank], number=number) as session:
+            session.log({"loss": 0.5}, step=0)
+    assert [run.id for run in fake_wandb.runs] == ["exp-rank-0", "exp-rank-1"]
+
+
 # --- before Lightning has connected the ranks -------------------------------------------------------------------------
 
 
