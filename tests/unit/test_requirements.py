@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+
+import dist_wandb
 
 ROOT = Path(__file__).parents[2]
 LISTED = re.compile(
@@ -92,3 +97,21 @@ def test_each_python_version_of_ci_has_its_hashes() -> None:
     head = (ROOT / ".ci" / "requirements.txt").read_text().partition("\n")[0]
     assert pythons
     assert [version for version in pythons if not re.search(rf"\b{re.escape(version)}\b", head)] == []
+
+
+@pytest.mark.source
+def test_the_conda_recipe_is_that_of_the_package() -> None:
+    recipe: Any = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    of_package = [one for one in map(Requirement, metadata.requires("dist-wandb") or ()) if one.name != "dist-wandb"]
+    for part, has_marker in (("run", False), ("run_constraints", True)):
+        lines = [line.split(" ", 1) for line in recipe["requirements"][part] if not line.startswith("python >")]
+        found = {name: Requirement(f"{name}{versions}").specifier for name, versions in lines}
+        names = {"torch": "pytorch"}
+        wanted = {names.get(one.name, one.name): one.specifier for one in of_package if bool(one.marker) == has_marker}
+        assert found == wanted, part
+    assert recipe["context"]["version"] == dist_wandb.__version__
+    (command,) = metadata.entry_points(name="dist-wandb", group="console_scripts")
+    assert recipe["build"]["python"]["entry_points"] == [f"dist-wandb = {command.value}"]
+    about = metadata.metadata("dist-wandb")
+    assert about["Requires-Python"] == f">={recipe['context']['python_min']}"
+    assert about["Summary"] == recipe["about"]["summary"]

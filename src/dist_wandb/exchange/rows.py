@@ -281,7 +281,7 @@ class Writing:
             if RANK in values:
                 self.timings[RANK].counts[values[RANK]] += 1
         # As in wandb, a row left open without a step takes a framework's axis from the call that ends it.
-        is_open = commit is False and row.step is None and not self._held.counts
+        is_open = commit is False and row.step is None and not (self._held.counts or row.corrects)
         x = None if is_open else self._held.x(row.x)
         self._write(values, x, commit=True if row.corrects else commit)
         self._held.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
