@@ -236,9 +236,10 @@ class Worker:
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
         self._context.lifecycle.may_have_lost = True
         if not self._context.reports.has("lost"):
-            part, may_move = self.participation, self._hooks.move is not None
-            is_certain = not may_move or part.generation is not None or part.membership is None
-            self.messages.primary_is_unreachable(rows, kept_after, self._hooks.failure(), is_certain=is_certain)
+            has_begun = self.participation.generation is not None  # so the primary has opened its run
+            is_certain = has_begun or self._hooks.move is None or self.participation.membership is None
+            failure = None if has_begun else self._hooks.failure()
+            self.messages.primary_is_unreachable(rows, kept_after, failure, is_certain=is_certain)
 
     def _write_rest(self, *, is_closed: bool) -> None:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
