@@ -47,7 +47,7 @@ class JobDescription(TypedDict):
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
     """Return the session's name, equal on all ranks, and its keys in the job's store, if any; counts the sessions."""
-    if topology.world_size == 1 or topology.is_unconnected:
+    if topology.world_size == 1:
         return integration, None
     if number is None:
         _opened[integration] += 1

@@ -121,6 +121,8 @@ class SessionNotices:
     def unused_names(self, reductions: Reductions) -> None:
         """Warn, on the primary, about names and patterns of arguments that matched no logged name."""
         link, options, known = self._link, self._link.options, reductions.known
+        if not link.plan.primary:
+            return
 
         def unmatched(patterns: Sequence[str]) -> list[str]:
             return [pattern for pattern in patterns if not any(matches_any(name, (pattern,)) for name in known)]
@@ -132,7 +134,7 @@ class SessionNotices:
             unused["weight"] = sorted(reductions.weighted - known.keys())
         if link.plan.shared:
             unused["per_rank"] = unmatched(check_per_rank(options.per_rank).patterns)
-        for argument, patterns in unused.items() if link.plan.primary else ():
+        for argument, patterns in unused.items():
             names = [repr(pattern) for pattern in patterns if pattern != "*"]
             if names:
                 message = (

@@ -93,7 +93,7 @@ def open_session(
     is_job = topology.world_size > 1
     if is_job:
         inherited_rank.announce()
-    opener.meet(integration, number, reaches=reaches)
+    opener.meet(integration, number, reaches=reaches and not topology.is_unconnected)
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
     again = partial(again, create_new=create_new, announces=announces, restarts=restarts, as_given=as_given)
