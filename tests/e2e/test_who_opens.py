@@ -71,6 +71,21 @@ def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None
     assert "has not opened a session, so the run has the numbers" not in job[1].output
 
 
+def test_one_rank_writes_its_rows_if_the_host_of_the_store_ends_before_any_rank_writes(tmp_path: Path) -> None:
+    environment = clean_environment(PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    command = torchrun(SCRIPTS / "host_ends.py", tmp_path, processes=3)
+    finished = run_job(*command, cwd=tmp_path, environment=environment).check()
+    combined, own = history(tmp_path / "combined"), history(tmp_path / "own")
+    for found in (combined, own):
+        first = found.values("loss")[0]
+        assert found.values("loss") == [step + first for step in range(STEPS)]
+        assert f"so rank {first:.0f} writes it" in finished.output
+    assert set(combined.flags("loss").values()) == {2}
+    assert not own.is_flagged  # without a reduction, only one rank writes
+    assert finished.output.count("so rank") == 2
+    assert finished.output.count(f"what rank {3 - combined.values('loss')[0]:.0f} logged") == 1
+
+
 def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primary(tmp_path: Path) -> None:
     command = list(torchrun(SCRIPTS / "who_opens_again.py", tmp_path)[0])
     command.insert(command.index("--standalone"), "--max-restarts=1")

@@ -288,6 +288,7 @@ class Presence:
         self._arrivals = SharedList(keys, "here")
         self._opened = SharedList(keys, _OPENED)
         self.began: float = time.monotonic()  # to wait for others
+        self.stand_in: int | None = None  # index of the rank that writes if the store is gone; `None` if not known
 
     def arrive(self) -> bool:
         """Publish that this rank has arrived; return whether it is the last one."""
@@ -322,6 +323,12 @@ class Presence:
         """Return the ranks that have opened a session. Reads new entries."""
         self._opened.read_new()
         return set(self._opened.values)
+
+    def choose_stand_in(self, within: float) -> None:
+        """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""
+        if self.stand_in is None and self.waited >= least_wait(within, self._unit):
+            is_here = has_opened(self._keys, 0)
+            self.stand_in = 0 if is_here else int(self._keys.claim("stand-in", self._unit.index))
 
     def absent(self, generation: Generation) -> set[int]:
         """Return the ranks that have opened a session and should take part, but do not, and have not finished."""

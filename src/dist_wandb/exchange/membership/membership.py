@@ -13,7 +13,8 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
 - *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
   unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. All ranks open another
   session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank 0 opens the run of
-  an enclosing session, it counts as opening this one.
+  an enclosing session, it counts as opening this one. If the store is gone before that claim, there is no exchange: one
+  rank, on which they have agreed after 2 s, writes its own rows.
 - *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
   (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
@@ -108,8 +109,8 @@ class Situation:
 def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
     """Return the rank of the unit that writes the run, once it is certain, to a rank that takes part in no exchange.
 
-    It is 0, unless that rank has opened no session `within` some seconds: then the lowest that has opened one. Raises
-    Stopped if waiting was stopped, and RendezvousError if the store is gone.
+    It is 0, unless that rank has opened no session `within` some seconds: then the lowest that has opened one, or the
+    one chosen before the store was gone. Raises Stopped if waiting was stopped, and RendezvousError if none was chosen.
     """
     presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
 
@@ -119,6 +120,7 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
         if first is None:
             if is_here:
                 return 0
+            presence.choose_stand_in(within)
             lowest = min(presence.opened())
             ends = situation.is_due() and unit.index == lowest and not situation.is_opening()
             if not (ends and presence.waited >= least_wait(within, unit)) and presence.waited < within:
@@ -128,7 +130,12 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
             first = generations.claim(Generation(0, (), source=lowest))
         return first.source or 0
 
-    return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
+    try:
+        return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
+    except RendezvousError:
+        if not presence.stand_in:
+            raise
+        return presence.stand_in
 
 
 class Beginning:
@@ -153,7 +160,12 @@ class Beginning:
 
         Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
         """
-        found = self._membership.generations.get(0) or self._claimed()
+        try:
+            found = self._membership.generations.get(0) or self._claimed()
+        except RendezvousError:
+            if not self._situation.may_move or not self._presence.stand_in:
+                raise
+            raise Moved(self._presence.stand_in) from None
         if found is not None and not found.members and found.source is not None:
             raise Moved(found.source)
         return found
@@ -165,6 +177,8 @@ class Beginning:
                 raise Over(failure)
             if situation.is_over() and not presence.present() - {self._unit.index}:
                 raise Over
+            if situation.may_move:
+                presence.choose_stand_in(self._within)
         if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
             return self._membership.claim(Generation(0, tuple(sorted(presence.present()))))
         is_late = presence.waited >= self._within
