@@ -323,7 +323,8 @@ class RowRules:
         Which row has those of other ranks is open, because the axis is no cell.
         """
         is_lowest = self.writer.rank == min((call.rank for call in self.calls), default=None)
-        if self.writer.rank in self.facts.broken or not self.writer.primary or not is_lowest:
+        gone = self.facts.broken | self.facts.disk_full
+        if self.writer.rank in gone or not self.writer.primary or not is_lowest:
             return
         at = {(written.row.get(self._x), written.row.get(AXIS)) for written in self._rows}
         for call in self.calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from history import STEPS, history, history_of
+from history import STEPS, History, history, history_of
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 from stored import ended_runs
 
@@ -71,19 +71,42 @@ def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None
     assert "has not opened a session, so the run has the numbers" not in job[1].output
 
 
+def of_early_death(directory: Path, rank: int, join: float, finish: float, **environment: str) -> tuple[History, str]:
+    """Run a job in which a rank dies before any writes; return the run with the numbers of all, and the output.
+
+    Another run, without a reduction, has the rows of one rank.
+    """
+    command = torchrun(SCRIPTS / "dies_early.py", directory, str(rank), str(join), str(finish), processes=4)
+    environment = clean_environment(PYTHONPATH=str(SUPPORT), **environment)
+    finished = run_job(*command, cwd=directory, environment=environment, timeout=150).check()
+    combined, own = history(directory / "combined"), history(directory / "own")
+    assert own.values("loss") == [step + own.values("loss")[0] for step in range(STEPS)]
+    assert not own.is_flagged
+    assert f"so rank {own.values('loss')[0]:.0f} writes it" in finished.output
+    return combined, finished.output
+
+
 def test_one_rank_writes_its_rows_if_the_host_of_the_store_ends_before_any_rank_writes(tmp_path: Path) -> None:
-    environment = clean_environment(PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    command = torchrun(SCRIPTS / "host_ends.py", tmp_path, processes=3)
-    finished = run_job(*command, cwd=tmp_path, environment=environment).check()
-    combined, own = history(tmp_path / "combined"), history(tmp_path / "own")
-    for found in (combined, own):
-        first = found.values("loss")[0]
-        assert found.values("loss") == [step + first for step in range(STEPS)]
-        assert f"so rank {first:.0f} writes it" in finished.output
-    assert set(combined.flags("loss").values()) == {2}
-    assert not own.is_flagged  # without a reduction, only one rank writes
-    assert finished.output.count("so rank") == 2
-    assert finished.output.count(f"what rank {3 - combined.values('loss')[0]:.0f} logged") == 1
+    combined, output = of_early_death(tmp_path, 0, 60, 60, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    first = combined.values("loss")[0]
+    assert combined.values("loss") == [step + first for step in range(STEPS)]
+    assert set(combined.flags("loss").values()) == {3}
+    others = {1, 2, 3} - {int(first)}
+    assert {rank for rank in (1, 2, 3) if f"what rank {rank} logged" in output} == others
+
+
+def test_ranks_that_wait_no_longer_write_their_rows_if_the_lowest_has_died(tmp_path: Path) -> None:
+    combined, _ = of_early_death(tmp_path, 1, 60, 4)
+    assert combined.final("loss") == [step + 2.5 for step in range(STEPS)]
+    assert set(combined.flags("loss").values()) == {1}
+
+
+def test_a_rank_that_dies_before_any_writes_is_missing(tmp_path: Path) -> None:
+    combined, output = of_early_death(tmp_path, 2, 6, 30)
+    assert combined.final("loss") == [step + 2.0 for step in range(STEPS)]
+    assert set(combined.flags("loss").values()) == {1}
+    assert "Rank 2 opened a session, but did not take part" in output
+    assert {run.id: run.exit_code for run in dist_wandb.read_runs(tmp_path)} == {"combined": 1, "own": 0}
 
 
 def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primary(tmp_path: Path) -> None:

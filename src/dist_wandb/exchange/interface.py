@@ -239,7 +239,7 @@ def write_rest(
                 _log.warning(
                     "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left()
                 )
-            if not _ends(lifecycle.ended, left, rank):
+            if not _ends(lifecycle, left, rank):
                 why = f"W&B has taken none for {LAST_WRITES:.3g} s"
             break
         except KeyboardInterrupt as error:
@@ -258,14 +258,14 @@ def write_rest(
         raise interrupt
 
 
-def _ends(ended: threading.Event, left: Callable[[], int], rank: int) -> bool:
+def _ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
     """Wait for a thread; return whether it ends before it stands still."""
     all_rows = rows = left()
     moved = told = time.monotonic()
     quiet = _QUIET
-    while not ended.wait(min(_SLICE, LAST_WRITES)):
+    while not lifecycle.ended.wait(min(_SLICE, LAST_WRITES)):
         now, before, rows = time.monotonic(), rows, left()
-        if rows < before:
+        if rows < before or lifecycle.phase is Phase.MOVING:
             moved = now
         elif now - moved > LAST_WRITES:
             return False

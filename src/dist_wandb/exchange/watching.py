@@ -10,14 +10,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from dist_wandb.exchange.interface import Demand, Exchange, Phase, grace_of_failed, is_set_within
+from dist_wandb.exchange.interface import LAST_WRITES, Demand, Exchange, Phase, grace_of_failed, is_set_within
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")
 
-Find = Callable[[Callable[[], bool], Callable[[], bool]], "int | None"]
+Find = Callable[[Callable[[], bool], Callable[[], bool], Callable[[], bool]], "int | None"]
 """Waits, on the thread, until it is certain which rank of the unit writes; see `session.moving.primary_in`."""
 
 
@@ -59,11 +59,12 @@ class WatchingExchange(Exchange):
         lifecycle.has_failed = failed
         self._ask(Demand.CLOSE)
         limit = min(limit, grace_of_failed(self._limits)) if failed else limit
-        has_ended = is_set_within(lifecycle.ended, limit, lambda: False)
+        is_set_within(lifecycle.ended, limit, lambda: False)
         self._ask(Demand.STOP)
+        is_set_within(lifecycle.ended, LAST_WRITES, lambda: lifecycle.phase is Phase.MOVING)
         if lifecycle.phase is Phase.MOVING:
-            has_ended = is_set_within(lifecycle.ended, self._limit(timeout), lambda: False)
-        return has_ended and lifecycle.has_kept_all
+            lifecycle.ended.wait()  # W&B limits the time in which it opens a run
+        return lifecycle.ended.is_set() and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:
         return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped
@@ -71,7 +72,7 @@ class WatchingExchange(Exchange):
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            primary = self._find(lambda: lifecycle.is_closing, self._is_stopped)
+            primary = self._find(lambda: lifecycle.is_closing, lambda: bool(self._kept), self._is_stopped)
             if primary is None and self._kept:
                 lifecycle.may_have_lost = True
                 message = (

@@ -28,8 +28,8 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.meeting import Stopped
-from dist_wandb.exchange.membership.membership import Moved, Over, Situation
+from dist_wandb.exchange.membership.meeting import Moved, Over, Stopped
+from dist_wandb.exchange.membership.membership import Situation
 from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
@@ -109,7 +109,8 @@ class Worker:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks, generation = self._hooks, cast("Generation | None", None)
         of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
-        situation = Situation(self.turns.is_due, *of_primary, may_move=hooks.move is not None)
+        has_rows = lambda: self.inbox.was_used  # noqa: E731
+        situation = Situation(self.turns.is_due, *of_primary, may_move=hooks.move is not None, has_rows=has_rows)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:

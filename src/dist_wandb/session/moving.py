@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.generations import keys_of
+from dist_wandb.exchange.membership.generations import Presence, keys_of
 from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.session import registry
 from dist_wandb.store.job_store import LONGEST_PAUSE
 from dist_wandb.store.polling import poll
+from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
     from dist_wandb.relay.relay import Children
@@ -81,20 +82,35 @@ class Moving:
 
 
 def primary_in(
-    link: JobLink, is_opening: Callable[[], bool], is_due: Callable[[], bool], is_stopped: Callable[[], bool]
+    link: JobLink,
+    is_opening: Callable[[], bool],
+    is_due: Callable[[], bool],
+    has_rows: Callable[[], bool],
+    is_stopped: Callable[[], bool],
 ) -> int | None:
     """Wait until it is certain which rank of the unit writes its run; return its index, or `None` if it never is.
 
-    For a session that takes part in no exchange. `is_due`: this rank ends. `is_stopped`: stop waiting immediately.
+    For a session that takes part in no exchange. `is_due`: this rank ends. `has_rows`: it has logged something.
+    `is_stopped`: stop waiting immediately.
     """
     store, unit, within = link.store, link.unit, link.options.limits.join_timeout
     if store is None:
         return None
-    situation = Situation(is_due=is_due, is_over=link.is_over, is_opening=is_opening)
+    situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows)
     try:
         return primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
     except (Stopped, RendezvousError):
         return None
+
+
+def _publish_before(link: JobLink, former: JobLink) -> None:
+    """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
+    if link.store is None or former.store is None:
+        return
+    unit, known = link.unit, Presence(former.unit, former.store.below(keys_of(former.unit)))
+    opened = known.opened()
+    ranks = [former.unit.ranks[index] for index in opened - known.departures.among(opened)]
+    Presence(unit, link.store.below(keys_of(unit))).publish_before(map(unit.ranks.index, ranks))
 
 
 def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> None:
@@ -114,6 +130,8 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     if written := config_sync.continue_in(lambda: session.run):
         own.run.config.update(written, allow_val_change=True)
     following_link = cast("JobLink", parts["_link"])
+    if following_link.unit.index == 0:
+        briefly(lambda: _publish_before(following_link, link), None)
     following_link.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
     link.moving.end(following_link.moving)
     registry.remove(session)

@@ -27,8 +27,8 @@ from dist_wandb.exchange.membership.generations import (
     Result,
     publish_opened,
 )
-from dist_wandb.exchange.membership.meeting import Stopped
-from dist_wandb.exchange.membership.membership import Membership, Moved, Over, Situation
+from dist_wandb.exchange.membership.meeting import Moved, Over, Stopped
+from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.layout import GroupLayout
 from dist_wandb.settings.limits import Limits

@@ -19,6 +19,7 @@ from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_i
 APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
 _POLL_INTERVAL = 0.5  # seconds between two polls in `Departures.is_gone`
 _OPENED = "opened"  # list of the ranks that have opened a session
+_BEFORE = "before"  # those that had the session which this one continues
 
 
 class CheckpointSummary(NamedTuple):
@@ -323,6 +324,14 @@ class Presence:
         """Return the ranks that have opened a session. Reads new entries."""
         self._opened.read_new()
         return set(self._opened.values)
+
+    def publish_before(self, indices: Iterable[int]) -> None:
+        """Publish the ranks that had the session which this one continues: those that do not come are missing."""
+        self._keys.publish(_BEFORE, list(indices))
+
+    def before(self) -> set[int]:
+        """Return what the primary has published with `publish_before`."""
+        return set(self._keys.try_get(_BEFORE) or ())
 
     def choose_stand_in(self, within: float) -> None:
         """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""

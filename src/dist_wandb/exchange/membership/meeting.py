@@ -27,6 +27,18 @@ class Stopped(Exception):  # noqa: N818  # not an error: it was requested
     """Waiting was stopped."""
 
 
+class Over(Exception):  # noqa: N818  # not an error either: this rank is late
+    """The other ranks have ended their sessions, or the primary could not open its run, for the reason given."""
+
+
+class Moved(Exception):  # noqa: N818  # not an error either: the ranks continue in another session
+    """The primary has not opened a session. Another rank becomes the primary of another session."""
+
+    def __init__(self, primary: int) -> None:
+        super().__init__(primary)
+        self.primary = primary  # its index in the unit
+
+
 def poll_until_stopped(
     query: Callable[[], _T | None],
     within: float,

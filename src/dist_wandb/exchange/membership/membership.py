@@ -11,10 +11,11 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   to write, or ends. The ranks of a job do not start at the same time: those that come later join.
 - *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
 - *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
-  unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. All ranks open another
-  session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank 0 opens the run of
-  an enclosing session, it counts as opening this one. If the store is gone before that claim, there is no exchange: one
-  rank, on which they have agreed after 2 s, writes its own rows.
+  unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. If that has died, the first
+  rank that waits no longer claims it for itself. All ranks open another session, of which that rank is the primary, and
+  pass on what they have logged (`Moved`). While rank 0 opens the run of an enclosing session, it counts as opening this
+  one. If the store is gone before that claim, there is no exchange: one rank, on which they have agreed after 2 s,
+  writes its own rows.
 - *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
   (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
@@ -71,7 +72,7 @@ from dist_wandb.exchange.membership.generations import (
     has_opened,
     least_wait,
 )
-from dist_wandb.exchange.membership.meeting import Meeting, poll_until_stopped
+from dist_wandb.exchange.membership.meeting import Meeting, Moved, Over, Stopped, poll_until_stopped
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -80,18 +81,6 @@ from dist_wandb.store.shared_list import SharedList
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
-
-
-class Over(Exception):  # noqa: N818  # not an error either: this rank is late
-    """The other ranks have ended their sessions, or the primary could not open its run, for the reason given."""
-
-
-class Moved(Exception):  # noqa: N818  # not an error either: the ranks continue in another session
-    """The primary has not opened a session. Another rank becomes the primary of another session."""
-
-    def __init__(self, primary: int) -> None:
-        super().__init__(primary)
-        self.primary = primary  # its index in the unit
 
 
 @dataclass(frozen=True)
@@ -104,6 +93,7 @@ class Situation:
     is_opening: Callable[[], bool] = lambda: False
     failure: Callable[[], str | None] = lambda: None  # why the primary could not open its run, if it could not
     may_move: bool = False  # whether another rank may become the primary
+    has_rows: Callable[[], bool] = lambda: False  # has anything been logged that no rank has written yet?
 
 
 def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
@@ -132,10 +122,25 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
 
     try:
         return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
+    except Stopped:
+        return _claimed_at_the_end(unit, keys, generations, situation)
     except RendezvousError:
         if not presence.stand_in:
             raise
         return presence.stand_in
+
+
+def _claimed_at_the_end(unit: Unit, keys: JobStore, generations: GenerationStore, situation: Situation) -> int:
+    """Return the rank that writes the run, if no other then this one, which waits no longer.
+
+    Raises Stopped if rank 0 may still write it, or this rank has nothing to write.
+    """
+    may_write = unit.index > 0 and situation.may_move and situation.has_rows()
+    if may_write and not has_opened(keys, 0) and not situation.is_opening():
+        first = generations.claim(Generation(0, (), source=unit.index))
+        if first.source:
+            return first.source
+    raise Stopped
 
 
 class Beginning:
@@ -180,7 +185,7 @@ class Beginning:
             if situation.may_move:
                 presence.choose_stand_in(self._within)
         if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
-            return self._membership.claim(Generation(0, tuple(sorted(presence.present()))))
+            return self._claim(())
         is_late = presence.waited >= self._within
         ends_without_primary = situation.may_move and not self._is_first and situation.is_due()
         if not (is_late or ends_without_primary) or not self._check.is_over(now):
@@ -212,10 +217,14 @@ class Beginning:
         return len(opened) >= counts[0] and opened <= self._presence.arrived()
 
     def _claim_late(self) -> Generation:
-        opened, present = self._presence.opened(), sorted(self._presence.present())
-        if self._situation.may_move and 0 not in opened and present:
-            return self._membership.generations.claim(Generation(0, (), source=present[0]))
-        return self._membership.claim(Generation(0, tuple(present), lost=tuple(opened)))
+        opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
+        if self._situation.may_move and 0 not in opened and lowest:
+            return self._membership.generations.claim(Generation(0, (), source=lowest))
+        return self._claim(opened)
+
+    def _claim(self, opened: Collection[int]) -> Generation:
+        present = tuple(sorted(self._presence.present()))
+        return self._membership.claim(Generation(0, present, lost=(*opened, *self._presence.before())))
 
 
 class Membership:
@@ -237,7 +246,10 @@ class Membership:
     def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
         """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`."""
         beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
-        found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
+        try:
+            found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
+        except Stopped:
+            raise Moved(_claimed_at_the_end(self._unit, self._keys, self.generations, situation)) from None
         return cast("Generation", found)
 
     def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
