@@ -72,7 +72,8 @@ class WatchingExchange(Exchange):
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            primary = self._find(lambda: lifecycle.is_closing, lambda: bool(self._kept), self._is_stopped)
+            has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
+            primary = self._find(lambda: lifecycle.is_closing, has_rows, self._is_stopped)
             if primary is None and self._kept:
                 lifecycle.may_have_lost = True
                 message = (

@@ -109,7 +109,7 @@ class Worker:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks, generation = self._hooks, cast("Generation | None", None)
         of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
-        has_rows = lambda: self.inbox.was_used  # noqa: E731
+        has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
         situation = Situation(self.turns.is_due, *of_primary, may_move=hooks.move is not None, has_rows=has_rows)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)

@@ -105,12 +105,9 @@ def primary_in(
 
 def _publish_before(link: JobLink, former: JobLink) -> None:
     """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
-    if link.store is None or former.store is None:
-        return
-    unit, known = link.unit, Presence(former.unit, former.store.below(keys_of(former.unit)))
-    opened = known.opened()
-    ranks = [former.unit.ranks[index] for index in opened - known.departures.among(opened)]
-    Presence(unit, link.store.below(keys_of(unit))).publish_before(map(unit.ranks.index, ranks))
+    if link.store is not None and former.store is not None:
+        known = Presence(former.unit, former.store.below(keys_of(former.unit)))
+        Presence(link.unit, link.store.below(keys_of(link.unit))).publish_before(known)
 
 
 def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> None:
@@ -130,8 +127,7 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     if written := config_sync.continue_in(lambda: session.run):
         own.run.config.update(written, allow_val_change=True)
     following_link = cast("JobLink", parts["_link"])
-    if following_link.unit.index == 0:
-        briefly(lambda: _publish_before(following_link, link), None)
+    briefly(lambda: _publish_before(following_link, link), None)
     following_link.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
     link.moving.end(following_link.moving)
     registry.remove(session)

@@ -325,13 +325,16 @@ class Presence:
         self._opened.read_new()
         return set(self._opened.values)
 
-    def publish_before(self, indices: Iterable[int]) -> None:
-        """Publish the ranks that had the session which this one continues: those that do not come are missing."""
-        self._keys.publish(_BEFORE, list(indices))
+    def publish_before(self, former: Presence) -> None:
+        """Publish the ranks that have the session which this one continues: those that do not come are missing."""
+        if not self._keys.has([_BEFORE]):
+            there = former.opened() | former.before()
+            left = former.departures.among(there)
+            self._keys.claim(_BEFORE, [former._unit.ranks[index] for index in there - left])
 
     def before(self) -> set[int]:
-        """Return what the primary has published with `publish_before`."""
-        return set(self._keys.try_get(_BEFORE) or ())
+        """Return what a rank has published with `publish_before`."""
+        return {self._unit.ranks.index(rank) for rank in self._keys.try_get(_BEFORE) or ()}
 
     def choose_stand_in(self, within: float) -> None:
         """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""

@@ -12,10 +12,10 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
 - *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
 - *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
   unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. If that has died, the first
-  rank that waits no longer claims it for itself. All ranks open another session, of which that rank is the primary, and
-  pass on what they have logged (`Moved`). While rank 0 opens the run of an enclosing session, it counts as opening this
-  one. If the store is gone before that claim, there is no exchange: one rank, on which they have agreed after 2 s,
-  writes its own rows.
+  rank that waits no longer claims it for the lowest one, which is not here any more in the session that follows. All
+  ranks open another session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank
+  0 opens the run of an enclosing session, it counts as opening this one. If the store is gone before that claim, there
+  is no exchange: one rank, on which they have agreed after 2 s, writes its own rows.
 - *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
   (`primary_of`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
@@ -93,7 +93,7 @@ class Situation:
     is_opening: Callable[[], bool] = lambda: False
     failure: Callable[[], str | None] = lambda: None  # why the primary could not open its run, if it could not
     may_move: bool = False  # whether another rank may become the primary
-    has_rows: Callable[[], bool] = lambda: False  # has anything been logged that no rank has written yet?
+    has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
 
 
 def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
@@ -123,21 +123,21 @@ def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, 
     try:
         return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
     except Stopped:
-        return _claimed_at_the_end(unit, keys, generations, situation)
+        return _claimed_at_the_end(unit, keys, situation, presence.opened)
     except RendezvousError:
         if not presence.stand_in:
             raise
         return presence.stand_in
 
 
-def _claimed_at_the_end(unit: Unit, keys: JobStore, generations: GenerationStore, situation: Situation) -> int:
-    """Return the rank that writes the run, if no other then this one, which waits no longer.
+def _claimed_at_the_end(unit: Unit, keys: JobStore, situation: Situation, here: Callable[[], Collection[int]]) -> int:
+    """Return the rank that writes the run if this one waits no longer: the lowest that is here.
 
     Raises Stopped if rank 0 may still write it, or this rank has nothing to write.
     """
-    may_write = unit.index > 0 and situation.may_move and situation.has_rows()
-    if may_write and not has_opened(keys, 0) and not situation.is_opening():
-        first = generations.claim(Generation(0, (), source=unit.index))
+    may_move = unit.index > 0 and situation.may_move and situation.has_rows()
+    if may_move and not has_opened(keys, 0) and not situation.is_opening():
+        first = GenerationStore(keys, unit.index).claim(Generation(0, (), source=min(here())))
         if first.source:
             return first.source
     raise Stopped
@@ -249,7 +249,7 @@ class Membership:
         try:
             found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
         except Stopped:
-            raise Moved(_claimed_at_the_end(self._unit, self._keys, self.generations, situation)) from None
+            raise Moved(_claimed_at_the_end(self._unit, self._keys, situation, self.presence.present)) from None
         return cast("Generation", found)
 
     def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
