@@ -17,26 +17,24 @@ only: no process is ended or signalled.
 from __future__ import annotations
 
 import logging
-import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dist_wandb.errors import RendezvousError, visible
+from dist_wandb.errors import RendezvousError
 from dist_wandb.settings.options import Options
 from dist_wandb.stalls import evidence
 from dist_wandb.stalls.asking import ANSWERS, Questions
-from dist_wandb.stalls.evidence import Collectives, Thread, Work
-from dist_wandb.stalls.verdict import Answer, Stall, is_debugged, judge, may_be_slow
+from dist_wandb.stalls.evidence import Work, doing
+from dist_wandb.stalls.verdict import MOVING, Answer, Stall, StalledRank, judge, located
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import UnansweredError, briefly
-from dist_wandb.topology.launch import node_identity
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import named
 from dist_wandb.wandb_files import stall_file
@@ -45,15 +43,17 @@ from dist_wandb.wandb_files.finding import is_in_run_directory
 _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 5.0  # seconds between two looks at signs and questions; less if the user's limit is short
+_SHORTEST_PAUSE = 0.5  # seconds, around the moment at which this rank asks
 _WINDOW = 3.0  # seconds in which the work of the training thread is measured
 _LEAST = 300.0  # seconds: the shortest limit of "auto"
 _PAUSES = 10  # times the longest pause so far: the limit of "auto", if it is larger
 _UNTIL_FIRST = 1800.0  # seconds: the shortest limit until there was a sign
 _BEFORE_WATCHDOG = 60.0  # seconds before PyTorch's watchdog kills the job at which "auto" tells at the latest
 _LIMITS_IF_SLOW = 3  # limits after which a job is told to be slow
-_SILENT_STORE = 10.0  # seconds without the store after which a rank tells what it knows alone
+_SILENT_STORE = 6.0  # seconds for which the store has not taken a question when a rank tells what it knows alone
 _SUSPENDED = 5.0  # seconds by which a pause is too long if this process was suspended meanwhile
 _STOP = 4.0  # seconds that the thread gets to end
+_ALONE = "The job's store does not answer, so nothing is known of the other ranks."
 
 
 class Signs:
@@ -65,283 +65,225 @@ class Signs:
 signs: Signs = Signs()
 
 
-@dataclass(frozen=True)
-class Outside:
-    """What a session gives the watcher."""
-
-    topology: Topology
-    timeout: float | Literal["auto"]
-    run: Callable[[], Any]  # the W&B run of this rank, or a `NullRun`
-    directory: Path  # for the files of a rank without a run
-    on_stall: Callable[[Stall], object] | None
-
-
 class Clock:
     """When a rank asks. Times are those of the monotonic clock."""
 
     def __init__(self, timeout: float | Literal["auto"], now: float) -> None:
+        self.pause: float = _PAUSE if timeout == "auto" else min(_PAUSE, timeout / 8)  # between two looks
         self.watchdog: float = 0.0  # seconds after which PyTorch's watchdog kills the job; 0 if unknown
-        self.sign: float = now  # the last one
-        self.is_told = False  # whether the present stall is told
-        self.tells = False  # whether this rank has told it
-        self.told_in: str = ""  # path of the file of the last stall that this rank has told
-        self.answered: int = 0  # number of the last question in the present stall
         self._timeout = timeout
-        self._has_begun = False  # whether there was a sign
-        self._longest = 0.0  # the longest pause between two signs, in seconds
-        self._look = 0.0  # when this rank may ask next
-
-    @property
-    def pause(self) -> float:
-        """How many seconds to wait between two looks at signs and questions: less if the user's limit is short."""
-        return _PAUSE if self._timeout == "auto" else min(_PAUSE, self._timeout / 8)
-
-    @property
-    def limit(self) -> float:
-        """After how many seconds without a sign this rank asks."""
-        limit = max(_LEAST, _PAUSES * self._longest) if self._timeout == "auto" else self._timeout
-        return self._at_most(limit if self._has_begun else max(limit, _UNTIL_FIRST))
-
-    def _at_most(self, seconds: float) -> float:
-        latest = self.watchdog - _BEFORE_WATCHDOG if self._timeout == "auto" else 0.0
-        return min(seconds, latest) if latest > _BEFORE_WATCHDOG else seconds
-
-    def is_final(self, now: float) -> bool:
-        """Return whether a slow rank is no reason any more to be quiet."""
-        return now - self.sign >= self._at_most(_LIMITS_IF_SLOW * self.limit)
-
-    def due(self) -> float:
-        """Return when this rank asks."""
-        return max(self.sign + self.limit, self._look)
-
-    def look_later(self, now: float, least: float = 0.0) -> None:
-        """Ask again after half the limit, and at least so many seconds."""
-        self._look = now + max(self.limit / 2, least)
-
-    def hear(self, sign: float) -> float | None:
-        """Take a sign; return the length of the stall that ends with it, if this rank has told it."""
-        if sign <= self.sign:
-            return None
-        pause, has_told = sign - self.sign, self.tells
-        self._longest = max(self._longest, pause) if self._has_begun else 0.0
-        self.begin(sign)
-        self._has_begun = True
-        return pause if has_told else None
+        self._longest: float | None = None  # the longest pause between two signs, in seconds; `None` before the first
+        self.begin(now)
 
     def begin(self, now: float) -> None:
         """Begin anew, as after a suspension, which is no pause."""
-        self.sign, self.is_told, self.tells, self.answered, self._look = now, False, False, 0, 0.0
+        self.sign: float = now  # the last one
+        self.early: tuple[float, Work | None] | None = None  # what the thread had done some time after that
+        self.has_answered: bool = False  # whether this rank has answered a question about the present stall
+        self.is_told: bool = False  # whether that is told
+        self.told_in: str | None = None  # path of the file in which this rank has told it; empty if there is none
+        self._look = 0.0  # when this rank may ask next
+
+    def limit(self, times: int = 1) -> float:
+        """Return after how many seconds without a sign this rank asks, or several times as many."""
+        limit = max(_LEAST, _PAUSES * (self._longest or 0.0)) if self._timeout == "auto" else self._timeout
+        limit = times * (max(limit, _UNTIL_FIRST) if self._longest is None else limit)
+        latest = self.watchdog - _BEFORE_WATCHDOG if self._timeout == "auto" else 0.0
+        return min(limit, latest) if latest > _BEFORE_WATCHDOG else limit
+
+    def due(self) -> float:
+        """Return when this rank asks."""
+        return max(self.sign + self.limit(), self._look)
+
+    def look_later(self, now: float, least: float = 0.0) -> None:
+        """Ask again after half the limit, and at least so many seconds."""
+        self._look = now + max(self.limit() / 2, least)
+
+    def hear(self, sign: float) -> float:
+        """Take a sign; return the length of the pause that ends with it, 0 if it is an old one."""
+        pause = max(0.0, sign - self.sign)
+        if pause:
+            self._longest = 0.0 if self._longest is None else max(self._longest, pause)
+            self.begin(sign)
+        return pause
 
 
-class Watcher:
-    """Watches the training of this process."""
+class Watcher(threading.Thread):
+    """Watches the thread that makes it."""
 
-    def __init__(self, outside: Outside, thread: Thread, find: Callable[[], JobStore | None]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        options: Options,
+        run: Callable[[], Any],  # the W&B run of this rank, or a `NullRun`
+        directory: Path,  # for the files of a rank without a run
+        find: Callable[[], JobStore | None],
+    ) -> None:
+        super().__init__(name="dist_wandb-stalls", daemon=True)
         self.stopped: threading.Event = threading.Event()
-        topology = outside.topology
-        self._outside = outside
-        self._thread = thread
+        self._run, self._directory, self._on_stall = run, directory, options.on_stall
         self._find = find
-        self._questions = Questions(topology.global_rank, topology.world_size, self.stopped.wait)
-        self._clock = Clock(outside.timeout, time.monotonic())
-        self._collectives = Collectives()
-        self._samples: list[tuple[float, Work | None]] = []  # of the training thread, in the last half of the limit
-        self._silent_since: float | None = None  # when the store has stopped answering
-        self._awake_by = math.inf  # when this thread must have woken up, unless the process is suspended
+        self._training = threading.get_ident(), threading.get_native_id()  # Python's and the kernel's number
+        self._here = StalledRank(topology.global_rank, "silent", host=socket.gethostname(), pid=os.getpid())
+        self._clock = Clock(options.stall_timeout or "auto", time.monotonic())
+        self._collectives = evidence.Collectives()
+        self._questions: Questions | None = None  # once there is a store
 
     def run(self) -> None:
-        """Watch until the last session ends; the target of the thread."""
-        pause, rank = 0.0, self._outside.topology.global_rank
+        """Watch until the last session ends."""
+        pause, before = 0.0, time.monotonic()
         while not self.stopped.wait(pause):
             try:
+                if time.monotonic() > before + pause + _SUSPENDED:
+                    self._clock.begin(time.monotonic())
                 self._step()
             except Exception:  # noqa: BLE001  # the training goes on
-                _log.exception("dist_wandb: rank %d does not watch for stalls any more", rank)
+                _log.exception("dist_wandb: rank %d does not watch for stalls any more", self._here.rank)
                 return
-            now = time.monotonic()
-            due = self._clock.due()
-            pause = self._clock.pause
-            if due > now and not self._clock.is_told:
-                pause = min(pause, due - now)
-            elif self._silent_since is not None:
-                pause = 1.0
-            self._awake_by = now + pause + _SUSPENDED
-        self._see(time.monotonic())
+            before, pause = time.monotonic(), self._clock.pause
+            if not self._clock.is_told:
+                pause = min(pause, max(_SHORTEST_PAUSE, self._clock.due() - before))
+        self._see()
         with suppress(RendezvousError, UnansweredError):
-            self._questions.leave()
+            if self._questions is not None:
+                self._questions.leave()
 
     def _step(self) -> None:
+        self._see()
         now, clock = time.monotonic(), self._clock
-        self._see(now)
-        if now - clock.sign > clock.limit / 2:
-            since = now - clock.limit / 2 - clock.pause
-            self._samples = [*(one for one in self._samples if one[0] >= since), (now, self._thread.work())]
+        if clock.early is None and now > clock.sign + clock.limit() / 2:
+            clock.early = now, evidence.works(self._training[1])[self._training[1]]
         try:
-            if self._questions.connect(self._find):
-                self._ask_or_answer(now)
-            self._silent_since = None
+            if self._questions is None and (store := self._find()) is not None:
+                self._questions = Questions(store, self._here)
+            if self._questions is not None:
+                self._take_part(self._questions, now)
         except (RendezvousError, UnansweredError) as error:
-            since = self._silent_since = self._silent_since or now
-            _log.debug("dist_wandb: rank %d cannot ask the others: %s", self._outside.topology.global_rank, error)
-            if now >= clock.due() and not clock.is_told and now - since >= _SILENT_STORE:
-                self._tell_alone(now)
+            _log.debug("dist_wandb: rank %d cannot ask the others: %s", self._here.rank, error)
+            if now >= clock.due() + _SILENT_STORE and not clock.is_told:
+                clock.look_later(now)
+                own, text = self._described()
+                ended = [one for one in own.seen if one[1] in ("stopped", "gone")]
+                others = [Answer(self._here._replace(rank=rank, kind=kind, pid=pid)) for rank, kind, pid in ended]
+                self._judge(now, [own, *others], {text: [own.place.rank]}, _ALONE)
 
-    def _see(self, now: float) -> None:
+    def _see(self) -> None:
         """Notice signs since the last look."""
-        clock = self._clock
-        lasted = clock.hear(now if self._collectives.have_moved() else signs.last)
-        clock.watchdog = self._collectives.watchdog
-        if lasted is not None:
+        told_in = self._clock.told_in
+        lasted = self._clock.hear(time.monotonic() if self._collectives.have_moved() else signs.last)
+        self._clock.watchdog = self._collectives.watchdog
+        if lasted and told_in is not None:
             _log.warning("dist_wandb: the training went on after %.0f s.", lasted)
             with suppress(Exception):  # there may be no file
-                stall_file.add_end(clock.told_in, lasted)
-        if now > self._awake_by:
-            clock.begin(now)
-        self._awake_by = math.inf
-        if clock.sign == now or now - clock.sign < clock.limit / 2:
-            self._samples.clear()
+                stall_file.add_end(told_in, lasted)
 
-    def _ask_or_answer(self, now: float) -> None:
-        clock, questions = self._clock, self._questions
-        if clock.answered and self._outside.run() and (text := questions.alert()):
-            self._alert(text)
-        if questions.is_asked():
-            self._answer()
-        elif now >= clock.due() and not clock.is_told:
-            if clock.answered and questions.was_told(clock.answered):
-                clock.is_told = True
-            elif questions.claim():
-                self._ask(now)
-            else:
-                self._answer()
-
-    def _answer(self) -> None:
-        self._questions.answer(self._described(), evidence.all_stacks(self._thread))
-        self._clock.answered = self._questions.number
-        self._clock.look_later(time.monotonic(), ANSWERS)
-        self._questions.look_for_others()
-        self._clock.look_later(time.monotonic(), ANSWERS)  # by then the rank that has asked has told it
-
-    def _ask(self, now: float) -> None:
-        clock, sign = self._clock, self._clock.sign
+    def _take_part(self, questions: Questions, now: float) -> None:
+        clock = self._clock
+        if clock.has_answered and (message := questions.told()) is not None:
+            clock.is_told, clock.has_answered = True, False
+            if message and self._run() and questions.may_alert():
+                self._alert(message)
+        is_asked = questions.is_asked()
+        if not is_asked and (clock.is_told or now < clock.due()):
+            return
+        asks = not is_asked and questions.claim()
         clock.look_later(now)
-        self._questions.answer(self._described(), evidence.all_stacks(self._thread))
-        found = self._questions.gather(now)
-        self._see(time.monotonic())
-        slow = [one for one in found.answers if may_be_slow(one, clock.limit)]
-        is_slow = bool(slow) or any(one.kind == "finished" for one in found.absent)
-        if self.stopped.is_set() or clock.sign != sign or any(map(is_debugged, found.answers)):
-            return
-        if len(slow) == len(found.answers):  # nobody waits
-            return
-        if not is_slow or clock.is_final(now):
-            quiet = time.monotonic() - sign
-            self._tell(judge(found.answers, found.absent, quiet, is_slow=is_slow), found.stacks)
+        questions.answer(*self._described())
+        if asks:
+            self._judge(now, *questions.gather(now, self.stopped.wait))
+        else:
+            clock.has_answered = True
+            clock.look_later(time.monotonic(), ANSWERS)  # by then the rank that has asked has told it
 
-    def _tell_alone(self, now: float) -> None:
-        own, clock = self._described(), self._clock
-        if self.stopped.is_set() or is_debugged(own) or (may_be_slow(own, clock.limit) and not clock.is_final(now)):
-            clock.look_later(now)
-            return
-        stall = judge([own], self._questions.seen_alone(), time.monotonic() - clock.sign, is_slow=False)
-        text = f"{stall.message} The job's store does not answer, so nothing is known of the other ranks."
-        self._tell(replace(stall, message=text), {evidence.all_stacks(self._thread): [own.rank]}, alone=True)
+    def _judge(self, now: float, answers: list[Answer], stacks: dict[str, list[int]], more: str = "") -> None:
+        clock, sign = self._clock, self._clock.sign
+        self._see()
+        is_final = now >= sign + clock.limit(_LIMITS_IF_SLOW)
+        stall = judge(answers, time.monotonic() - sign, clock.limit(), is_final=is_final, more=more)
+        if stall is not None and clock.sign == sign and not self.stopped.is_set():
+            self._tell(stall, stacks)
 
-    def _tell(self, stall: Stall, stacks: dict[str, list[int]], *, alone: bool = False) -> None:
-        self._clock.is_told = self._clock.tells = True
-        stall = replace(stall, message=visible(stall.message))
-        path = self._clock.told_in = self._write(stall.message, stacks, alone=alone)
-        stall = replace(stall, stacks=path)
+    def _tell(self, stall: Stall, stacks: dict[str, list[int]]) -> None:
+        self._clock.is_told = True
+        path = self._clock.told_in = self._write(stall.message, stacks)
         _log.warning(
             "dist_wandb: %s All stacks are in %s. No process is ended; stall_timeout=None turns this off.",
             stall.message,
             path or "no file, because it cannot be written",
         )
-        has_run = bool(self._outside.run())
-        if has_run:
+        if self._run():
             self._alert(stall.message)
-        if not alone:
-            with suppress(RendezvousError, UnansweredError):
-                self._questions.tell("" if has_run else stall.message)
-        if self._outside.on_stall is not None:
+        with suppress(RendezvousError, UnansweredError):
+            if self._questions is not None:
+                self._questions.tell("" if self._run() else stall.message)
+        if self._on_stall is not None:
             try:
-                self._outside.on_stall(stall)
+                self._on_stall(stall._replace(stacks=path))
             except Exception:  # noqa: BLE001  # the watcher goes on
-                _log.exception("dist_wandb: on_stall of rank %d failed", self._outside.topology.global_rank)
+                _log.exception("dist_wandb: on_stall of rank %d failed", self._here.rank)
 
     def _alert(self, text: str) -> None:
         with suppress(Exception):  # W&B's problem is not the training's
-            self._outside.run().alert("Training stands still", text, level="WARN")
+            self._run().alert("Training stands still", text, level="WARN")
 
-    def _write(self, message: str, stacks: dict[str, list[int]], *, alone: bool) -> str:
+    def _write(self, message: str, stacks: dict[str, list[int]]) -> str:
         """Write all stacks to a file of the run; return its path."""
-        rank, run = self._outside.topology.global_rank, self._outside.run()
-        texts = [f"{named(ranks)}:\n{text}\n" for text, ranks in stacks.items()]
-        folders = [self._outside.directory]
-        with suppress(Exception):
-            own = Path(run.dir if run else "" if alone else briefly(lambda: run.dir, ""))  # perhaps of another rank
-            folders[:0] = [own] if run or (own.is_dir() and is_in_run_directory(own)) else []
-        for folder in folders:
+        run, texts = self._run(), [f"{named(ranks)}:\n{text}\n" for text, ranks in stacks.items()]
+        own = Path(briefly(lambda: str(run.dir), ""))  # perhaps of another rank
+        is_own = run or (own.is_dir() and is_in_run_directory(own))
+        for folder in [own, self._directory] if is_own else [self._directory]:
             with suppress(Exception):  # the message matters more
                 folder.mkdir(parents=True, exist_ok=True)
-                return str(stall_file.write(folder, rank, message, texts))
+                return str(stall_file.write(folder, self._here.rank, message, texts))
         return ""
 
-    def _described(self) -> Answer:
-        """Describe this rank, from what its thread does in some seconds."""
-        thread, quiet = self._thread, time.monotonic() - max(self._clock.sign, signs.last)
-        began, before, children = time.monotonic(), thread.work(), evidence.children()
+    def _described(self) -> tuple[Answer, str]:
+        """Describe this rank, from what threads and processes do in some seconds; return all its stacks, too."""
+        (thread, native), clock = self._training, self._clock
+        children = evidence.children()
+        neighbours = self._questions.neighbours if self._questions is not None else {}
+        pids = [*children, *neighbours.values()]
+        began, before = time.monotonic(), evidence.works(native, pids)
         self.stopped.wait(_WINDOW)
-        after, over = thread.work(), time.monotonic() - began
-        since, earliest = self._samples[0] if self._samples else (began, before)
-        return Answer(
-            self._outside.topology.global_rank,
-            node_identity(),
-            os.getpid(),
-            quiet=round(quiet, 1),
-            cpu=round((after.cpu - before.cpu) / over, 3) if before and after else 0.0,
-            wakes=after.sleeps - before.sleeps if before and after else 0,
-            moves=evidence.has_moved(earliest, after, time.monotonic() - since),
-            frames=evidence.stack_of(thread.ident),
-            calls=self._collectives.groups(),
-            workers=evidence.workers(children),
+        now, after = time.monotonic(), evidence.works(native, pids)
+        does = {pid: doing(before[pid], after[pid], now - began) for pid in after}
+        since, earliest = clock.early or (began, before[native])
+        clock.early = now, after[native]
+        known = Answer(
+            self._here,
+            quiet=round(began - max(clock.sign, signs.last), 1),
+            moves=bool(MOVING & {does[native], doing(earliest, after[native], now - since)}),
             uses_device=evidence.uses_device(),
+            calls=self._collectives.groups(),
+            workers={str(pid): (work.state, does[pid]) for pid in children if (work := after[pid])},
+            seen=[(rank, "sleeping" if does[pid] == "waking" else does[pid], pid) for rank, pid in neighbours.items()],
         )
+        return located(known, evidence.stack_of(thread), does[native]), evidence.all_stacks(thread)
 
 
-class _Running:
-    """The watcher of this process."""
-
-    watcher: Watcher | None = None
-    thread: threading.Thread | None = None
-    ending: threading.Thread | None = None  # of the last watcher
+_running: list[Watcher] = []  # the watcher of this process
 
 
 def begin(topology: Topology, options: Options, run: Callable[[], Any], directory: Path) -> None:
     """Watch the calling thread's training, if it is one of several ranks, unless this process does so already."""
-    thread = _Running.thread
-    is_running = thread is not None and thread.is_alive()  # not in a fork
+    is_running = any(one.is_alive() and not one.stopped.is_set() for one in _running)  # not in a fork
     if options.stall_timeout is None or topology.world_size == 1 or is_running:
         return
     end()  # an earlier one would say that this rank has no session
-    outside = Outside(topology, options.stall_timeout, run, directory, options.on_stall)
     find = partial(JobStore.find, "stalls", topology, options.limits.join_timeout)
-    _Running.watcher = Watcher(outside, Thread.current(), find)
-    _Running.thread = threading.Thread(target=_Running.watcher.run, name="dist_wandb-stalls", daemon=True)
-    _Running.thread.start()
+    _running[:] = [Watcher(topology, options, run, directory, find)]
+    _running[0].start()
 
 
 def stop() -> None:
     """Stop watching, without waiting for the thread: the run has yet to end."""
-    if _Running.watcher is not None:
-        _Running.watcher.stopped.set()
-        _Running.ending = _Running.thread
-        _Running.watcher = _Running.thread = None
+    for one in _running:
+        one.stopped.set()
 
 
 def end() -> None:
     """Stop watching, and wait for the thread: in native code at the end of the process, it would abort it."""
     stop()
-    thread, _Running.ending = _Running.ending, None
-    if thread is not None and thread.is_alive() and thread is not threading.current_thread():  # not in a fork
-        thread.join(_STOP)
+    for one in _running:
+        if one.is_alive() and one is not threading.current_thread():  # not in a fork
+            one.join(_STOP)

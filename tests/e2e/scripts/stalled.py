@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -337,8 +338,8 @@ def _follow(job: subprocess.Popen[str], pids: list[int], name: str) -> None:
     timer.start()
     began = 0.0
     for line in job.stdout or ():
-        if " and begins " in line:
-            began, pids[1:] = float(line.split()[-1]), [*pids[1:], int(line.split()[4])]
+        if begins := re.search(r"is process (\d+) and begins \w+ at ([\d.]+)", line):  # the Trainer prints, too
+            began, pids[1:] = float(begins[2]), [*pids[1:], int(begins[1])]
             timer.cancel()
             timer = threading.Timer(PATIENCE, _kill, (pids,))
             timer.start()

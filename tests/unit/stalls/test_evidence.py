@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,17 +20,17 @@ from processes import wait_until
 from torch._C import _distributed_c10d
 
 from dist_wandb.stalls import evidence
-from dist_wandb.stalls.evidence import Thread, Work, decoded, encoded, encoded_stack, has_moved
-from dist_wandb.stalls.verdict import Answer, Calls, Frame, Worker
+from dist_wandb.stalls.evidence import Work, doing, works
+from dist_wandb.stalls.verdict import Calls, Frame
 
 
 @contextmanager
-def running(target: Any) -> Iterator[Thread]:
-    """Run a function on a thread until it has begun to wait, or compute."""
-    found: list[Thread] = []
+def running(target: Any) -> Iterator[tuple[int, int]]:
+    """Run a function on a thread until it has begun to wait, or compute; yield Python's and the kernel's number."""
+    found: list[tuple[int, int]] = []
 
     def run() -> None:
-        found.append(Thread.current())
+        found.append((threading.get_ident(), threading.get_native_id()))
         target()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -48,8 +49,8 @@ def test_the_innermost_line_has_the_name_of_its_call() -> None:
     def wait() -> None:
         gate.acquire()
 
-    with running(wait) as thread:
-        frames = evidence.stack_of(thread.ident)
+    with running(wait) as (thread, _):
+        frames = evidence.stack_of(thread)
         text = evidence.all_stacks(thread)
         gate.release()
     innermost = frames[-1]
@@ -61,7 +62,7 @@ def test_the_innermost_line_has_the_name_of_its_call() -> None:
     assert f'File "{__file__}", line {innermost.line}, in wait' in text
 
 
-def test_a_thread_that_waits_has_not_moved_and_one_that_computes_or_wakes_up_has() -> None:
+def test_a_thread_waits_computes_or_wakes_up_again_and_again() -> None:
     stop = threading.Event()
 
     def compute() -> None:
@@ -72,25 +73,31 @@ def test_a_thread_that_waits_has_not_moved_and_one_that_computes_or_wakes_up_has
         while not stop.is_set():
             time.sleep(0.05)
 
-    def work(thread: Thread) -> tuple[Work | None, Work | None]:
-        before = thread.work()
-        time.sleep(1.0)
-        return before, thread.work()
-
-    with running(stop.wait) as waiting:
-        before, after = work(waiting)
-        stop.set()
-    assert not has_moved(before, after)
-    for target in (compute, wake_up):
+    found: dict[str, str] = {}
+    for name, target in {"waits": stop.wait, "computes": compute, "wakes up": wake_up}.items():
         stop.clear()
-        with running(target) as moving:
-            before, after = work(moving)
+        with running(target) as (_, native):
+            before = works(native)[native]
+            time.sleep(1.0)
+            found[name] = doing(before, works(native)[native], 1.0)
             stop.set()
-        assert has_moved(before, after)
+    assert found == {"waits": "sleeping", "computes": "busy", "wakes up": "waking"}
 
 
-def test_without_proc_nothing_is_said_to_move() -> None:
-    assert not has_moved(None, None)
+def test_work_is_judged_by_its_share_of_the_time_and_one_wake_up_is_none() -> None:
+    before = Work(7.0, 100, "S")
+    assert doing(before, Work(7.05, 101, "S"), 3.0) == "sleeping"
+    assert doing(before, Work(7.05, 102, "S"), 3.0) == "waking"
+    assert doing(before, Work(7.2, 100, "R"), 3.0) == "busy"
+    assert doing(None, Work(7.0, 100, "R"), 3.0) == "busy"  # it is new
+    assert [doing(before, Work(7.0, 100, state), 3.0) for state in "TtZX"] == ["stopped", "stopped", "gone", "gone"]
+
+
+def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(vars(evidence), "_PROC", tmp_path)
+    assert works(1, [os.getpid()]) == {1: None, os.getpid(): None}
+    assert doing(None, None, 3.0) == "silent"
+    assert evidence.children() == []
 
 
 def test_processes_are_described_by_what_they_do() -> None:
@@ -104,50 +111,30 @@ def test_processes_are_described_by_what_they_do() -> None:
         jobs["stopped"].send_signal(signal.SIGSTOP)
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
-        found = evidence.looked_at([gone.pid, *(job.pid for job in jobs.values())])
-        assert found == {gone.pid: "gone", **{job.pid: kind for kind, job in jobs.items()}}
+        pids = {gone.pid: "gone", **{job.pid: kind for kind, job in jobs.items()}}
+        before = works(0, pids)
+        time.sleep(1.0)
+        after = works(0, pids)
+        assert {pid: doing(before[pid], after[pid], 1.0) for pid in pids} == pids
     finally:
         for job in jobs.values():
             job.kill()
             job.communicate()
 
 
-def test_children_are_listed_and_have_moved_or_not() -> None:
+def test_children_are_listed_with_what_they_wait_for() -> None:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     try:
-        wait_until(lambda: evidence.children()[child.pid or 0][1] == "hrtimer_nanosleep", 60)
-        before = evidence.children()
-        (worker,) = [one for one in evidence.workers(before) if one.pid == child.pid]
-        assert (worker.state, worker.waits_in, worker.moves) == ("S", "hrtimer_nanosleep", False)
+        wait_until(lambda: "S, hrtimer_nanosleep" in str(works(0, [child.pid or 0])), 60)
+        assert child.pid in evidence.children()
     finally:
         child.kill()
         child.join()
 
 
-ANSWER = Answer(
-    *(3, "gpu-7", os.getpid(), 312.5, 0.25, 1, True),
-    (Frame("/home/me/data.py", 41, "read", "data", called="sleep"),),
-    {"0": Calls(12, 11, "barrier")},
-    (Worker(71, "pt_data_worker", "S", "hrtimer_nanosleep", moves=False),),
-    uses_device=True,
-)
-
-
-def test_an_answer_survives_the_store() -> None:
-    found, stack = json.loads(json.dumps([encoded(ANSWER), encoded_stack(ANSWER.frames)]))
-    assert decoded(found, stack) == ANSWER
-
-
-@pytest.mark.parametrize("found", [None, [], 7, "text", [1] * 10, [[1]] * 10, encoded(ANSWER)[:-1], {"a": 1}])
-def test_what_no_rank_can_have_written_is_no_answer(found: Any) -> None:
-    assert decoded(found, encoded_stack(ANSWER.frames)) is None
-    assert decoded(encoded(ANSWER), [[{}] * 6]) is None
-    assert decoded(encoded(ANSWER), 5) is None
-
-
 def test_a_deep_stack_keeps_its_ends() -> None:
-    found: list[tuple[Frame, ...]] = []
+    found: list[list[Frame]] = []
 
     def deeper(depth: int) -> None:
         if depth:

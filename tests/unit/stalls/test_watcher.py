@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.options import Options
 from dist_wandb.stalls import watcher
-from dist_wandb.stalls.evidence import Thread
 from dist_wandb.stalls.verdict import Stall
-from dist_wandb.stalls.watcher import Outside, Watcher, signs
+from dist_wandb.stalls.watcher import Watcher, signs
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.small_files import Directory
@@ -56,15 +56,18 @@ class Job:
         for rank in range(2):
             topology = Topology(rank, rank, 0, 2, 2, 1)
             mine = JobStore(CountedStore(store, rank, counts), "test", topology, 5.0)
-            begun: list[Thread] = []
-            self._start(lambda begun=begun: (begun.append(Thread.current()), self._gate.wait()))  # type: ignore[misc]
-            wait_until(lambda begun=begun: bool(begun), 10)  # type: ignore[misc]
             run = other if other is not None and rank == 1 else self.run
             limit = LIMIT if other is None or rank == 1 else 3 * LIMIT  # so that rank 1 asks
-            outside = Outside(topology, limit, lambda run=run: run, directory, on_stall)  # type: ignore[misc]
-            self._watchers.append(Watcher(outside, begun[0], (lambda mine=mine: mine) if has_store else _silent))  # type: ignore[misc]
+            options = Options(stall_timeout=limit, on_stall=on_stall)
+            find = (lambda mine=mine: mine) if has_store else _silent
+            self._start(partial(self._train, topology, options, lambda run=run: run, directory, find))
+            wait_until(lambda rank=rank: len(self._watchers) > rank, 10)  # type: ignore[misc]
             self._start(self._watchers[-1].run)
         signs.last = time.monotonic()
+
+    def _train(self, *parts: Any) -> None:
+        self._watchers.append(Watcher(*parts))
+        self._gate.wait()
 
     def _start(self, target: Callable[[], Any]) -> None:
         self._threads.append(threading.Thread(target=target, daemon=True))
@@ -87,7 +90,10 @@ def messages_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_is_told_once_and_then_that_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(watcher), "ANSWERS", 4.0)  # so that the other rank would soon ask again
     told: list[Stall] = []
 
     def on_stall(stall: Stall) -> None:
@@ -131,7 +137,7 @@ def test_a_sign_while_the_ranks_are_asked_is_no_stall_and_another_rank_has_the_r
     other.show_metadata(lambda: {"dir": str(directory / "files")}, None)
     job = Job(directory, lambda stall: told.append((time.monotonic(), stall)), other=other)
     try:
-        wait_until(lambda: job.store.check(["test/watch/asked"]), 20)
+        wait_until(lambda: job.store.check(["test/watch/ask/1"]), 20)
         time.sleep(1.0)
         sign = signs.last = time.monotonic()
         wait_until(lambda: bool(told and job.run.alerts), 30)
@@ -152,6 +158,7 @@ def test_without_the_store_each_rank_tells_what_it_knows(
     job = Job(tmp_path, told.append, has_store=False)
     try:
         wait_until(lambda: len(told) == 2, 30)
+        time.sleep(6 * LIMIT)  # nobody tells it again
     finally:
         job.end()
     assert sorted(one.rank for stall in told for one in stall.ranks) == [0, 1]
@@ -168,8 +175,8 @@ def test_a_watcher_that_fails_says_so_and_the_training_goes_on(
     def fail() -> JobStore | None:
         raise ValueError("a bug")
 
-    outside = Outside(Topology(0, 0, 0, 2, 2, 1), LIMIT, lambda: None, tmp_path, None)
-    Watcher(outside, Thread.current(), fail).run()
+    topology, options = Topology(0, 0, 0, 2, 2, 1), Options(stall_timeout=LIMIT)
+    Watcher(topology, options, lambda: None, tmp_path, fail).run()
     (record,) = caplog.records
     assert record.getMessage() == "dist_wandb: rank 0 does not watch for stalls any more"
 
