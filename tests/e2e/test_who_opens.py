@@ -96,7 +96,7 @@ def test_one_rank_writes_its_rows_if_the_host_of_the_store_ends_before_any_rank_
 
 
 def test_ranks_that_wait_no_longer_write_their_rows_if_the_lowest_has_died(tmp_path: Path) -> None:
-    combined, _ = of_early_death(tmp_path, 1, 60, 4)
+    combined, _ = of_early_death(tmp_path, 1, 60, 6)
     assert combined.final("loss") == [step + 2.5 for step in range(STEPS)]
     assert set(combined.flags("loss").values()) == {1}
 

@@ -28,7 +28,7 @@ def main(directory: str, dies: str, join: str, finish: str) -> None:
         for kind, of_kind in kinds.items()
         if rank
     ]
-    time.sleep(0.0 if rank else ENOUGH)
+    time.sleep(ENOUGH if rank else 0.0)
     dist.barrier()
     if rank not in (0, int(dies)):
         wait_until(lambda: not Path("/proc", process.read_text()).exists(), within=20.0, what="the end of a rank")
