@@ -110,7 +110,9 @@ class Worker:
         hooks, generation = self._hooks, cast("Generation | None", None)
         of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
         has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
-        situation = Situation(self.turns.is_due, *of_primary, may_move=hooks.move is not None, has_rows=has_rows)
+        limits, may_move = self._context.limits, hooks.move is not None
+        patience = min(limits.peer_timeout, limits.flush_timeout / 2)
+        situation = Situation(self.turns.is_due, *of_primary, may_move, patience, has_rows)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:

@@ -34,7 +34,7 @@ _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type"
 def running_run() -> Run | None:
     """Return the run of `wandb.run` in this process, if any."""
     module = sys.modules.get("wandb")  # without an import there is no run
-    return module.run if module is not None else None
+    return getattr(module, "run", None)  # another thread may be importing it
 
 
 def last_logged(run: AnyRun, name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -79,6 +80,11 @@ def test_the_run_in_progress_is_that_of_wandb(monkeypatch: pytest.MonkeyPatch) -
     run: Any = object()
     monkeypatch.setattr(wandb, "run", run)
     assert run_metadata.running_run() is run
+
+
+def test_no_run_is_in_progress_while_wandb_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))  # on another thread
+    assert run_metadata.running_run() is None
 
 
 def test_without_wandb_loaded_no_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ class Situation:
     is_opening: Callable[[], bool] = lambda: False
     failure: Callable[[], str | None] = lambda: None  # why the primary could not open its run, if it could not
     may_move: bool = False  # whether another rank may become the primary
+    patience: float = 0.0  # seconds to wait for ranks that had the session which this one continues
     has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
 
 
@@ -213,8 +214,10 @@ class Beginning:
             return False
         if not (counts[0] > 1 or is_due):
             return False
-        opened = self._presence.opened()  # fewer than counted while a rank is about to set its entry
-        return len(opened) >= counts[0] and opened <= self._presence.arrived()
+        opened, arrived = self._presence.opened(), self._presence.arrived()
+        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
+            return False
+        return self._presence.waited >= self._situation.patience or self._presence.before() <= arrived
 
     def _claim_late(self) -> Generation:
         opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
