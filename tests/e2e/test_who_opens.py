@@ -59,7 +59,8 @@ def test_a_primary_that_still_opens_the_run_of_the_enclosing_session_is_waited_f
 
 def test_a_rank_that_begins_to_write_has_done_so_from_the_start_for_its_script(job: tuple[Path, Finished]) -> None:
     found = history(job[0] / "continued")
-    assert [row["global_step"] for row in found.rows] == list(range(STEPS + 2))
+    assert [row["global_step"] for row in found.rows] == list(range(STEPS + 3))
+    assert found.last("beside") == {STEPS + 1: 1.0}  # logged with wandb's function while the run was opened
     (run,) = dist_wandb.read_runs(job[0] / "continued")
     expected = {"best": 0.25, "again": -1, "after": 2}
     assert {name: run.summary.get(name) for name in expected} == expected

@@ -3,6 +3,7 @@
 While a session is open, `run.log` and `wandb.log`, also in libraries, pass through it, and `run.finish` ends it.
 Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run, `log`
 of the stand-in and ``wandb.log``. `Record` calls the original. If several sessions share a run, the last one is called.
+Only while a run is opened on another thread than the training's, its class passes on what is logged (`new_runs_log`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.runs.null_run import NullRun
@@ -133,6 +135,36 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
             remove()
 
     return remove_all
+
+
+def logs_first(log: Callable[..., None]) -> Handler:
+    """Return a handler of a run's `log` that passes the row to a session's."""
+
+    def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
+        log(data, step, commit=commit)
+
+    return log_first
+
+
+@contextmanager
+def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
+    """Pass on what other threads log to a run that begins meanwhile: wandb shows it to them before `init` returns."""
+    import wandb
+
+    original, before, opens, is_over = wandb.Run.log, wandb.run, threading.get_ident(), False
+
+    def log_first(run: Any, data: Any, step: Any = None, commit: bool | None = None, **of_old: Any) -> None:
+        if is_over or threading.get_ident() == opens or run is before or run is not wandb.run:
+            original(run, data, step, commit, **of_old)
+        else:
+            log(data, step, commit=commit)
+
+    wandb.Run.log = log_first  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        is_over = True
+        wandb.Run.log = original  # type: ignore[method-assign]
 
 
 def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:

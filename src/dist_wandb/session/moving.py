@@ -110,11 +110,15 @@ def _publish_before(link: JobLink, former: JobLink) -> None:
         Presence(link.unit, link.store.below(keys_of(link.unit))).publish_before(known)
 
 
-def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) -> None:
-    """Continue a session as another one, made by `reopen`, to which the rows that were logged so far are passed on."""
+def move(session: Session, reopen: Callable[[int, Session], Session], primary_rank: int) -> None:
+    """Continue a session as another one, made by `reopen`, to which the rows that were logged so far are passed on.
+
+    The session is the one that the user has, also if it continues as a third one.
+    """
     link, config_sync = cast("JobLink", vars(session)["_link"]), cast("ConfigSync", vars(session)["_config_sync"])
     link.moving.begin()
-    other = reopen(primary_rank)
+    former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
+    other = reopen(primary_rank, session)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
     parts = {name: part for name, part in vars(other).items() if name not in _OWN}
     own = cast("OwnRun", parts["_own"])
@@ -130,5 +134,5 @@ def move(session: Session, reopen: Callable[[int], Session], primary_rank: int) 
     briefly(lambda: _publish_before(following_link, link), None)
     following_link.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
     link.moving.end(following_link.moving)
-    registry.remove(session)
+    registry.remove(former)
     cast("SessionNotices", parts["_notices"]).moved()

@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.runs import axes, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs import axes, interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
@@ -71,7 +71,7 @@ def open_session(
     # In a world of one, `wandb.init` gets exactly `init_arguments`. Otherwise settings are added that limit the cost of
     # an unreachable server or a killed process.
     as_given: bool = False,
-    continues: bool = False,  # another session of this rank: the training goes on, even if the job's store is gone
+    continues: Session | None = None,  # a session of this rank: the training goes on, even if the job's store is gone
     reaches: bool = True,  # the job's store, as far as it is known
 ) -> Session:
     """Identify this rank, agree with the other ranks, decide on a plan, and open the run.
@@ -97,12 +97,11 @@ def open_session(
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
     again = partial(again, create_new=create_new, announces=announces, restarts=restarts, as_given=as_given)
-    again = partial(again, continues=True)
 
-    def reopen(primary_rank: int) -> Session:
+    def reopen(primary_rank: int, continues: Session | None = None) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
         in_main = threading.current_thread() is threading.main_thread()
-        again_here = partial(again, moved_options, arguments, integration=name)
+        again_here = partial(again, moved_options, arguments, integration=name, continues=continues)
         try:
             return again_here(catches_sigterm=catches_sigterm and in_main)
         except RendezvousError:  # its host has ended meanwhile
@@ -114,9 +113,12 @@ def open_session(
     opener.compare()
     opener.look_back(integration, number, enabled=restarts and (is_job or inherited_rank.holder() is None))
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))
-    session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
-    opener.move_by(lambda primary_rank: move(session, reopen, primary_rank))
-    opener.announce(session, announces=announces, catches_sigterm=catches_sigterm, continues=continues)
+    with ExitStack() as until_started:
+        session = opener.open(
+            step_metric, adopt, until_started, create_new=create_new, as_given=as_given, continues=continues
+        )
+        opener.move_by(lambda primary_rank: move(continues or session, reopen, primary_rank))
+        opener.announce(session, announces=announces, catches_sigterm=catches_sigterm, continues=continues)
     return session
 
 
@@ -281,9 +283,11 @@ class Opener:
         self,
         step_metric: str | None,
         adopt: Callable[[RunPlan], Run | None] | None,
+        until_started: ExitStack,  # of what ends once the session has started
         *,
         create_new: bool,
         as_given: bool,
+        continues: Session | None,
     ) -> Session:
         """Open the run, and create its session."""
         link, config_sync, plan = self._link, self._config_sync, self._link.plan
@@ -303,7 +307,11 @@ class Opener:
             as_given=as_given,
             is_current=requested.reinit(self._arguments) != "create_new",
         )
-        run = adopted or opening.run()
+        with interception.new_runs_log(continues.log) if continues else nullcontext():
+            run = adopted or opening.run()
+            if continues is not None:  # on another thread than the training's, which may log to it already
+                log_first = interception.logs_first(continues.log)
+                until_started.callback(interception.intercept_methods(run, {"log": log_first}))
         attached = opening.attach()
         is_owned = adopted is None and run is not before
         if is_owned and step_metric is not None:
@@ -331,10 +339,10 @@ class Opener:
             _log.warning("dist_wandb: rows without a step start at 0 under this rank's label: %s", error)
             return 0
 
-    def announce(self, session: Session, *, announces: bool, catches_sigterm: bool, continues: bool) -> None:
+    def announce(self, session: Session, *, announces: bool, catches_sigterm: bool, continues: Session | None) -> None:
         """Start the session, and announce it to the other ranks, a later start of the job, and the user."""
         try:
-            session.start()
+            session.start((continues or session).log)
             with suppress(RendezvousError) if continues else nullcontext():
                 session.report_run()
             sweep_agents.check_trial(self._store, self._topology)

@@ -111,9 +111,6 @@ class OwnRun:
         """Redirect calls on the run, direct or through wandb: to `log`, and to `finish` before the run's own."""
 
         def intercept(run: AnyRun) -> None:
-            def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
-                log(data, step, commit=commit)
-
             def finish_first(finish_run: Any, exit_code: int | None = None, **kwargs: Any) -> None:
                 finish(exit_code)
                 if not wandb_private.is_finished(run):
@@ -127,7 +124,7 @@ class OwnRun:
                     self.writer.write({}, None)
                 finish_run(*args, **kwargs)
 
-            rows = {} if run and self.elsewhere.takes_all else {"log": log_first}
+            rows = {} if run and self.elsewhere.takes_all else {"log": interception.logs_first(log)}
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows}
             handlers.update(self.elsewhere.handlers(run, intake.watch))
             module = sys.modules.get("wandb")

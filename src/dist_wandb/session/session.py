@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from html import escape
@@ -115,11 +115,11 @@ class Session(AsRun):
             self._notices.unused_names(handed_over.held.reductions)
             self._notices.slow_ranks(handed_over.writing.timings)
 
-    def start(self) -> None:
-        """Start to take part. Called after the constructor because other threads use the session from here on."""
+    def start(self, log: Callable[..., None]) -> None:
+        """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""
         registry.add(self)
         self._exchange.start()
-        self._own.intercept(self.log, self._shutdown.finish_with_run, self._intake)
+        self._own.intercept(log, self._shutdown.finish_with_run, self._intake)
         watcher.begin(self.topology, self.options, lambda: self.run, self._own.directory)
 
     @property

@@ -55,6 +55,8 @@ def continued(directory: Path, rank: int) -> None:
         return update(*args, **arguments)
 
     Config.update = slow_update  # type: ignore[method-assign]
+    wait_until(lambda: wandb.run is not None, within=SOON, what="wandb's run")
+    wandb.log({"beside": 1.0})
     wait_until(lambda: bool(run.run), within=SOON, what="a run")
     Config.update = update  # type: ignore[method-assign]
     run.summary["after"] = 2
