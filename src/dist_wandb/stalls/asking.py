@@ -33,7 +33,7 @@ class Questions:
         self._store = store.beside("watch", TimedCaller(STORE_PATIENCE))  # on a connection of its own
         self._on_host = SharedList(self._store, f"on/{node_identity()}")
         self.neighbours: dict[int, int] = {}  # processes of the ranks on this host, by rank
-        self._on_host.append([here.rank, here.pid])
+        self._on_host.append_once(f"{here.rank} {here.pid}")  # a process may open many sessions
         self._say(Answer(here))
         self.number: int = 0  # of the last question
         while self.is_asked():  # before this session
@@ -46,7 +46,9 @@ class Questions:
     def is_asked(self) -> bool:
         """Return whether another rank has asked."""
         if len(self.neighbours) < (self._topology.local_world_size or self._topology.world_size):
-            self.neighbours.update(self._on_host.read_new())
+            for one in self._on_host.read_new():
+                rank, pid = map(int, one.split())
+                self.neighbours[rank] = pid
         is_asked = self._store.has([f"ask/{self.number + 1}"])
         self.number += is_asked
         return is_asked
