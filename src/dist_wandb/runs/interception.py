@@ -150,8 +150,9 @@ def logs_first(log: Callable[..., None]) -> Handler:
 def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
     """Pass on what other threads log to a run that begins meanwhile: wandb shows it to them before `init` returns."""
     import wandb
+    from wandb.wandb_run import Run
 
-    original, before, opens, is_over = wandb.Run.log, wandb.run, threading.get_ident(), False
+    original, before, opens, is_over = Run.log, wandb.run, threading.get_ident(), False
 
     def log_first(run: Any, data: Any, step: Any = None, commit: bool | None = None, **of_old: Any) -> None:
         if is_over or threading.get_ident() == opens or run is before or run is not wandb.run:
@@ -159,12 +160,12 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
         else:
             log(data, step, commit=commit)
 
-    wandb.Run.log = log_first  # type: ignore[method-assign]
+    Run.log = log_first  # type: ignore[method-assign]
     try:
         yield
     finally:
         is_over = True
-        wandb.Run.log = original  # type: ignore[method-assign]
+        Run.log = original  # type: ignore[method-assign]
 
 
 def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
