@@ -31,6 +31,7 @@ class WatchingExchange(Exchange):
         self._move = move  # continues in another exchange, given the rank of its primary
         self._kept: deque[Contribution] | None = deque()
         self._dropped = 0
+        self._writes = False  # whether this rank begins to write the run
 
     def put(self, contribution: Contribution) -> None:
         """Keep a row, or drop it if another rank writes the run."""
@@ -50,6 +51,11 @@ class WatchingExchange(Exchange):
         super().pass_on(successor)
         while self._kept:
             successor.put(self._kept.popleft())
+        if self._writes and self._dropped:
+            message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows. The run ends as failed."
+            _log.warning(message, self._dropped, self._rank)
+            successor._lifecycle.unwritten += self._dropped  # noqa: SLF001  # of this base class
+            self._dropped = 0
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
@@ -82,12 +88,8 @@ class WatchingExchange(Exchange):
                 )
                 _log.warning(message, self._rank, self._unit.global_rank_of(0))
             if primary:
-                lifecycle.phase = Phase.MOVING
+                lifecycle.phase, self._writes = Phase.MOVING, primary == self._unit.index
                 self._move(self._unit.global_rank_of(primary))
-            if primary == self._unit.index and self._dropped and lifecycle.successor is not None:
-                message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows. The run ends as failed."
-                _log.warning(message, self._dropped, self._rank)
-                lifecycle.successor._lifecycle.unwritten += self._dropped  # noqa: SLF001  # of this base class
         except Exception:  # noqa: BLE001  # the training must continue
             lifecycle.phase = Phase.BROKEN
             _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
