@@ -239,7 +239,7 @@ def write_rest(
                 _log.warning(
                     "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left()
                 )
-            if not _ends(lifecycle, left, rank):
+            if not ends(lifecycle, left, rank):
                 why = f"W&B has taken none for {LAST_WRITES:.3g} s"
             break
         except KeyboardInterrupt as error:
@@ -258,8 +258,8 @@ def write_rest(
         raise interrupt
 
 
-def _ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
-    """Wait for a thread; return whether it ends before it stands still."""
+def ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
+    """Wait for a thread; return whether it ends before it stands still. While it opens a run, W&B limits the time."""
     all_rows = rows = left()
     moved = told = time.monotonic()
     quiet = _QUIET

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from dist_wandb.exchange.interface import LAST_WRITES, Demand, Exchange, Phase, grace_of_failed, is_set_within
+from dist_wandb.exchange.interface import Demand, Exchange, Phase, ends, grace_of_failed, is_set_within
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
@@ -67,10 +67,7 @@ class WatchingExchange(Exchange):
         limit = min(limit, grace_of_failed(self._limits)) if failed else limit
         is_set_within(lifecycle.ended, limit, lambda: False)
         self._ask(Demand.STOP)
-        is_set_within(lifecycle.ended, LAST_WRITES, lambda: lifecycle.phase is Phase.MOVING)
-        if lifecycle.phase is Phase.MOVING:
-            lifecycle.ended.wait()  # W&B limits the time in which it opens a run
-        return lifecycle.ended.is_set() and lifecycle.has_kept_all
+        return ends(lifecycle, lambda: 0, self._rank) and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:
         return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped

@@ -153,14 +153,15 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
     from wandb.wandb_run import Run
 
     original, before, opens, is_over = Run.log, wandb.run, threading.get_ident(), False
+    handler = logs_first(log)
 
-    def log_first(run: Any, data: Any, step: Any = None, commit: bool | None = None, **of_old: Any) -> None:
+    def method(run: Any, *args: Any, **kwargs: Any) -> None:
         if is_over or threading.get_ident() == opens or run is before or run is not wandb.run:
-            original(run, data, step, commit, **of_old)
+            original(run, *args, **kwargs)
         else:
-            log(data, step, commit=commit)
+            handler(original, *args, **kwargs)
 
-    Run.log = log_first  # type: ignore[method-assign]
+    Run.log = method  # type: ignore[method-assign]
     try:
         yield
     finally:
