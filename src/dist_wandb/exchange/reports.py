@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.protocol.calls import Key
@@ -77,6 +78,14 @@ class Reports(Notices):
             return False
         event.last = now
         return True
+
+
+def warn_of_failed_init(warn: Callable[[str], None], unit: Unit, failure: str) -> None:
+    """Warn that the rows of a rank are lost, because the rank that has the run could not open it."""
+    warn(
+        f"what rank {unit.global_rank} logs is lost, because init failed on rank {unit.global_rank_of(0)}, which has "
+        f"the run: {failure.rstrip('.')}. Correct this there; other ranks cannot write the run."
+    )
 
 
 def report_lost(rank: int, lost: Mapping[str, int]) -> None:
@@ -231,12 +240,7 @@ class Messages:
     ) -> None:
         """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
         if failure:
-            rank, primary = self._context.rank, self._context.unit.global_rank_of(0)
-            self._context.warn(
-                "lost",
-                f"what rank {rank} logs is lost, because init failed on rank {primary}, which has the run: "
-                f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
-            )
+            warn_of_failed_init(partial(self._context.warn, "lost"), self._context.unit, failure)
             return
         why = "the rank that writes it cannot be reached" if is_certain else "no rank had opened the run yet"
         if self._context.lifecycle.has_failed:

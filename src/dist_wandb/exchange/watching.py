@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from dist_wandb.exchange.interface import Demand, Exchange, Phase, ends, grace_of_failed, is_set_within
+from dist_wandb.exchange.reports import warn_of_failed_init
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
@@ -24,18 +26,27 @@ Find = Callable[[Callable[[], bool], Callable[[], bool], Callable[[], bool]], "i
 class WatchingExchange(Exchange):
     """The exchange of a rank that writes nothing, unless the primary is missing."""
 
-    def __init__(self, limits: Limits, unit: Unit, find: Find, move: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        unit: Unit,
+        find: Find,
+        move: Callable[[int], None],
+        failure: Callable[[], str | None] = lambda: None,  # why the primary could not open its run, if it could not
+    ) -> None:
         super().__init__(limits, unit.global_rank, "watching")
         self._unit = unit
         self._find = find
         self._move = move  # continues in another exchange, given the rank of its primary
+        self._failure = failure
+        self._has_rows = False
         self._kept: deque[Contribution] | None = deque()
         self._dropped = 0
         self._writes = False  # whether this rank begins to write the run
 
     def put(self, contribution: Contribution) -> None:
         """Keep a row, or drop it if another rank writes the run."""
-        kept = self._kept
+        kept, self._has_rows = self._kept, True
         if kept is not None and len(kept) < self._limits.max_pending_rows:
             kept.append(contribution)
         elif kept is not None:
@@ -67,7 +78,11 @@ class WatchingExchange(Exchange):
         limit = min(limit, grace_of_failed(self._limits)) if failed else limit
         is_set_within(lifecycle.ended, limit, lambda: False)
         self._ask(Demand.STOP)
-        return ends(lifecycle, lambda: 0, self._rank) and lifecycle.has_kept_all
+        has_ended = ends(lifecycle, lambda: 0, self._rank)
+        if self._has_rows and lifecycle.successor is None and (failure := self._failure()):
+            lifecycle.may_have_lost = True
+            warn_of_failed_init(partial(_log.warning, "dist_wandb: %s"), self._unit, failure)
+        return has_ended and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:
         return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped

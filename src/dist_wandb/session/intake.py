@@ -273,7 +273,7 @@ def exchange_of(
         return exchange
     if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
         find = partial(primary_in, link, link.until_open(enclosing))
-        return WatchingExchange(options.limits, link.unit, find, link.moving.to)
+        return WatchingExchange(options.limits, link.unit, find, link.moving.to, partial(why_no_run, link))
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

@@ -53,7 +53,9 @@ def _is_begun(link: JobLink) -> bool:
 def why_no_run(link: JobLink) -> str | None:
     """Return why the primary of a session opened no run, if it has published that."""
     store = link.store
-    return link.of_run("error") or (None if store is None else briefly(lambda: refusal(store), None))
+    if store is None:
+        return None
+    return briefly(lambda: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
 
 
 def _follows(store: JobStore) -> bool:
@@ -125,10 +127,10 @@ class JobLink:
         store = self.store
         return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
-    def of_run(self, name: str) -> str | None:
-        """Return what the unit's primary has published of its run, `url`, or `error` if it could not open it."""
+    def run_url(self) -> str | None:
+        """Return the URL of the run as its primary has published it, if it has one."""
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
-        return published.get(name) if published else None
+        return published.get("url") if published else None
 
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
         """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.
@@ -175,14 +177,14 @@ class JobLink:
 
         return lambda: self._ask(are_attached, True)
 
-    def other_writers(self, deadline: float) -> set[int]:
+    def other_writers(self, deadline: float) -> set[int] | None:
         """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.
 
-        Without an answer by the deadline, on the monotonic clock, the run ends before its writers.
+        Without an answer by the deadline, on the monotonic clock (`None`), the run ends before its writers.
         """
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        writers = self._ask(lambda store: attached_writers(store, self.plan).read_new(), list[int](), within)
-        return set(writers) - {self.unit.index}
+        writers = self._ask(lambda store: attached_writers(store, self.plan).read_new(), None, within)
+        return None if writers is None else set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
         """Return the ends of the unit's ranks; with a run per rank, they are not shared."""

@@ -176,7 +176,7 @@ class OwnRun:
     def report(self, first_row: int) -> None:
         """Publish to the other ranks that the run is open, and the position of its first row without a step."""
         self._opening = replace(self._opening, job_store=self._link.store)
-        url = run_metadata.url(self.run) if self.run else self._link.of_run("url")
+        url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
         self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
@@ -199,7 +199,7 @@ class OwnRun:
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self._link.plan, self.run
-        if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self._link.of_run("url"):
+        if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self._link.run_url():
             _log.warning(
                 "dist_wandb: what rank %d has logged of the run %s is only on its disk, while the run is online. Give "
                 "all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync %s",

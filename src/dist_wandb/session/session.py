@@ -160,7 +160,7 @@ class Session(AsRun):
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
         if self._is_fork:
             return self._children.remote().url
-        return run_metadata.url(self.run) if self.run else self._link.of_run("url")
+        return run_metadata.url(self.run) if self.run else self._link.run_url()
 
     @property
     def group_url(self) -> str | None:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
-from dist_wandb.session import registry
+from dist_wandb.session import registry, sweep_agents
 from dist_wandb.session.registry import FAILED, exit_code_of
 from dist_wandb.store.timed_caller import briefly
 
@@ -234,6 +234,8 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
+        if error := sweep_agents.different_trials(self._link.store, self._link.topology):
+            _log.warning("dist_wandb: %s", error)
         exit_code, interrupt = unit_end.report(exit_code), None
         with ExitStack() as until_ended:
             # once the session is closed, SIGTERM does not find it any more
@@ -261,14 +263,16 @@ class Shutdown:
         """End the run as its primary: after other writers, until the deadline if any; return the unit's exit code."""
         if deadline is not None:
             plan, lost = self._link.plan, self._exchange.lost
-            if plan.has_writers and not unit_end.await_writers(deadline, self._link.other_writers(deadline) - lost):
+            writers = self._link.other_writers(deadline) if plan.has_writers else None
+            if writers and not unit_end.await_writers(deadline, writers - lost):
                 _log.warning(
                     "dist_wandb: rank %d stopped waiting for the other writers of the run %s to end. Rows that they "
                     "write from now on may be missing. If they need longer, increase finish_timeout.",
                     self._link.topology.global_rank,
                     plan.run_id,
                 )
-            exit_code = exit_code or unit_end.exit_code(lost) or exit_code
+            gone = lost if writers is None else lost & writers  # others still open their runs
+            exit_code = exit_code or unit_end.exit_code(gone) or exit_code
         self._own.end(exit_code)
         return exit_code
 

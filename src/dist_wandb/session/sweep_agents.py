@@ -2,8 +2,8 @@
 
 `agent` refuses to start on several ranks. `check_trial` finds, when a run is opened, that ranks were given different
 trials by agents which were started in another way: before a rank opens its run, and again after that, because the first
-rank cannot know what later ones were given. Neither waits for ranks that may never come, except that rank 0 waits for a
-few seconds before its agent takes the first trial.
+rank cannot know what later ones were given; of one that comes later still, it learns at its end. None waits for ranks
+that may never come, except that rank 0 waits for a few seconds before its agent takes the first trial.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NAME = "dist_wandb.agent"  # of the keys in the job's store
+_OTHER = "trial/other"  # key of the trial that is not that of the first rank
 _OTHERS = 5.0  # seconds in which the other ranks are expected to call `agent`, too
 _INSTEAD = (
     "Every rank would take trials of its own from the sweep, and only those of one rank would be trained. Start one "
@@ -91,12 +92,21 @@ def check_trial(store: JobStore | None, topology: Topology) -> None:
     mine = {"id": trial, "rank": topology.global_rank}
     first = store.claim("trial", mine)
     if isinstance(first, dict) and first.get("id") != trial:
-        store.publish("trial/other", mine)
-    for other in (first, store.try_get("trial/other")):
+        store.publish(_OTHER, mine)
+    if error := different_trials(store, topology):
+        refuse(store, topology, str(error))
+        raise error
+
+
+def different_trials(store: JobStore | None, topology: Topology) -> ConfigurationError | None:
+    """Return the error that another rank was given another trial of a sweep than this one, if any was by now."""
+    trial = sweeps.trial_id()
+    if store is None or trial is None:
+        return None
+    for other in briefly(lambda: store.get_present(["trial", _OTHER]), dict[str, Any]()).values():
         if isinstance(other, dict) and other.get("id") != trial:
-            message = (
+            return ConfigurationError(
                 f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {other.get('rank')} "
                 f"the trial {other.get('id')!r} (WANDB_RUN_ID), by agents of their own. {_INSTEAD}"
             )
-            refuse(store, topology, message)
-            raise ConfigurationError(message)
+    return None

@@ -200,11 +200,12 @@ def test_a_refused_run_is_an_error_on_all_its_writers(
 
 
 @pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("reduce", ["auto", None])
 def test_if_the_only_run_is_refused_the_other_ranks_say_so_and_do_not_wait(
-    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture
+    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture, reduce: Any
 ) -> None:
     unreliable(wandb.errors.CommError("permission denied"), online=1)
-    options = Options(limits=Limits(join_timeout=600.0, finish_timeout=600.0))
+    options = Options(reduce=reduce, limits=Limits(join_timeout=600.0, finish_timeout=600.0))
 
     def train(rank: int) -> bool:
         place = Topology(rank, rank, 0, 3, 3, 1)
@@ -216,7 +217,8 @@ def test_if_the_only_run_is_refused_the_other_ranks_say_so_and_do_not_wait(
         session.finish()
         return not session.flush()
 
-    assert on_ranks(3, train) == [False, True, True]
+    trained = on_ranks(3, train) if reduce else [train(rank) for rank in range(3)]  # without waiting for rank 0
+    assert trained == [False, True, True]
     why = "because init failed on rank 0, which has the run: permission denied."
     told = sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert [line.partition(" Correct")[0] for line in told] == [

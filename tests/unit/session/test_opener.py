@@ -353,6 +353,22 @@ def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.S
     assert not get_run()
 
 
+@pytest.mark.usefixtures("store")
+def test_a_rank_that_still_opens_its_part_of_a_shared_run_is_not_taken_for_dead(fake_wandb: FakeWandb) -> None:
+    """W&B has become unreachable after the primary's `init`, and the primary ends before the other one gives up."""
+    options = Options("shared", limits=Limits(finish_timeout=0.5))
+    primary = open_session(options, {"mode": "offline"}, integration="test", topology=TWO[0], number=1)
+    primary.log({"loss": 0.5}, step=0)
+
+    def open_slowly(**arguments: Any) -> Any:
+        primary.finish()
+        return init(**arguments)
+
+    init, fake_wandb.init = fake_wandb.init, open_slowly  # type: ignore[method-assign]
+    open_session(options, {"mode": "offline"}, integration="test", topology=TWO[1], number=1).finish()
+    assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
+
+
 def test_a_writer_of_a_continued_run_does_not_wait_for_its_primary_for_ever(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -585,6 +601,28 @@ def test_both_ranks_with_different_trials_are_told_whichever_came_first(
     init, fake_wandb.init = fake_wandb.init, open_slowly  # type: ignore[method-assign]
     assert was_refused(0)
     assert fake_wandb.runs[0].exit_codes == [1]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("reduce", ["auto", None])
+def test_the_first_rank_is_told_of_one_that_comes_later_with_another_trial(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reduce: Any
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    options = Options(reduce=reduce, limits=Limits(finish_timeout=0.5))
+
+    def open_rank(rank: int) -> Session:
+        monkeypatch.setenv("WANDB_RUN_ID", f"trial-{rank}")
+        return open_session(options, {}, integration="test", topology=TWO[rank], number=1)
+
+    with open_rank(0):
+        with pytest.raises(ConfigurationError, match="Rank 1 was given the trial 'trial-1' of the sweep, but rank 0"):
+            open_rank(1)
+        monkeypatch.setenv("WANDB_RUN_ID", "trial-0")
+    assert fake_wandb.runs[0].exit_codes == [None]
+    words = "Rank 0 was given the trial 'trial-0' of the sweep, but rank 1 the trial 'trial-1'"
+    assert caplog.text.count(words) == 1
+    assert "run: wandb agent SWEEP" in caplog.text
 
 
 @pytest.mark.usefixtures("store")
