@@ -51,7 +51,6 @@ class _OpenRow:
 
     x: float | None  # its position on the x axis, if it is known
     values: dict[str, Any] = field(default_factory=dict)  # those that were not passed to wandb yet
-    is_begun: bool = False  # whether others were
     time: float = 0.0  # when the last of them was logged, in seconds since the epoch
 
     def is_elsewhere(self, x: float | None, *, is_left_open: bool) -> bool:
@@ -136,7 +135,7 @@ class RunWriter:
         row.values.update(values)
         row.time = time.time()
         if not _WRITABLE.issuperset(map(type, values.values())):
-            row.is_begun, passed, row.values = True, row.values, {}
+            passed, row.values = row.values, {}
             self._write(passed, commit=False)
 
     def _end(self, row: _OpenRow) -> None:
