@@ -153,6 +153,8 @@ class Facts:
             codes |= {0, 1}  # a stalled rank counts as failed if it is still away when the run ends
         if concerned & self.ended_by_launcher:
             codes |= {_TERMINATED, 1, None}
+        if self.spec.launcher in _SUPERVISING and failed.keys() - {writer.rank}:
+            codes.add(_TERMINATED)  # the launcher's SIGTERM comes while this rank finishes
         return codes | {0} if reduction is None or not codes else codes
 
     def is_alone(self, writer: Writer, reduction: str | None) -> bool:
