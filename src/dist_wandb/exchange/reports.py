@@ -190,8 +190,8 @@ class Messages:
         if late and not reports.follows("late", "silent"):
             patience = NEW_NAME_HEARTBEATS * self._context.limits.heartbeat
             why = (
-                f"Rows wait {patience:g} s for ranks that have not logged their names before, and not for ranks that "
-                "have logged them later: log a name on all ranks in the same order."
+                f"Rows wait {patience:g} s for ranks that have not logged their names before: rank {rank} was further "
+                "behind, or logs its names in another order than the others."
                 if self._taken
                 else f"It had not logged anything before, and the others waited {patience:g} s for it."
             )
