@@ -128,18 +128,48 @@ run.finish()
 """
 
 
+def _run(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare_environment")
 def test_exit_of_a_forked_process_does_not_affect_the_parents_run(tmp_path: Path) -> None:
     """Uses guarded private names of wandb. Without them, a fork's end removes the parent's media files."""
-    environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    command = [sys.executable, "-c", _FORKS]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = _run(_FORKS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr  # wandb's exit hook does not complain about the fork either
     assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+_IMPORTS = """
+import os, signal, sys, dist_wandb
+from pathlib import Path
+run = dist_wandb.init(project="digits", mode="offline")
+run.log({"loss": 0.5})
+children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+(core,) = [int(pid) for pid in children if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text()]
+os.kill(core, signal.SIGKILL)
+os.waitpid(core, 0)
+import catboost, mmcv  # the first report may still be accepted
+run.log({"loss": 0.4})
+run.finish()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bare_environment")
+def test_imports_do_not_fail_because_wandbs_process_is_gone(tmp_path: Path) -> None:
+    """Uses a guarded private name of wandb, whose hooks report the imports of known packages."""
+    for name in ("catboost", "mmcv"):
+        (tmp_path / f"{name}.py").touch()
+    done = _run(_IMPORTS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Lost wandb's own process on rank 0" in done.stderr
 
 
 @pytest.mark.usefixtures("bare_environment")

@@ -25,6 +25,7 @@ _WATCHED = ("gradients/", "parameters/")  # how the names of histograms begin
 _STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `run.step` calls
 _DEFINED = "_metric_callback"  # the method of a run that sends a definition
 _LOG_ARTIFACT, _API = "_log_artifact", "_public_api"  # methods of a run; the first one calls the second one
+_TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an import by the user, what is imported
 _SETUP = "wandb.sdk.wandb_setup"
 
 
@@ -125,6 +126,16 @@ def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
         return _NoServer() if threading.get_ident() in tables else original(*args, **kwargs)
 
     return [intercept(run, name, handler)[1] for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
+
+
+def let_imports_pass(run: Any) -> Callable[[], None]:
+    """Let imports not fail because wandb's process, to which they are reported, is gone; return what undoes it."""
+
+    def report(original: Callable[[Any], None], record: Any) -> None:
+        with suppress(Exception):
+            original(record)
+
+    return intercept(run, _TELEMETRY, report)[1] if hasattr(run, _TELEMETRY) else lambda: None
 
 
 def is_wandbs(run: Any) -> bool:

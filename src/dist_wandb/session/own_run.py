@@ -136,7 +136,7 @@ class OwnRun:
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
             self._restore += [replaced, self.summary.follow(run)]
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
-            self._restore += wandb_private.log_tables_unasked(run)
+            self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
                 run.show_step(lambda: intake.step)
                 self._restore.append(interception.serve(run, is_current=self._opening.is_current))
