@@ -721,6 +721,20 @@ def test_names_that_change_with_each_step_are_reported_once(
     assert "rank 1 was further behind, or logs its names in another order than the others." in message
 
 
+def test_rows_that_a_device_never_computes_count_as_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    unit.exchanges[0].put(Contribution({"loss": Stall().number(asked=True)}, 1))
+    assert unit.together(lambda exchange: exchange.close(0.5)) == [False, True]
+    assert unit.last("loss") == {0: 1.0}
+    assert unit.exchanges[0].unwritten == 1
+    assert "1 rows of rank 0 are lost: the device has not computed their values, or images are not" in caplog.text
+
+
 def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
     for rank in range(2):

@@ -274,5 +274,8 @@ class Messages:
 
     def not_computed(self, number: int) -> None:
         """Warn that a device has not computed rows in time."""
-        lost = f"{number} rows of rank {self._context.rank} are lost"
-        self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
+        self._context.warn(
+            "device",
+            f"{number} rows of rank {self._context.rank} are lost: the device has not computed their values, or images "
+            "are not encoded. The run ends as failed.",
+        )

@@ -252,6 +252,7 @@ class Worker:
             while not writing.is_over and self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
                 pass
             if self.inbox.computing:
+                self._context.lifecycle.unwritten += self.inbox.computing
                 self.messages.not_computed(self.inbox.computing)
             if not is_closed:
                 self.participation.be_alone()

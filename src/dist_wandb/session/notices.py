@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -152,8 +153,9 @@ class SessionNotices:
 
 def print_line(line: str) -> None:
     """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
-    if not wandb_process.is_silent():
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+    with suppress(OSError, ValueError):  # nobody reads it any more
+        if not wandb_process.is_silent():
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def announcement(

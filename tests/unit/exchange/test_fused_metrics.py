@@ -274,6 +274,19 @@ def test_a_value_whose_late_part_comes_too_late_is_marked(
     assert unit.finish(whole, 3, corrects=True) == {}, "its value was right"
 
 
+def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise RuntimeError("device lost")
+
+    one, metric = FusedMetrics(0, merges=True), torchmetrics.CatMetric()
+    metric.update(1.0)
+    known = one.series("cat", take_snapshot(metric), ())
+    snapshot = take_snapshot(metric)
+    snapshot.to_host = broken  # type: ignore[method-assign]
+    assert one.series("cat", snapshot, [known]) == known, "it has the same layout"
+    assert "the states of 'cat' on rank 0 cannot be sent: RuntimeError('device lost')" in caplog.text
+
+
 class MalformedGroup(ReducingGroup):
     """A group in which a member announces more bytes than are accepted, or sends something else."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,6 +139,19 @@ def test_tally_sends_equal_contents_once_with_their_members(
     if different == 1:
         assert max(group.bytes_given - one for group, one in zip(groups, before, strict=True)) < 1000
     assert on_ranks(size, lambda rank: groups[rank].tally(b"")) == [{b"": frozenset(range(size))}] * size
+
+
+def test_impossible_lengths_of_another_version_are_refused(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(5, 2)
+
+    def give(rank: int) -> str:
+        if rank == 3:
+            return str(groups[rank].reduce([math.nan], [math.inf])[1])
+        with pytest.raises(ConfigurationError, match="A member of the group announced an impossible number of bytes"):
+            groups[rank].gather(b"y")
+        return "refused"
+
+    assert on_ranks(5, give) == ["refused"] * 3 + ["[inf]", "refused"]
 
 
 @pytest.mark.parametrize("how", ["gather", "tally", "collect"])

@@ -269,6 +269,14 @@ def test_the_constructor_adds_only_keyword_parameters_to_the_stock_ones() -> Non
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 
 
+def test_an_argument_that_an_old_lightning_does_not_have_is_refused_with_the_version_that_has_it() -> None:
+    if "add_file_policy" in inspect.signature(WandbLogger).parameters:
+        assert DistWandbLogger(add_file_policy="immutable")
+        return
+    with pytest.raises(ConfigurationError, match="this version of Lightning does not know it"):
+        DistWandbLogger(add_file_policy="immutable")
+
+
 def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
     assert repr(DistWandbLogger()) == "<dist_wandb.DistWandbLogger without an open session>"

@@ -462,6 +462,12 @@ def test_options_are_documented_alike_by_logger_and_tracker_and_in_full_by_init(
             assert f'`"{value}"`' in logger[name]
 
 
+def test_strict_is_a_truth_value(fake_wandb: FakeWandb) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("strict='yes' is neither True nor False. Pass one of them")):
+        dist_wandb.init(strict="yes")  # type: ignore[arg-type]
+    assert not fake_wandb.runs
+
+
 @pytest.mark.parametrize("limits", [Limits(peer_timeout=7), {"peer_timeout": 7}])
 def test_limits_may_be_an_object_or_a_mapping(fake_wandb: FakeWandb, limits: Limits | dict[str, float]) -> None:  # noqa: ARG001
     with dist_wandb.init(limits=limits) as session:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import threading
 import time
@@ -36,6 +38,26 @@ def test_finish_passes_the_exit_code_to_wandb(fake_wandb: FakeWandb, exit_code: 
     assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
+def test_a_closed_stderr_affects_no_run(fake_wandb: FakeWandb) -> None:
+    closed = io.StringIO()
+    closed.close()
+    with contextlib.redirect_stderr(closed), dist_wandb.init() as session:
+        session.log({"loss": 0.5})
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+def test_a_session_that_cannot_be_ended_does_not_keep_others_from_it(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO, lambda _: {"mode": "offline"}, run_mode="shared", limits={"finish_timeout": 0.5})
+    for run in fake_wandb.runs:
+        run.dir = None  # type: ignore[assignment]
+    for session in sessions:
+        session.end_with_process(0, failed=False)
+    assert caplog.text.count("dist_wandb: the run of rank 0 could not be ended") == 1
+    assert [run.exit_codes for run in fake_wandb.runs] == [[0], [0]]
+
+
 @pytest.mark.newest  # the setting
 def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
@@ -47,7 +69,7 @@ def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
     run.finish, run.settings = late, wandb.Settings(finish_timeout=1, finish_timeout_raises=True)  # type: ignore[method-assign, assignment, attr-defined]
     with pytest.raises(TimeoutError, match="Timed out finishing run"):
         session.finish()
-    assert "could not be ended" in caplog.text
+    assert "could not be ended: TimeoutError" in caplog.text
     assert not get_run()
     session.finish()
 
