@@ -1,14 +1,16 @@
 """The sessions of this process that have not ended, and what happens to them when it forks or ends.
 
 `atexit` is registered anew with every session, so that it runs before the end of wandb's own process. Children of
-multiprocessing exit without it; there, `Finalize` is used. The exit code is taken from the uncaught exception, or from
-wandb's replacement of `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the main
-thread may hold any lock, and then ends the process by the same signal.
+multiprocessing exit without it before Python 3.13; there, `Finalize` is used. The exit code is taken from the uncaught
+exception, from the child of multiprocessing that has handled it, or from wandb's replacement of `sys.exit`. If no other
+handler is installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends the
+process by the same signal.
 """
 
 from __future__ import annotations
 
 import atexit
+import inspect
 import multiprocessing
 import os
 import signal
@@ -55,6 +57,7 @@ class ProcessEnd:
         self._function = function
         self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
         self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
+        self._code_of_child: int | None = None
         self._pid: int | None = None  # of the process that has registered
         self._ending: threading.Thread | None = None  # after SIGTERM
         self._ends_by = 0.0  # on the monotonic clock
@@ -67,14 +70,25 @@ class ProcessEnd:
         if self._pid != os.getpid():  # the first time, and in a fork, where nothing is registered yet
             self._failure_before = _last_failure()
             self._finishing, self._is_due = 0, False
-        if multiprocessing.parent_process() is None:
+        is_child = multiprocessing.parent_process() is not None
+        if is_child and self._pid != os.getpid():
+            with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
+                threading._register_atexit(self._note_code_of_child)  # type: ignore[attr-defined]  # noqa: SLF001
+        if not is_child or sys.version_info >= (3, 13):
             atexit.unregister(self._end)
             atexit.register(self._end)
-        elif self._pid != os.getpid():  # children of multiprocessing exit without atexit
+        elif self._pid != os.getpid():  # before Python 3.13, children of multiprocessing exit without atexit
             from multiprocessing.util import Finalize
 
             Finalize(None, self._end, exitpriority=100)
         self._pid = os.getpid()
+
+    def _note_code_of_child(self) -> None:
+        """Note the exit code of a child of multiprocessing, which since Python 3.13 calls `atexit` later than this."""
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
+            frame = frame.f_back
+        self._code_of_child = frame.f_locals.get("exitcode") if frame is not None else None
 
     def catch_sigterm(self) -> None:
         """Let SIGTERM end runs before it ends the process, unless another handler is installed."""
@@ -159,7 +173,7 @@ class ProcessEnd:
         elif isinstance(failure, BaseException) and failure is not self._failure_before:
             self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
         else:
-            self._function(self._code_of_exit() or 0, False)
+            self._function(self._code_of_child or self._code_of_exit() or 0, False)
         self.restore_sigterm()
         if self._is_due:
             _die_of(signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
 import sys
@@ -10,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -92,6 +94,30 @@ def test_an_exception_in_progress_determines_the_exit_code_of_a_child(codes: lis
         _AT_EXIT[0]()
     _AT_EXIT[0]()
     assert codes == [(4, False), (4, False), (0, False)]
+
+
+def child(how: str, file: Path) -> None:
+    """End as `how` says; write the exit code that a run would get, before what wandb does at exit."""
+
+    def note(what: object, *_: object) -> None:
+        if not file.exists():
+            file.write_text(str(what))
+
+    atexit.register(note, "wandb's end came first")
+    ProcessEnd(note, lambda: None).register()
+    if how == "raise":
+        raise RuntimeError("a rank fails")
+    sys.exit(int(how))
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", "1"), ("3", "3"), ("0", "0")])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, how: str, code: str) -> None:
+    process: Any = multiprocessing.get_context(method)
+    ending = process.Process(target=child, args=(how, tmp_path / "code"))
+    ending.start()
+    ending.join(60)
+    assert (ending.exitcode, (tmp_path / "code").read_text()) == (int(code), code)
 
 
 def test_a_fork_ends_no_runs(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
