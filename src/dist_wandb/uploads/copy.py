@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,7 @@ class Entry:
 
     path: Path
     kind: int  # as `stat.S_IFMT` returns it
-    folder: int | None = None  # a descriptor of its folder, open until the next entry is requested
+    folder: int  # a descriptor of its folder, open until the next entry is requested
 
     @property
     def is_link(self) -> bool:
@@ -52,12 +51,29 @@ class Entry:
 
 def entries_below(files: Path, within: Directory | None = None) -> Iterator[Entry]:
     """List the entries below a folder, at any depth; no link is followed, not even in place of the folder."""
-    with suppress(FileNotFoundError), (within or Directory.at(files.parent)).opened() as parent:
-        kind = stat.S_IFMT(os.stat(files.name, dir_fd=parent, follow_symlinks=False).st_mode)
-        if kind == stat.S_IFDIR:
-            yield from _below(files, os.open(files.name, FOLDER, dir_fd=parent), 1)
-        else:
-            yield Entry(files, kind)
+    with (within or Directory.at(files.parent)).opened() as parent:
+        yield from _entries(files, parent, 0)
+
+
+def _entries(path: Path, parent: int, depth: int) -> Iterator[Entry]:
+    """List what is at a path, of which only the last part is looked up, in the open folder `parent`."""
+    try:
+        kind = stat.S_IFMT(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:  # removed meanwhile
+        return
+    if kind != stat.S_IFDIR:
+        yield Entry(path, kind, parent)
+        return
+    if depth > _DEEPEST:
+        raise ReadError(f"{path}: more than {_DEEPEST} folders are nested. W&B makes two or three.")
+    handle = os.open(path.name, FOLDER, dir_fd=parent)
+    try:
+        with os.scandir(handle) as found:
+            names = sorted(entry.name for entry in found)
+        for name in names:
+            yield from _entries(path / name, handle, depth + 1)
+    finally:
+        os.close(handle)
 
 
 def copy_files(
@@ -129,29 +145,3 @@ def _linked(source: str | Path, folder: int | None, target: Path, found: os.stat
         return True
     target.unlink()  # the file was replaced meanwhile
     raise UploadError(f"{source} was replaced while it was copied. Run the command again.")
-
-
-def _below(folder: Path, handle: int, depth: int) -> Iterator[Entry]:
-    """List the entries below an open folder, then close it. No whole path is looked up."""
-    try:
-        if depth > _DEEPEST:
-            raise ReadError(f"{folder}: more than {_DEEPEST} folders are nested. W&B makes two or three.")
-        with os.scandir(handle) as found:
-            kinds = sorted((entry.name, _kind(entry)) for entry in found)
-        for name, kind in kinds:
-            if kind == stat.S_IFDIR:
-                yield from _below(folder / name, os.open(name, FOLDER, dir_fd=handle), depth + 1)
-            else:
-                yield Entry(folder / name, kind, handle)
-    finally:
-        os.close(handle)
-
-
-def _kind(entry: os.DirEntry[str]) -> int:
-    if entry.is_symlink():  # known without asking the file system, as are the next two
-        return stat.S_IFLNK
-    if entry.is_dir(follow_symlinks=False):
-        return stat.S_IFDIR
-    if entry.is_file(follow_symlinks=False):
-        return stat.S_IFREG
-    return stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)

@@ -3,8 +3,10 @@
 W&B's uploader follows the records: it reads the files that an artifact names, uploads them to the named owner, and
 removes the file of a manifest. A ``.wandb`` file may come from anybody. So only the kinds of records that W&B writes
 into such files are allowed, and only files of the run, or files in W&B's staging directory for this user's artifacts.
-A stranger may know the name of a staged file, but not its content, and the record must contain the digest of that. All
-files are uploaded from the private copy.
+A stranger may know the name of a staged file, but not its content, and the record must contain the digest of that.
+
+Two things are changed: an owner that the user has named replaces all others, also of artifacts, whose owner W&B's own
+``--entity`` does not change; and files of artifacts are uploaded from private copies, as all files are (`copy`).
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ _MOST_FILES = 200_000  # in one record; W&B writes the names of more than 100,00
 _MOST_REASONS = 5
 _PIECE = 1 << 20
 
-Copier = Callable[[Path, Path], Path | None]
-"""Makes a private copy of a file, given by a folder and its path within it, and returns the copy's path.
+Copier = Callable[[Path, Path, Directory | None], Path | None]
+"""Makes a private copy of a file, given by a folder, the path below it, and the folder as it was found, if known.
 
-It returns `None` if records are only checked: then no file is read.
+Returns the copy's path, or `None` if records are only checked: then no file is read.
 """
 
 
@@ -49,7 +51,7 @@ It returns `None` if records are only checked: then no file is read.
 class Rules:
     """The files and owners that the records of one file may name."""
 
-    directory: Path  # of the run
+    directory: Directory  # of the run
     staging: Path  # W&B's directory for files of this user's artifacts
     owners: frozenset[str] = frozenset()  # the known owners of this user's runs
     default: str | None = None  # the owner in W&B's settings, for records without one
@@ -57,19 +59,20 @@ class Rules:
     trust: bool = False  # any file and owner is allowed, because the run is the user's own
 
     @cached_property
-    def folders(self) -> tuple[tuple[Path, bool], ...]:
-        """The folders whose files may be uploaded, and whether the record must contain the file's digest."""
-        both = ((self.directory, False), (self.staging, True))
-        return tuple((path, known) for top, known in both for path in dict.fromkeys((top.absolute(), top.resolve())))
+    def folders(self) -> dict[Path, Directory | None]:
+        """The folders whose files may be uploaded; those of W&B, which are not the run's, have no `Directory`."""
+        run = self.directory
+        own: dict[Path, Directory | None] = {run.path.absolute(): run, run.path.resolve(): run}
+        return own | {self.staging.absolute(): None, self.staging.resolve(): None}
 
 
-def violations(path: Path, rules: Rules, within: Directory | None = None) -> Iterator[str]:
+def violations(path: Path, rules: Rules) -> Iterator[str]:
     """Yield the first few reasons to refuse the upload of a ``.wandb`` file, as sentences."""
     reasons: set[str] = set()
     try:
-        for record, parts in records_of(path, within):
+        for record, parts in records_of(path, rules.directory):
             try:
-                revised(record, parts, rules, lambda _top, _below: None)
+                revised(record, parts, rules, lambda *_: None)
             except UploadError as error:
                 if str(error) not in reasons:
                     reasons.add(str(error))
@@ -86,20 +89,18 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
     Raises `UploadError` if it names a prohibited file or owner, or is of an unknown kind, and `ReadError` if it is not
     in W&B's format.
     """
-    kinds = [number for number, *_ in parts if number not in ENVELOPE]
-    for kind in kinds:
-        if kind == _REQUEST:
-            raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")
-        if not rules.trust and kind == _TENSORBOARD:
-            raise UploadError(
-                "it names a directory of tensorboard, whose files would be uploaded. If the run is your own, give "
-                "--trust."
-            )
-        if not rules.trust and kind not in _KNOWN:
-            raise UploadError(
-                f"it has a record of an unknown kind ({kind}). If the run is your own, written by a newer wandb, give "
-                "--trust."
-            )
+    kinds = {number for number, *_ in parts} - ENVELOPE
+    if _REQUEST in kinds:
+        raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")
+    if not rules.trust and _TENSORBOARD in kinds:
+        raise UploadError(
+            "it names a directory of tensorboard, whose files would be uploaded. If the run is your own, give --trust."
+        )
+    if not rules.trust and (unknown := kinds - _KNOWN):
+        raise UploadError(
+            f"it has a record of an unknown kind ({min(unknown)}). If the run is your own, written by a newer wandb, "
+            "give --trust."
+        )
     revision = _Revision(record, rules, make_copy)
     changes: dict[int, _Change] = {_FILES: revision.files, _RUN: revision.run, _ARTIFACT: revision.artifact}
     if changes.keys().isdisjoint(kinds):
@@ -181,7 +182,7 @@ class _Revision:
                 name = self._text(first, last) if field == _PATH else ""
                 path = PurePosixPath(name)
                 if path.is_absolute() or ".." in path.parts or "\0" in name:
-                    below = self.rules.directory / "files"
+                    below = self.rules.directory.path / "files"
                     raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
         return self.record[start:stop]
 
@@ -195,29 +196,26 @@ class _Revision:
                         f"the {_IN_ADDRESSES[number]} of its run is {name[:_LONGEST_NAME]!r}, which would lead to "
                         "another address of the server. W&B does not allow such names."
                     )
-        return self._owned(start, stop, _ENTITY_OF_RUN)
+        return self.record[start:stop] + self._owner(start, stop, _ENTITY_OF_RUN, is_required=True)
 
     def artifact(self, start: int, stop: int) -> bytes:
-        self._owned(start, stop, _ENTITY_OF_ARTIFACT)
-        artifact = _mapped(self.record, start, stop, {_MANIFEST: self._manifest})
-        names_owner = any(n == _ENTITY_OF_ARTIFACT and e > b for n, _, b, e in fields(self.record, start, stop))
-        if self.rules.owner is not None and names_owner:
-            return artifact + field_of(_ENTITY_OF_ARTIFACT, self.rules.owner.encode())
-        return artifact
+        owner = self._owner(start, stop, _ENTITY_OF_ARTIFACT, is_required=False)
+        return _mapped(self.record, start, stop, {_MANIFEST: self._manifest}) + owner
 
-    def _owned(self, start: int, stop: int, field: int) -> bytes:
-        """Check the owner, or replace it by the one that the user named."""
-        rules, found = self.rules, fields(self.record, start, stop)
+    def _owner(self, start: int, stop: int, field: int, *, is_required: bool) -> bytes:
+        """Check the owner; return the one that the user named as a field to append, because the last one counts."""
+        rules = self.rules
+        found = fields(self.record, start, stop)
         named = [self._text(begin, end) for number, _, begin, end in found if number == field]
         if rules.owner is not None:
-            return self.record[start:stop] + field_of(field, rules.owner.encode())  # the last one counts
+            return field_of(field, rules.owner.encode()) if is_required or any(named) else b""
         for owner in [name or rules.default for name in named or [""]]:
             if owner and not rules.trust and owner not in rules.owners:
                 raise UploadError(
                     f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity "
                     f"{owner}, or set WANDB_ENTITY; to upload it to another owner, name that one."
                 )
-        return self.record[start:stop]
+        return b""
 
     def _manifest(self, start: int, stop: int) -> bytes:
         for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
@@ -230,41 +228,41 @@ class _Revision:
 
     def _entry(self, start: int, stop: int) -> bytes:
         found = fields(self.record, start, stop)
-        digests = [self.record[begin:end] for number, _, begin, end in found if number == _DIGEST]
+        digests = {self.record[begin:end] for number, _, begin, end in found if number == _DIGEST}
 
         def local_path(begin: int, end: int) -> bytes:
             return self._local_path(self._text(begin, end), digests).encode()
 
         return _mapped(self.record, start, stop, {_LOCAL_PATH: local_path})
 
-    def _local_path(self, name: str, digests: list[bytes]) -> str:
+    def _local_path(self, name: str, digests: set[bytes]) -> str:
         """Return the path from which a file of an artifact is uploaded."""
         rules, path = self.rules, Path(name)
         is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
-        for top, needs_digest in rules.folders:
-            if not is_allowed or top not in path.parents:
-                continue
-            try:
-                copy = self.make_copy(top, path.relative_to(top))
-                if copy is not None and needs_digest and not rules.trust and not _has_digest(copy, digests):
-                    raise UploadError(
-                        f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content "
-                        "of that file differs from the artifact's. If the run is your own, give --trust."
-                    )
-            except (OSError, ReadError) as error:
-                if rules.trust:  # W&B's uploader reports it
-                    return name
-                raise UploadError(
-                    f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "
-                    "--trust uploads it without that file."
-                ) from None
-            return name if copy is None else str(copy)
-        if rules.trust:
+        top = next((top for top in rules.folders if is_allowed and top in path.parents), None)
+        if top is None and not rules.trust:
+            raise UploadError(
+                f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
+                f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
+            )
+        if top is None:
             return name
-        raise UploadError(
-            f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
-            f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
-        )
+        within = rules.folders[top]
+        try:
+            copy = self.make_copy(top, path.relative_to(top), within)
+            if copy is not None and within is None and not rules.trust and digests != {_digest(copy)}:
+                raise UploadError(
+                    f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content "
+                    "of that file differs from the artifact's. If the run is your own, give --trust."
+                )
+        except (OSError, ReadError) as error:
+            if rules.trust:  # W&B's uploader reports it
+                return name
+            raise UploadError(
+                f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "
+                "--trust uploads it without that file."
+            ) from None
+        return name if copy is None else str(copy)
 
     def _text(self, begin: int, end: int) -> str:
         text = self.record[begin:end]
@@ -274,11 +272,10 @@ class _Revision:
             raise UploadError(f"it has text that is not UTF-8: {text[:80]!r}.") from None
 
 
-def _has_digest(path: Path, digests: list[bytes]) -> bool:
-    """Return whether a file's MD5 is the one in an artifact's record, in W&B's notation."""
+def _digest(path: Path) -> bytes:
+    """Return the MD5 of a file in W&B's notation."""
     digest = hashlib.md5(usedforsecurity=False)
     with os.fdopen(open_ordinary(path), "rb") as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
-    found = base64.b64encode(digest.digest())
-    return bool(digests) and all(named == found for named in digests)
+    return base64.b64encode(digest.digest())

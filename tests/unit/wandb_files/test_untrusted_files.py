@@ -20,7 +20,7 @@ MODULES = sorted(
         "report/*.py",
         "uploads/*.py",
         "restart/*.py",
-        "runs/destination.py",
+        "runs/current_server.py",
         "lightning/launching.py",
     )
     for path in SOURCES.glob(pattern)
