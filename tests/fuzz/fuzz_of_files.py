@@ -24,7 +24,7 @@ from dist_wandb.cli import command, show, show_cards
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.store import RestartRecord
-from dist_wandb.uploads.records import Rules, revised
+from dist_wandb.uploads.contents import Rules, revised
 from dist_wandb.uploads.state import read_entries
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (

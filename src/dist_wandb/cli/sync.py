@@ -18,9 +18,9 @@ from dist_wandb.cli.command import Command, add_trust_argument, console, number_
 from dist_wandb.errors import UploadError, visible
 from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
+from dist_wandb.uploads.contents import Summary
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
-from dist_wandb.uploads.records import Summary
 from dist_wandb.uploads.state import remove_left_copies
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"

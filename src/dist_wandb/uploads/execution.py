@@ -10,7 +10,7 @@ completion arrives last. After restarts a rank has several files: they are sent 
 the primary's last file completes the run. Files of a resumed plain run are sent with ``resume="allow"``; otherwise
 events and console would begin at line 0 again.
 
-*Continued.* The copy (`copy`) lacks the confirmed lines, damaged records, and an incomplete last record, at which
+*Continued.* The copy lacks the confirmed lines, damaged records, and an incomplete last record, at which
 ``wandb sync`` would stop. In a shared run it is sent as one more writer with the same label; a plain run is opened with
 ``resume="must"``, so that the server decides where it continues. After an interrupted console, ``output.log`` on the
 server has only the rest, because W&B's client rewrites it; the console's lines are complete.
@@ -36,9 +36,8 @@ from itertools import count
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError, in_words
-from dist_wandb.uploads.copy import copy_below, copy_files
+from dist_wandb.uploads.contents import Summary, copy_file, copy_files, revised
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
-from dist_wandb.uploads.records import Summary, revised
 from dist_wandb.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
 from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
@@ -152,9 +151,9 @@ class _Attempt:
         file, rules, numbers, local = self._file, rules_of(self._file), count(), target.parent / "local"
         local.mkdir(mode=0o700)
 
-        def make_copy(top: Path, below: Path, within: Directory | None) -> Path:
+        def make_copy(path: Path, within: Directory) -> Path:
             copy = local / str(next(numbers))
-            copy_below(top, below, copy, within)
+            copy_file(path, copy, within)
             return copy
 
         def revise(record: bytes, parts: list[Field]) -> bytes:
@@ -169,7 +168,7 @@ class _Attempt:
         continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
         rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
         files, follow = files_of(file.path), file.terms.trust
-        copy_files(files, target.parent / "files", follow=follow, leave_out=rewritten, within=file.directory)
+        copy_files(files, target.parent / "files", file.directory, follow=follow, leave_out=rewritten)
 
     def _run_wandb_sync(self, source: Path, lock: int) -> str:
         """Run ``wandb sync``, which inherits the lock, to its end; return its output."""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
-from dist_wandb.uploads.copy import Entry, entries_below, link_in_words
-from dist_wandb.uploads.records import Rules, violations
+from dist_wandb.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
 from dist_wandb.uploads.state import FileState, Sent, another_upload, read_log
 from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
@@ -367,7 +366,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
     if under_way:  # its progress changes meanwhile
         return replace(planned, refusals=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file, now)]
-    listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
+    listed = [(file, entries_below(files_of(file.path), file.directory)) for file in left]
     beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
     return replace(
         planned,

@@ -16,9 +16,9 @@ from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
 from dist_wandb.errors import UploadError
+from dist_wandb.uploads.contents import Summary
 from dist_wandb.uploads.execution import Outcome, upload
 from dist_wandb.uploads.plan import Terms, UploadRun
-from dist_wandb.uploads.records import Summary
 from dist_wandb.uploads.state import FileState, Sent, remove_left_copies
 from dist_wandb.wandb_files.record_file import Lines, records_of
 from dist_wandb.wandb_files.small_files import Directory

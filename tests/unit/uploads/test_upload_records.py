@@ -13,7 +13,7 @@ import pytest
 from record_files import content_of, framed, make_run, new_record
 
 from dist_wandb.errors import UploadError
-from dist_wandb.uploads.records import Rules, revised, violations
+from dist_wandb.uploads.contents import Rules, copy_file, revised, violations
 from dist_wandb.wandb_files.record_file import field_of, records_of
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -36,12 +36,11 @@ def written(rules: Rules, *records: Any) -> Path:
 def as_uploaded(rules: Rules, path: Path) -> list[Any]:
     """Return the records as they are uploaded, with files copied into ``copy``."""
 
-    def take(top: Path, below: Path, _: Directory | None) -> Path:
-        copy = rules.directory.path.parent / "copy"
-        copy.mkdir(exist_ok=True)
-        content = (top / below).read_bytes()
-        (copy / below.name).write_bytes(content)
-        return copy / below.name
+    def take(file: Path, within: Directory) -> Path:
+        copy = rules.directory.path.parent / "copy" / file.name
+        copy.parent.mkdir(exist_ok=True)
+        copy_file(file, copy, within)
+        return copy
 
     found = [new_record() for _ in records_of(path)]
     for record, (message, parts) in zip(found, records_of(path), strict=True):

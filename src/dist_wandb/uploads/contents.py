@@ -1,12 +1,17 @@
-"""Check W&B's records before an upload: their kinds, and the files and owners that they name.
+"""What an upload takes of a run: a private copy of its files, and its records, after a check.
 
-W&B's uploader follows the records: it reads the files that an artifact names, uploads them to the named owner, and
-removes the file of a manifest. A ``.wandb`` file may come from anybody. So only the kinds of records that W&B writes
-into such files are allowed, and only files of the run, or files in W&B's staging directory for this user's artifacts.
-A stranger may know the name of a staged file, but not its content, and the record must contain the digest of that.
+*Files.* W&B's uploader follows links, writes ``config.yaml`` and ``wandb-summary.json`` beside its input, and removes
+files. A run's directory may come from anybody, and others, such as a group, may write to it meanwhile. So the uploader
+gets a copy of regular files, in a directory that only this user can access. With Linux, large files on the same file
+system are hard links.
 
-Two things are changed: an owner that the user has named replaces all others, also of artifacts, whose owner W&B's own
-``--entity`` does not change; and files of artifacts are uploaded from private copies, as all files are (`copy`).
+*Records.* W&B's uploader follows them: it reads the files that an artifact names, uploads them to the named owner, and
+removes the file of a manifest. So only the kinds of records that W&B writes into ``.wandb`` files are allowed, and only
+files of the run, or files in W&B's staging directory for this user's artifacts. A stranger may know the name of a
+staged file, but not its content, and the record must contain the digest of that.
+
+Two things in records are changed: an owner that the user has named replaces all others, also of artifacts, whose owner
+W&B's own ``--entity`` does not change; and files of artifacts are uploaded from private copies.
 """
 
 from __future__ import annotations
@@ -14,16 +19,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.wandb_files.record_file import ENVELOPE, Field, MalformedError, field_of, fields, records_of
-from dist_wandb.wandb_files.small_files import Directory, open_ordinary
+from dist_wandb.wandb_files.small_files import FOLDER, Directory, open_ordinary
 
+_IS_LARGE = 1 << 20  # bytes; files of this size are linked where possible
+_DEEPEST = 32  # nested folders; W&B makes two or three
+_SPARE = 64 << 20  # bytes left free on the disk
+# Files that W&B's uploader may rewrite in place: with a hard link that would change the run's own file.
+_WRITTEN_BY_WANDB = frozenset(
+    {
+        *("config.yaml", "wandb-summary.json", "wandb-metadata.json", "output.log", "requirements.txt"),
+        *("conda-environment.yaml", "diff.patch", "wandb-job.json", "wandb-history.jsonl", "wandb-events.jsonl"),
+    }
+)
 _SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
 _UPDATE, _KEYS = 1, (1, 2)  # of a summary: an item, and in it its name, which may be nested
 # History, summary, output, config, files, statistics, artifact, alert, telemetry, metric, raw output, run, exit, final,
@@ -40,11 +57,111 @@ _MOST_FILES = 200_000  # in one record; W&B writes the names of more than 100,00
 _MOST_REASONS = 5
 _PIECE = 1 << 20
 
-Copier = Callable[[Path, Path, Directory | None], Path | None]
-"""Makes a private copy of a file, given by a folder, the path below it, and the folder as it was found, if known.
 
-Returns the copy's path, or `None` if records are only checked: then no file is read.
-"""
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry below a run's ``files`` that is not a folder."""
+
+    path: Path
+    kind: int  # as `stat.S_IFMT` returns it
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return self.kind == stat.S_IFLNK
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return self.kind == stat.S_IFREG
+
+
+def entries_below(files: Path, within: Directory) -> Iterator[Entry]:
+    """List the entries below a folder of a run, at any depth; no link is followed, not even in place of the folder."""
+    with within.opened() as parent:
+        yield from _entries(files, parent, 0)
+
+
+def _entries(path: Path, parent: int, depth: int) -> Iterator[Entry]:
+    """List what is at a path, of which only the last part is looked up, in the open folder `parent`."""
+    try:
+        kind = stat.S_IFMT(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:  # removed meanwhile
+        return
+    if kind != stat.S_IFDIR:
+        yield Entry(path, kind)
+        return
+    if depth > _DEEPEST:
+        raise ReadError(f"{path}: more than {_DEEPEST} folders are nested. W&B makes two or three.")
+    handle = os.open(path.name, FOLDER, dir_fd=parent)
+    try:
+        with os.scandir(handle) as found:
+            names = sorted(entry.name for entry in found)
+        for name in names:
+            yield from _entries(path / name, handle, depth + 1)
+    finally:
+        os.close(handle)
+
+
+def copy_files(
+    files: Path,
+    target: Path,  # is made, where others cannot write
+    within: Directory,  # of the run
+    *,
+    follow: bool,  # whether links to regular files are followed, because the user trusts the directory
+    leave_out: frozenset[str] = frozenset(),  # paths below `files` that are not copied
+) -> None:
+    """Copy a run's regular files; raise `UploadError` for a link that is not followed, or without enough space."""
+    target.mkdir(mode=0o700)
+    for entry in entries_below(files, within):
+        name = entry.path.relative_to(files)
+        if str(name) in leave_out:
+            continue
+        if entry.is_link and not follow:
+            raise UploadError(link_in_words(entry))
+        source = entry.path.resolve() if entry.is_link else entry.path
+        if entry.is_file or (entry.is_link and source.is_file()):
+            copy = target / name
+            copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            may_link = name.name not in _WRITTEN_BY_WANDB and name.parts[0] != "logs"
+            copy_file(source, copy, None if entry.is_link else within, may_link=may_link)
+
+
+def link_in_words(entry: Entry) -> str:
+    """Return the reason to refuse a link below a run's files."""
+    return f"{entry.path} is a symbolic link: its target is not uploaded unless you give --trust."
+
+
+def copy_file(source: Path, target: Path, within: Directory | None, *, may_link: bool = True) -> None:
+    """Copy one regular file, or make a hard link of it if the copy is only read. No link below `within` is followed.
+
+    Raises `UploadError` if there is not enough space, and as `open_ordinary` does.
+    """
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if may_link and size >= _IS_LARGE:
+            with suppress(OSError):  # another file system, somebody else's file, too many links; macOS has no /proc
+                # A link of the file that is open, whatever is at its path now. With a descriptor `link` is `linkat`.
+                handle = opened.fileno()
+                os.link(f"/proc/self/fd/{handle}", target, src_dir_fd=handle, follow_symlinks=True)
+                return
+        if size > shutil.disk_usage(target.parent).free - _SPARE:
+            raise UploadError(
+                f"{source} has {size} bytes, and {target.parent} has not enough space for a copy. Set XDG_STATE_HOME "
+                "to a directory of yours with more space, or on the file system of the run, where Linux needs no copy."
+            )
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(writing, "wb") as copy:
+            shutil.copyfileobj(opened, copy, _PIECE)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+Copier = Callable[[Path, Directory], Path | None]
+"""Makes a private copy of a file below a directory; returns its path, or `None` to check records without any file."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +366,8 @@ class _Revision:
             return name
         within = rules.folders[top]
         try:
-            copy = self.make_copy(top, path.relative_to(top), within)
+            at = replace(within, path=top) if within else Directory.at(top)  # the path may be another one of it
+            copy = self.make_copy(path, at)
             if copy is not None and within is None and not rules.trust and digests != {_digest(copy)}:
                 raise UploadError(
                     f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content "
