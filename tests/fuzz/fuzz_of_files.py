@@ -24,8 +24,8 @@ from dist_wandb.cli import command, show, show_cards
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.store import RestartRecord
-from dist_wandb.uploads.log import read_entries
-from dist_wandb.uploads.records import Rules, revised
+from dist_wandb.uploads.contents import Rules, revised
+from dist_wandb.uploads.state import read_entries
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
     NOTHING,
@@ -38,7 +38,7 @@ from dist_wandb.wandb_files.record_file import (
     records_or_pauses,
 )
 from dist_wandb.wandb_files.sidecar import Sidecar
-from dist_wandb.wandb_files.small_files import parse_json
+from dist_wandb.wandb_files.small_files import Directory, parse_json
 
 _HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
@@ -230,7 +230,7 @@ def _read_row(data: bytes) -> None:
 # --- what an upload takes of a record ---------------------------------------------------------------------------------
 
 
-_RULES = Rules(Path("/nowhere/run"), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
+_RULES = Rules(Directory(Path("/nowhere/run"), 0, 0), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
 _HARMLESS = {
     "owner": ("", "me"),
     "place": ("", "/nowhere/run/files/a"),
@@ -285,7 +285,7 @@ def _uploaded_records() -> list[bytes]:
 
 def _read_uploaded(data: bytes) -> None:
     """Accepted records are harmless as protobuf reads them: it may merge parts, and uses the last of several."""
-    taken = revised(data, fields(data), _RULES, lambda _top, _below: Path("/private/copy"))
+    taken = revised(data, fields(data), _RULES, lambda *_: Path("/private/copy"))
     try:
         record = type(new_record()).FromString(taken)
     except DecodeError:  # W&B's uploader cannot read it, either

@@ -27,7 +27,7 @@ from rich.text import Text
 from dist_wandb.errors import ReadError
 from dist_wandb.reading.runs import LocalRun
 from dist_wandb.reading.selection import Condition, chosen
-from dist_wandb.runs.destination import TRUST_OPTION, is_address
+from dist_wandb.runs.current_server import TRUST_OPTION, is_address
 from dist_wandb.wandb_files.environment import usual_directories
 from dist_wandb.wandb_files.reading import State
 from dist_wandb.wandb_files.statistics import mean_of

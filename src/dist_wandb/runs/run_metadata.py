@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from dist_wandb.runs import requested
-from dist_wandb.runs.destination import without_password
+from dist_wandb.runs.client_settings import without_password
 from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.settings.config_values import encoded, given_values, is_plain
 from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets

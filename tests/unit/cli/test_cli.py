@@ -24,8 +24,7 @@ from dist_wandb.cli import show
 from dist_wandb.cli.command import shortened, sparkline
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
-from dist_wandb.uploads.log import Sent
-from dist_wandb.uploads.state import FileState
+from dist_wandb.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import read_run
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
