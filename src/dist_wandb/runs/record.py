@@ -155,7 +155,7 @@ class Record:
             "dist_wandb: Lost wandb's own process on rank %d (%s). The run %s continues on disk, beside %s. Upload "
             "both with: dist-wandb sync %s",
             self._rank,
-            error,
+            str(error) or type(error).__name__,
             lost.id,
             directory,
             directory.parent,
