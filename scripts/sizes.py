@@ -30,7 +30,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
     "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "report/model.py:Writer": ({"attributes": 13}, "a record: what the page's script reads"),
-    "runs/config_guard.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),
+    "run_config/own_config.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
     "runs/summary.py:SummaryWrites": (

@@ -167,20 +167,17 @@ class Record:
         except DistWandbError as second:
             self.run = NullRun()
             _log.warning("dist_wandb: rank %d cannot write it there: %s. Further rows are dropped.", self._rank, second)
-        self._replay(self._rows_not_in(directory))
-
-    def _replay(self, rows: list[_LoggedRow]) -> None:
-        """Log rows again; if the files of a row are gone, only its numbers."""
-        shortened = 0
+        rows, shortened = self._rows_not_in(directory), 0
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
             try:
                 for part in (*logged.parts, logged):
                     self._log(self.run, part)
-            except Exception:  # noqa: BLE001  # one row's problem must not cost the others
+            except Exception:  # noqa: BLE001  # one row's problem must not cost the others; its files may be gone
                 shortened += 1
+                numbers = {name: value for name, value in logged.whole.items() if _number(value) is not None}
                 with suppress(Exception):
-                    self._log(self.run, logged._replace(row=_numbers_of(logged.whole)))
+                    self._log(self.run, logged._replace(row=numbers))
         if shortened:
             _log.warning(
                 "dist_wandb: rank %d could write only the numbers of %d of the rows lost with wandb's process.",
@@ -243,10 +240,6 @@ def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
     return frozenset(
         (name, "NaN" if math.isnan(number) else number) for name, number in numbers.items() if number is not None
     )
-
-
-def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if _number(value) is not None}
 
 
 def _number(value: Any) -> float | None:
