@@ -378,7 +378,7 @@ def file_of(lines: bytes) -> bytes:
     return framed(serialised(made))
 
 
-def decoded(data: bytes) -> Iterator[dict[str, Any]]:
+def decoded(data: bytes) -> Iterator[records.Record]:
     """Yield the records of a file."""
     decoder = records.Decoder()
     for record in records_or_pauses(io.BytesIO(data), 2**20, Damage()):

@@ -27,7 +27,7 @@ from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, with
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_runs
-from dist_wandb.wandb_files.records import UNUSED, inspect
+from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.stall_file import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
@@ -59,7 +59,9 @@ def build(
 
     def read(path: Path) -> FileForReport:
         reader = Reader(budget, metrics)
-        problems = inspect(path, reader.add, skipped=UNUSED - {"stats", "output_raw"}, within=paths[path])
+        problems: list[str] = []
+        for record in read_records(path, problems, skipped=("summary",), within=paths[path]):
+            reader.add(record)
         file = reader.result(path, problems, paths[path])
         if secrets:
             return file

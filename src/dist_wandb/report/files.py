@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
 from dist_wandb.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.reduction import BUSY, DEGRADED
-from dist_wandb.wandb_files.reading import Contents, StoredRun, with_floats
+from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
+from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
 
 MOST_NAMES = 2000  # largest number of metrics that the page shows of one file
@@ -27,8 +27,6 @@ _LONGEST_NAME = 200  # characters
 _MOST_SPANS = 50
 _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
-_MOST_KINDS = 50  # media of one row
-_NUMBERS = frozenset({int, float})  # without bool
 TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epoch
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
@@ -120,9 +118,10 @@ class Rows:
 
     def add(self, item: Mapping[str, Any]) -> None:
         """Add a row."""
-        row = item
-        if not _NUMBERS.issuperset(map(type, item.values())):
-            row = self._numbers_of(item)
+        row, media = numbers_and_media(item)
+        for name, described in media.items():
+            at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis))), self.progress.rows)
+            self.media.add(name[:_LONGEST_NAME], float(at), described)
         positions = self._positions
         for axis in positions:
             position = row.get(axis)
@@ -138,19 +137,6 @@ class Rows:
             self._add_blames(row)
         x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
         self.progress.add(x, row.get(DEGRADED))
-
-    def _numbers_of(self, item: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers of a row, and add its media to `self.media`."""
-        x = next((item[axis] for axis in MAIN_AXES if _is_position(item.get(axis))), self.progress.rows)
-        numbers: dict[str, float] = {}
-        media: dict[str, dict[str, Any]] = {}
-        for name, value in _flattened(item, media):
-            number = with_floats(value)
-            if _is_number(number):
-                numbers[name] = number
-        for name, value in media.items():
-            self.media.add(name[:_LONGEST_NAME], float(x), value)
-        return numbers
 
     def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
         """Start the curve of a new name. Return its axis and the function that adds a point, or `None` to skip it."""
@@ -203,24 +189,6 @@ def _is_position(value: object) -> bool:
     return _is_number(value) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
 
 
-def _flattened(
-    item: Mapping[str, Any], media: dict[str, dict[str, Any]], prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, Any]]:
-    """Yield names and values; as in W&B, names of nested mappings are joined by dots. Media are put into `media`."""
-    kinds = list(islice((name.removesuffix("._type") for name in item if name.endswith("._type")), _MOST_KINDS))
-    for name, value in item.items():
-        owner = next((kind for kind in kinds if name.startswith(f"{kind}.")), None) if kinds else None
-        if owner is not None:
-            media.setdefault(f"{prefix}{owner}", {})[name[len(owner) + 1 :]] = value
-        elif isinstance(value, dict):
-            if isinstance(value.get("_type"), str):
-                media[f"{prefix}{name}"] = value
-            elif depth < 8:  # noqa: PLR2004
-                yield from _flattened(value, media, f"{prefix}{name}.", depth + 1)
-        else:
-            yield f"{prefix}{name}", value
-
-
 @dataclass(frozen=True)
 class FileForReport:
     """The data of one file that a report needs."""
@@ -245,23 +213,19 @@ class Reader:
         self._started = math.nan
         self._parts: dict[str, tuple[str, str]] = {}
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Add one record."""
-        kind = record["type"]
+        kind, contents = record
         if kind == "history":
-            item = record["history"].get("item")
-            if isinstance(item, dict):
-                self.rows.add(item)
+            self.rows.add(contents)
         elif kind == "metric":
-            self.rows.axes.define(record["metric"])
+            self.rows.axes.define(contents)
         elif kind == "stats":
-            self._add_sample(record["stats"])
+            self._add_sample(contents)
         elif kind == "output_raw":
-            line = record["output_raw"].get("line")
-            if isinstance(line, str):
-                self.console.add(line)
+            self.console.add(contents.get("line") or "")
         elif kind == "environment":
-            self._environment |= {name: record[kind][name] for name in _FACTS if name in record[kind]}
+            self._environment |= {name: contents[name] for name in _FACTS if name in contents}
         elif kind in ("run", "config", "exit"):
             self.contents.add(record)
 
@@ -292,12 +256,12 @@ class Reader:
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
-        items, seconds = stats.get("item"), seconds_of(stats.get("timestamp"))
-        if not isinstance(items, dict) or seconds is None:
+        seconds = seconds_of(stats.get("timestamp"))
+        if seconds is None:
             return
         if math.isnan(self._started):
             self._started = seconds
-        for name, value in items.items():
+        for name, value in stats.get("item", {}).items():
             if not _is_number(value):
                 continue
             key = self._parts.get(name) or self._part(name)
@@ -318,13 +282,6 @@ class Reader:
         return found
 
 
-def seconds_of(timestamp: object) -> float | None:
-    """Return the seconds since the epoch of a time in W&B's format; `None` if it is not one."""
-    if not isinstance(timestamp, str) or len(timestamp) > 40:  # noqa: PLR2004
-        return None
-    text = re.sub(r"(\.\d{6})\d+", r"\1", timestamp).replace("Z", "+00:00")  # Python 3.10 cannot parse nanoseconds
-    text = re.sub(r"\.(\d{1,5})(?=[+-])", lambda found: f".{found[1]:0<6}", text)
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
+def seconds_of(time: str | None) -> float | None:
+    """Return the seconds since the epoch of the time of a record; `None` without a time."""
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() if time else None

@@ -28,8 +28,7 @@ _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 """Kinds of chunks: a whole record, or a part of one."""
 
-PADDING, DAMAGED, CUT_OFF, PAUSE = 0, -1, -2, -3
-"""Kinds of what is no chunk: zeros, a wrong checksum or length, the end within a chunk, the end for now."""
+_GAP, _PAUSE = 0, -1  # kinds of what is no chunk: the rest of a block that is skipped, the end for now
 
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
 VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
@@ -56,7 +55,6 @@ _OF_STREAM = re.compile(rb"(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?(?:[\x12\x1a\x22\
 _END = re.compile(rb"(?<!\x12)\x92\x01[\x00-\x3f]")  # tag and length of a field that only the record of a run's end has
 _LONGEST_END = 256  # bytes of that record, the last one of a file
 _SHORTEST_OF_STREAM = 12  # bytes; those of W&B have a time, or a name and a value
-_BETWEEN_CHECKS = 64  # chunks
 
 Field = tuple[int, int, int, int]
 """Number of a field, start of the field, and start and end of its content."""
@@ -163,15 +161,12 @@ def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bo
     """
     others = size = 0
     begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
-    for kind, chunk in _chunks(opened, follow=follow):
-        if kind == PAUSE:
+    for kind, chunk in _chunks(opened, damage, follow=follow):
+        if kind == _PAUSE:
             yield None
-        if kind in (DAMAGED, CUT_OFF):
-            begun = None
-            damage.damaged += kind == DAMAGED
-            damage.is_cut_off |= kind == CUT_OFF
-        if kind in (FULL, FIRST):  # an earlier incomplete record is dropped
-            begun, size = [], 0
+            continue
+        if kind in (_GAP, FULL, FIRST):  # an earlier incomplete record is dropped
+            begun, size = None if kind == _GAP else [], 0
         if begun is None:
             continue
         size += len(chunk)
@@ -192,51 +187,39 @@ def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bo
     damage.is_cut_off |= begun is not None
 
 
-def _chunks(opened: BinaryIO, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+def _chunks(opened: BinaryIO, damage: Damage, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Yield kind and content of each chunk. After a damaged one, the rest of the block is skipped."""
     while (header := opened.read(len(FILE_HEADER))) != FILE_HEADER:
         if not (follow and FILE_HEADER.startswith(header)):
             raise ReadError("does not start like a .wandb file.")
-        yield PAUSE, b""
+        yield _PAUSE, b""
         opened.seek(0)
     size = opened.seek(0, os.SEEK_END)
     check_time = time_limit(math.inf if follow else SECONDS + SECONDS_PER_MIB * size / 2**20)
-    chunks, place = 0, len(FILE_HEADER)  # of the next chunk
+    place = len(FILE_HEADER)  # of the next chunk
     while True:
         opened.seek(place)
         room = _BLOCK - place % _BLOCK  # bytes to the end of the block
-        block = opened.read(room)
-        end = 0
-        for kind, chunk, end in _chunks_in(block, room):  # noqa: B007  # used after the loop
-            chunks += 1
-            if not chunks % _BETWEEN_CHECKS:
-                check_time()
+        block, end = opened.read(room), 0
+        check_time()
+        while len(block) - end >= _CHUNK_HEADER.size:
+            checksum, length, kind = _CHUNK_HEADER.unpack_from(block, end)
+            begin, stop = end + _CHUNK_HEADER.size, end + _CHUNK_HEADER.size + length
+            if len(block) < min(stop, room):  # cut off, or still being written
+                break
+            chunk, end = block[begin:stop], stop
+            if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
+                damage.damaged += bool(checksum or length or kind)  # zeros are padding
+                kind, chunk, end = _GAP, b"", room
             yield kind, chunk
         if room in (len(block), end):
             place += room  # less than a chunk's header may be left, as padding
         elif follow:
             place += end
-            yield PAUSE, b""
+            yield _PAUSE, b""
         else:
-            if end < len(block):
-                yield CUT_OFF, b""
+            damage.is_cut_off |= end < len(block)
             return
-
-
-def _chunks_in(block: bytes, room: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield kind, content and end of the whole chunks in the part of a block that was read, of `room` bytes."""
-    end = 0
-    while len(block) - end >= _CHUNK_HEADER.size:
-        checksum, length, kind = _CHUNK_HEADER.unpack_from(block, end)
-        begin = end + _CHUNK_HEADER.size
-        end = begin + length
-        if len(block) < min(end, room):  # cut off, or still being written
-            return
-        chunk = block[begin:end]
-        if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
-            yield DAMAGED if checksum or length or kind else PADDING, b"", room
-            return
-        yield kind, chunk, end
 
 
 class Writer:
@@ -286,8 +269,9 @@ def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = 
     position, stop = start, len(message) if stop is None else stop
     found: list[Field] = []
     while position < stop:
-        first = position
-        tag, position = varint(message, position, stop)
+        first, tag, position = position, message[position], position + 1
+        if tag & CONTINUES:
+            tag, position = varint(message, first, stop)
         number, wire_type = tag >> 3, tag & 7
         begin = end = position
         if wire_type == VARINT:

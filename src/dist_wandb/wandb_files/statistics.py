@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dist_wandb.wandb_files.records import whole
+
 TREND_LENGTH = 256
 """Largest number of points of a trend."""
 
 _MOST_COUNTED = 4096  # ranks
-_LARGEST_WHOLE = 1e21  # beyond it, numbers are not known to be whole
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ def history_of(values: Sequence[float], *, counted: bool = False) -> MetricHisto
     return MetricHistory(
         count=len(values),
         not_finite=len(values) - len(finite),
-        last=_as_logged(values[-1]),
-        smallest=_as_logged(min(known, default=math.nan)),
-        largest=_as_logged(max(known, default=math.nan)),
+        last=whole(values[-1]),
+        smallest=whole(min(known, default=math.nan)),
+        largest=whole(max(known, default=math.nan)),
         trend=trend_of(values),
-        counts=tuple((_as_logged(value), count) for value, count in counts),
+        counts=tuple((whole(value), count) for value, count in counts),
     )
 
 
@@ -96,8 +97,3 @@ def mean_of(values: Sequence[float]) -> float:
     if math.isfinite(total):
         return total / len(finite) if finite else math.nan
     return sum(value / len(finite) for value in finite)  # their sum is too large
-
-
-def _as_logged(value: float) -> float:
-    """Return an integer for a number without a fraction, as a file has it."""
-    return int(value) if abs(value) < _LARGEST_WHOLE and value % 1 == 0 else value
