@@ -29,13 +29,12 @@ from dist_wandb.uploads.records import Rules, revised
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
     NOTHING,
-    Damage,
     Lines,
     MalformedError,
+    RecordFile,
     copy_without,
     field_of,
     fields,
-    records_or_pauses,
 )
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import parse_json
@@ -381,9 +380,7 @@ def file_of(lines: bytes) -> bytes:
 def decoded(data: bytes) -> Iterator[records.Record]:
     """Yield the records of a file."""
     decoder = records.Decoder()
-    for record in records_or_pauses(io.BytesIO(data), 2**20, Damage()):
-        if record is not None and (found := decoder.decoded(record)) is not None:
-            yield found
+    yield from filter(None, map(decoder.decoded, RecordFile(io.BytesIO(data), 2**20).records()))
 
 
 def _inspections() -> list[bytes]:

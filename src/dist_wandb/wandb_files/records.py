@@ -26,12 +26,10 @@ from dist_wandb.errors import ReadError, in_words
 from dist_wandb.wandb_files.record_file import (
     BYTES,
     ENVELOPE,
-    FILE_HEADER,
     VARINT,
-    Damage,
     MalformedError,
+    RecordFile,
     fields,
-    records_or_pauses,
     varint,
 )
 from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary
@@ -78,18 +76,14 @@ def read_records(
     NaN and infinities in rows and summaries are floats; elsewhere they are text, as JSON can print it. Raises
     `ReadError` if it is no ordinary file, or not one of W&B's, or takes too long.
     """
-    damage, decoder = Damage(), Decoder(skipped)
+    decoder = Decoder(skipped)
     try:
         with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size >= len(FILE_HEADER) or follow:
-                for record in records_or_pauses(opened, _LARGEST_RECORD, damage, follow=follow):
-                    if record is None:
-                        yield PAUSE
-                    elif (decoded := decoder.decoded(record)) is not None:
-                        yield decoded
-            else:
-                damage.is_cut_off = size > 0
+            file, size = RecordFile(opened, _LARGEST_RECORD), os.fstat(opened.fileno()).st_size
+            yield from filter(None, map(decoder.decoded, file.records()))
+            while follow:
+                yield PAUSE
+                yield from filter(None, map(decoder.decoded, file.records()))
             if os.fstat(opened.fileno()).st_size < size:
                 raise ReadError("has changed while it was read: it is shorter now.")  # noqa: TRY301
     except FileNotFoundError:
@@ -98,6 +92,7 @@ def read_records(
         raise ReadError(f"{path}: the .wandb file cannot be read: {error.strerror or error}.") from None
     except ReadError as error:
         raise ReadError(in_words(error, path)) from None
+    damage = file.damage
     found = {
         "reached the end of an incomplete .wandb file (the run may still be active or was interrupted)": (
             damage.is_cut_off

@@ -16,7 +16,7 @@ import wandb
 from record_files import Record, content_of, end, framed, header, new_record, of_json, row, run, serialised
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files import record_file, records
+from dist_wandb.wandb_files import records
 from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.records import PAUSE, read_records
 
@@ -326,15 +326,6 @@ def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
         "1 of its records, of more than 100000 bytes, are skipped",
         "1 of its records, with too deeply nested values, are skipped",
     ]
-
-
-def test_records_that_are_no_rows_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [field_of(10, field_of(1, b"alert")) for _ in range(20)]
-    path = file_of(tmp_path, [*many, *(row(step) for step in range(30)), *(field_of(2, b"") for _ in range(20))])
-    assert len(rows_of(path, skipped=())[0]) == 50
-    monkeypatch.setattr(record_file, "MOST_OTHERS", 30)
-    with pytest.raises(ReadError, match=r"run-exp\.wandb: has more than 30 records that are neither rows nor .*, or"):
-        rows_of(path, skipped=())
 
 
 def test_names_without_number_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
