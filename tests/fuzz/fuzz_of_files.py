@@ -404,7 +404,7 @@ def _inspections() -> list[bytes]:
         ("exit", {"exit_code": 1}),
     )
     lines = [{"num": number, "type": kind, kind: content} for number, (kind, content) in enumerate(contents, 1)]
-    return [b"", _lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
+    return [_lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
 
 
 def _read_inspection(data: bytes) -> None:

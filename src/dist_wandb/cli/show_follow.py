@@ -38,8 +38,7 @@ class FollowedFile:
         self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
         self._directory = directory
         self._contents = Contents(metrics)
-        self._problems: list[str] = []
-        self._records = read_records(path, self._problems, follow=True, within=directory)
+        self._records = read_records(path, follow=True, within=directory)
         self._changed = time.monotonic()
 
     def read(self) -> bool:
@@ -60,7 +59,7 @@ class FollowedFile:
         """Return the current state of the run; `None` before its first record."""
         if not self._contents.run:
             return None
-        return self._contents.as_run(self.path, self._problems, self._directory)
+        return self._contents.as_run(self.path, [], self._directory)
 
 
 class Followed:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dist_wandb import __version__
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
+from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
 from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of
 from dist_wandb.report.files import MOST_NAMES, FileForReport, Reader
@@ -266,16 +268,7 @@ def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return names and values as text; names of nested mappings are joined by dots."""
-    found: dict[str, str] = {}
-    pending: list[tuple[str, Any]] = list(config.items())[::-1]
-    while pending and len(found) < _MOST_CONFIG:
-        name, value = pending.pop()
-        if isinstance(value, dict) and value and len(name) < _LONGEST_NAME:
-            pending += [(f"{name}.{inner}", item) for inner, item in reversed(value.items())]
-        else:
-            found[plain(name)[:_LONGEST_NAME]] = cell_text(value)
-    return found
+    return {plain(name)[:_LONGEST_NAME]: cell_text(value) for name, value in islice(flattened(config), _MOST_CONFIG)}
 
 
 def _text(value: str | None) -> str | None:

@@ -12,7 +12,6 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dist_wandb.errors import ReadError
 from dist_wandb.reading.stragglers import RANK
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
@@ -33,7 +32,6 @@ _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
 
 _MOST_SYSTEM = 500  # metrics of one file
-_FACTS = ("host", "gpu_count", "gpu_type", "code_path_local", "program", "args", "python", "git")
 _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
@@ -120,12 +118,11 @@ class Rows:
         """Add a row."""
         row, media = numbers_and_media(item)
         for name, described in media.items():
-            at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis))), self.progress.rows)
+            at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis, math.nan))), self.progress.rows)
             self.media.add(name[:_LONGEST_NAME], float(at), described)
         positions = self._positions
         for axis in positions:
-            position = row.get(axis)
-            if position is not None and -_LARGEST <= position <= _LARGEST:
+            if _is_position(position := row.get(axis, math.nan)):
                 positions[axis] = position
         adders = self._adders
         for name, value in row.items():
@@ -150,7 +147,7 @@ class Rows:
             return None
         axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:
-            axis = axis if _is_position(row.get(axis)) else "_step"
+            axis = axis if _is_position(row.get(axis, math.nan)) else "_step"
             position = row.get(axis, math.nan)
             self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
         if axis == name:
@@ -180,13 +177,9 @@ class Rows:
                 blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is float or type(value) is int
-
-
-def _is_position(value: object) -> bool:
-    """Return whether a value is a number that is finite as a float, and so can be a position on an x axis."""
-    return _is_number(value) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
+def _is_position(value: float) -> bool:
+    """Return whether a value is finite as a float, and so can be a position on an x axis."""
+    return -_LARGEST <= value <= _LARGEST
 
 
 @dataclass(frozen=True)
@@ -225,7 +218,7 @@ class Reader:
         elif kind == "output_raw":
             self.console.add(contents.get("line") or "")
         elif kind == "environment":
-            self._environment |= {name: contents[name] for name in _FACTS if name in contents}
+            self._environment |= contents
         elif kind in ("run", "config", "exit"):
             self.contents.add(record)
 
@@ -233,26 +226,21 @@ class Reader:
         """Return the collected data; raise `ReadError` if there is none of a run. `problems` are damaged parts."""
         self.console.end()
         self.contents.rows = self.rows.progress.rows
-        if not self.contents.run and not self.contents.rows:
-            reason = f": {'; '.join(problems)}" if problems else " yet"
-            raise ReadError(f"{path}: no data of a run can be read from it{reason}.")
         stored = self.contents.as_run(path, problems, directory)
         return FileForReport(stored, self.rows, self.system, self.console, self._facts())
 
     def _facts(self) -> dict[str, str | list[str]]:
-        known = {"notes": None, **self.contents.run, **self._environment}
-        git, args = known.get("git"), known.get("args")
+        known = {**self.contents.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
-        gpus = f"{count} x {known.get('gpu_type') or 'unknown'}" if type(count) is int and count else None
         found = {
-            "notes": known["notes"],
+            "notes": known.get("notes"),
             "host": known.get("host"),
-            "GPUs": gpus,
-            "command": [program, *(args if isinstance(args, list) else ())] if program else None,
+            "GPUs": f"{count} x {known.get('gpu_type') or 'unknown'}" if count else None,
+            "command": [program, *known.get("args", ())] if program else None,
             "Python": known.get("python"),
-            "git commit": git.get("commit") if isinstance(git, dict) else None,
+            "git commit": known.get("git", {}).get("commit"),
         }
-        return {name: value for name, value in found.items() if value and (isinstance(value, str) or name == "command")}
+        return {name: value for name, value in found.items() if value}
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
@@ -261,9 +249,8 @@ class Reader:
             return
         if math.isnan(self._started):
             self._started = seconds
-        for name, value in stats.get("item", {}).items():
-            if not _is_number(value):
-                continue
+        numbers, _ = numbers_and_media(stats.get("item", {}))
+        for name, value in numbers.items():
             key = self._parts.get(name) or self._part(name)
             curve = self.system.get(key)
             if curve is None:

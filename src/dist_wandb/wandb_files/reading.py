@@ -116,13 +116,7 @@ def read_run(
         contents.add(record)
     if metrics is None and not contents.run:  # its rows may be readable
         return read_run(path, directory=directory)
-    if contents.run or contents.rows:
-        return contents.as_run(path, problems, directory)
-    size = path.stat().st_size
-    if lost := [*problems, *contents.problems]:
-        raise ReadError(f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(lost)}")
-    reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
-    raise ReadError(f"{path}: {reason}: the run was killed at its start, or has just started")
+    return contents.as_run(path, problems, directory)
 
 
 def read_runs(
@@ -202,12 +196,6 @@ class Contents:
         self.metrics: _Metrics = _Metrics(metrics)
         self.branches: bool = False
 
-    @property
-    def problems(self) -> list[str]:
-        """The dropped contents, as sentence fragments."""
-        left_out = self.config.left_out
-        return [f"{left_out} values of its config are left out because it is too large"] if left_out else []
-
     def add(self, record: Record) -> None:
         """Add a record, unless its kind is not needed."""
         kind, contents = record
@@ -225,8 +213,19 @@ class Contents:
             self.step_axis = contents.get("step_metric")
 
     def as_run(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
-        """Return the run that the records describe, with the sidecar in the file's directory, and all problems."""
-        run, found = self.run, [*problems, *self.problems]
+        """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
+
+        Raises `ReadError` if there is no readable data of a run.
+        """
+        run, found = self.run, list(problems)
+        if self.config.left_out:
+            found.append(f"{self.config.left_out} values of its config are left out because it is too large")
+        if not run and not self.rows:
+            size = path.stat().st_size if path.exists() else 0
+            if found:
+                raise ReadError(f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(found)}")
+            reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
+            raise ReadError(f"{path}: {reason}: the run was killed at its start, or has just started")
         if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:

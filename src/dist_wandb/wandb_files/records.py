@@ -157,12 +157,8 @@ class Decoder:
 
     def _any_row(self, content: bytes) -> dict[str, Any]:
         """Decode a row with any values."""
-        pieces = [
-            content[begin:end]
-            for number, start, begin, end in fields(content, most=_MOST_ITEMS)
-            if number == _ITEM and content[start] & 7 == BYTES
-        ]
-        return _with_floats(_items(pieces, self._known))
+        found = _message(content, {_ITEM: ("item", lambda pieces: _items(pieces, self._known))})
+        return _with_floats(found.get("item", {}))
 
 
 def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from dist_wandb.wandb_files.records import whole
 
@@ -63,8 +64,7 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
     values = sum(part.count for part in histories)
     trend: list[float] = []
     for part in histories:
-        room = max(1, round(TREND_LENGTH * part.count / values))
-        trend += trend_of(part.trend, room + room % 2)
+        trend += trend_of(part.trend, max(1, round(TREND_LENGTH * part.count / values)))
     counts: Counter[float] = Counter()
     for part in histories:
         counts.update(dict(part.counts))
@@ -81,11 +81,10 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
 
 
 def trend_of(values: Sequence[float], most: int = TREND_LENGTH) -> tuple[float, ...]:
-    """Return the means of at most `most` stretches, each of the same number of values, a power of two."""
-    length = 1
-    while len(values) > most * length:
-        length *= 2
-    return tuple(mean_of(values[begin : begin + length]) for begin in range(0, len(values), length))
+    """Return the means of at most `most` stretches of about the same length."""
+    stretches = min(len(values), most)
+    bounds = [index * len(values) // stretches for index in range(stretches + 1)] if stretches else []
+    return tuple(mean_of(values[begin:end]) for begin, end in pairwise(bounds))
 
 
 def mean_of(values: Sequence[float]) -> float:
