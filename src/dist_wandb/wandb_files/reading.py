@@ -163,24 +163,23 @@ def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, A
     return (contents for kind, contents in read_records(path, within=within) if kind == "history")
 
 
-class BoundedConfig:
+class _Config(dict[str, Any]):
     """A config of bounded size. Values that exceed it are counted and dropped."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        super().__init__()
         self.left_out: int = 0
         self._sizes: dict[str, int] = {}
         self._size = 0
 
-    def update(self, update: Mapping[str, Any]) -> None:
-        """Set values, as `dict.update` does."""
+    def put(self, update: Mapping[str, Any]) -> None:
         for name, value in update.items():
             size = len(name) + len(repr(value))
             total = self._size - self._sizes.get(name, 0) + size
             if total > _LARGEST_CONFIG:
                 self.left_out += 1
                 continue
-            self.values[name] = value
+            self[name] = value
             self._sizes[name], self._size = size, total
 
 
@@ -189,7 +188,7 @@ class Contents:
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
-        self.config: BoundedConfig = BoundedConfig()
+        self.config: _Config = _Config()
         self.exit_code: int | None = None
         self.step_axis: str | None = None
         self.rows: int = 0
@@ -204,9 +203,9 @@ class Contents:
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = contents
             self.branches |= bool(contents.get("branch_point"))
-            self.config.update(contents.get("config", {}).get("update", {}))
+            self.config.put(contents.get("config", {}).get("update", {}))
         elif kind == "config":
-            self.config.update(contents.get("update", {}))
+            self.config.put(contents.get("update", {}))
         elif kind == "exit":
             self.exit_code = contents.get("exit_code", 0)
         elif kind == "metric" and contents.get("glob_name") == "*":
@@ -242,7 +241,7 @@ class Contents:
             group=run.get("run_group"),
             job_type=run.get("job_type"),
             tags=tuple(run.get("tags", ())),
-            config={name: value for name, value in self.config.values.items() if name != "_wandb"},
+            config={name: value for name, value in self.config.items() if name != "_wandb"},
             started=run.get("start_time"),
             exit_code=self.exit_code,
             rows=self.rows,

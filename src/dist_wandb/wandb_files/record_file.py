@@ -98,23 +98,16 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
             writer.write(record if revise is None else revise(record, parts))
 
 
-@dataclass
-class Damage:
-    """What of a file was skipped."""
-
-    damaged: int = 0  # number of blocks of which a part has a wrong checksum or length
-    too_long: int = 0  # number of records of more bytes than the limit
-    is_cut_off: bool = False  # whether the file ends within a record
-
-
 class RecordFile:
     """An open record file. It can be read again for what was added."""
 
     def __init__(self, opened: BinaryIO, most: int) -> None:
-        self.damage: Damage = Damage()
+        self.damaged: int = 0  # number of blocks of which a part has a wrong checksum or length
+        self.too_long: int = 0  # number of records of more bytes than `most`
+        self.is_cut_off: bool = False  # whether the file ends within a record
         self.place: int = 0  # of the next chunk
         self._opened = opened
-        self._most = most  # bytes of a record
+        self._most = most
         # The chunks of an incomplete record, joined at its end: repeated addition would take quadratic time.
         self._begun: list[bytes] | None = None
         self._size = 0  # of these
@@ -132,12 +125,12 @@ class RecordFile:
             self._size += len(chunk)
             self._begun.append(chunk)
             if self._size > self._most:
-                self.damage.too_long += 1
+                self.too_long += 1
                 self._begun = None
             elif kind in (_FULL, _LAST):
                 record, self._begun = b"".join(self._begun), None
                 yield record
-        self.damage.is_cut_off |= self._begun is not None
+        self.is_cut_off |= self._begun is not None
 
     def _chunks(self) -> Iterator[tuple[int, bytes]]:
         """Yield kind and content of each chunk. After a damaged one, the rest of the block is skipped."""
@@ -149,7 +142,7 @@ class RecordFile:
             if not FILE_HEADER.startswith(header):
                 raise ReadError(_NO_RECORD_FILE)
             self.place = len(FILE_HEADER) if header == FILE_HEADER else 0
-            self.damage.is_cut_off = bool(header)
+            self.is_cut_off = bool(header)
         room = end = 0
         while self.place and room == end:
             self._opened.seek(self.place)
@@ -163,10 +156,10 @@ class RecordFile:
                     break
                 chunk, end = block[begin:stop], stop
                 if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
-                    self.damage.damaged += bool(checksum or length or kind)  # zeros are padding
+                    self.damaged += bool(checksum or length or kind)  # zeros are padding
                     kind, chunk, end = _GAP, b"", room
                 yield kind, chunk
-            self.damage.is_cut_off = end < len(block) < room
+            self.is_cut_off = end < len(block) < room
             end = room if len(block) == room else end  # less than a chunk's header may be left, as padding
             self.place += end
 
@@ -181,11 +174,11 @@ def records(opened: BinaryIO) -> Iterator[tuple[bytes, list[Field]]]:
     for record in file.records():
         with suppress(MalformedError):
             yield record, fields(record)
-        if file.damage.too_long:
+        if file.too_long:
             break
     if not file.place:
         raise ReadError(_NO_RECORD_FILE)
-    if file.damage.too_long:
+    if file.too_long:
         raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
 
 

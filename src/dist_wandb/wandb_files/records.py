@@ -92,13 +92,12 @@ def read_records(
         raise ReadError(f"{path}: the .wandb file cannot be read: {error.strerror or error}.") from None
     except ReadError as error:
         raise ReadError(in_words(error, path)) from None
-    damage = file.damage
     found = {
         "reached the end of an incomplete .wandb file (the run may still be active or was interrupted)": (
-            damage.is_cut_off
+            file.is_cut_off
         ),
-        "skipped corrupt data (of a wrong checksum or length)": damage.damaged,
-        f"{damage.too_long} of its records, of more than {_LARGEST_RECORD} bytes, are skipped": damage.too_long,
+        "skipped corrupt data (of a wrong checksum or length)": file.damaged,
+        f"{file.too_long} of its records, of more than {_LARGEST_RECORD} bytes, are skipped": file.too_long,
         f"{decoder.deep} of its records, with too deeply nested values, are skipped": decoder.deep,
         f"{decoder.malformed} of its records, not in W&B's format, are skipped": decoder.malformed,
     }
