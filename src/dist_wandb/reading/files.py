@@ -55,13 +55,19 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
     without a requested value other than the x axis is skipped. Raises `ReadError` for too many values.
     """
     patterns = ["[!_]*"] if names is None else [name for name in names if re.search(r"[*?\[]", name)]
-    exact, matches = set(names or ()), re.compile("|".join(map(translate, patterns)) or "(?!)").match
     columns: dict[str, list[Any]] = {axis: [], **{name: [] for name in names or () if name not in patterns}}
+    choices = [*map(translate, patterns), *map(re.escape, patterns)]  # a name may look like a pattern
+    is_wanted = lru_cache(MOST_METRICS)(re.compile("|".join(choices) or "(?!)").fullmatch)
     count = 0
 
-    @lru_cache(MOST_METRICS)
-    def is_wanted(name: str) -> bool:
-        return name in exact or matches(name) is not None
+    def check() -> None:
+        if len(columns) > MOST_METRICS + 1:
+            raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
+        if count * len(columns) > MOST_VALUES:
+            raise ReadError(
+                f"{count} rows of {len(columns)} names are more than {MOST_VALUES} values. Request fewer names, or one "
+                "writer."
+            )
 
     for file in files:
         for row in rows_in(file.path, file.directory):
@@ -69,17 +75,14 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
             if not wanted or wanted == [axis]:
                 continue
             for name in wanted:
-                column = columns.setdefault(name, [])
+                if name not in columns:
+                    columns[name] = []
+                    check()  # before it is filled
+                column = columns[name]
                 column.extend([None] * (count - len(column)))
                 column.append(row[name])
             count += 1
-            if len(columns) > MOST_METRICS + 1:
-                raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
-            if count * len(columns) > MOST_VALUES:
-                raise ReadError(
-                    f"{count} rows of {len(columns)} names are more than {MOST_VALUES} values. Request fewer names, or "
-                    "one writer."
-                )
+            check()
     for column in columns.values():
         column.extend([None] * (count - len(column)))
     return columns
