@@ -29,13 +29,12 @@ from dist_wandb.uploads.state import read_entries
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
     NOTHING,
-    Damage,
     Lines,
     MalformedError,
+    RecordFile,
     copy_without,
     field_of,
     fields,
-    records_or_pauses,
 )
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import Directory, parse_json
@@ -378,12 +377,10 @@ def file_of(lines: bytes) -> bytes:
     return framed(serialised(made))
 
 
-def decoded(data: bytes) -> Iterator[dict[str, Any]]:
+def decoded(data: bytes) -> Iterator[records.Record]:
     """Yield the records of a file."""
     decoder = records.Decoder()
-    for record in records_or_pauses(io.BytesIO(data), 2**20, Damage()):
-        if record is not None and (found := decoder.decoded(record)) is not None:
-            yield found
+    yield from filter(None, map(decoder.decoded, RecordFile(io.BytesIO(data), 2**20).records()))
 
 
 def _inspections() -> list[bytes]:
@@ -407,7 +404,7 @@ def _inspections() -> list[bytes]:
         ("exit", {"exit_code": 1}),
     )
     lines = [{"num": number, "type": kind, kind: content} for number, (kind, content) in enumerate(contents, 1)]
-    return [b"", _lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
+    return [_lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
 
 
 def _read_inspection(data: bytes) -> None:

@@ -34,7 +34,6 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
 from dist_wandb.runs.wandb_process import sets_verbosity, with_warnings_alone
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
-from dist_wandb.wandb_files.reading import read_history
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -188,6 +187,8 @@ class Record:
     def _rows_not_in(self, directory: Path) -> list[_LoggedRow]:
         """Return the latest rows that are not in the file of the lost run."""
         unsafe = list(self._unsafe)
+        from dist_wandb.wandb_files.reading import read_history  # most runs need no reader
+
         written: set[Any] = set()
         with suppress(DistWandbError):
             for path in directory.glob("*.wandb"):

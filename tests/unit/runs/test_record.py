@@ -37,7 +37,7 @@ class Stand:
         self.on_disk: list[dict[str, Any]] = []
         self.fake = fake
         (Path(self.lost.dir).parent / "run-exp.wandb").touch()
-        monkeypatch.setattr(record, "read_history", self._last_rows)
+        monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", self._last_rows)
         monkeypatch.setattr(wandb_process, "tear_down_service", self._clear_away)
         self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
     def unreadable(*_: Any, **__: Any) -> Any:
         raise ReadError("damaged")
 
-    monkeypatch.setattr(record, "read_history", unreadable)
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", unreadable)
     stand.record.log({"loss": 1.0})
     stand.kill()
     stand.record.log({"loss": 2.0})
