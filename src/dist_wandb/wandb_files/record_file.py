@@ -25,7 +25,6 @@ FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 _GAP, _FULL, _FIRST, _MIDDLE, _LAST = range(5)  # kinds of chunks: nothing, a whole record, or a part of one
-_NO_RECORD_FILE = "does not start like a .wandb file."
 
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _LAST)}
 VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
@@ -140,7 +139,7 @@ class RecordFile:
             self._opened.seek(0)
             header = self._opened.read(len(FILE_HEADER))
             if not FILE_HEADER.startswith(header):
-                raise ReadError(_NO_RECORD_FILE)
+                raise _no_record_file()
             self.place = len(FILE_HEADER) if header == FILE_HEADER else 0
             self.is_cut_off = bool(header)
         room = end = 0
@@ -177,7 +176,7 @@ def records(opened: BinaryIO) -> Iterator[tuple[bytes, list[Field]]]:
         if file.too_long:
             break
     if not file.place:
-        raise ReadError(_NO_RECORD_FILE)
+        raise _no_record_file()
     if file.too_long:
         raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
 
@@ -241,6 +240,10 @@ def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
             if field == _LINE_OF_OUTPUT
         )
     return 0
+
+
+def _no_record_file() -> ReadError:
+    return ReadError("does not start like a .wandb file.")
 
 
 def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = MOST_FIELDS) -> list[Field]:
