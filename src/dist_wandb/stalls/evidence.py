@@ -13,6 +13,7 @@ import ast
 import gc
 import json
 import linecache
+import multiprocessing.process
 import os
 import sys
 import sysconfig
@@ -32,6 +33,7 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 _OWN = str(Path(__file__).parents[1])  # this package
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PROC = Path("/proc")
+_HELPERS = tuple(f"from multiprocessing.{name} import main" for name in ("forkserver", "resource_tracker"))
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
@@ -201,8 +203,19 @@ def doing(before: Work | None, after: Work | None, seconds: float) -> Kind:
 
 
 def children() -> list[int]:
-    """Return the child processes of this one, without wandb's."""
+    """Return the processes that this one has started, without those of wandb and multiprocessing itself.
+
+    Those of a fork server, the default since Python 3.14, are not its children; `active_children` would reap them.
+    """
+    started: list[int] = []
+    for child in set(multiprocessing.process._children):  # type: ignore[attr-defined]  # noqa: SLF001
+        with suppress(ValueError):  # it was closed in this moment
+            started.append(child.pid)
     tasks = (_PROC / "self" / "task").glob("*/children")
     pids = [int(pid) for path in tasks for pid in _text(path).split()]
-    others = [pid for pid in pids if not _text(_PROC / str(pid) / "comm").startswith(("wandb", "gpu_stats"))]
-    return others[:_MOST]
+    return [*sorted(started), *(pid for pid in pids if pid not in started and not _is_helper(_PROC / str(pid)))][:_MOST]
+
+
+def _is_helper(process: Path) -> bool:
+    command = _text(process / "cmdline")
+    return _text(process / "comm").startswith(("wandb", "gpu_stats")) or any(name in command for name in _HELPERS)

@@ -150,7 +150,7 @@ def test_the_file_is_removed_with_its_process_and_the_environment_unchanged(tmp_
         "print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*'))))"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    command = [sys.executable, "-u", "-W", "ignore", "-c", script, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["1", "1"], "the end of a fork removes nothing"
     assert list(tmp_path.iterdir()) == []

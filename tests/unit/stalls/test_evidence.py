@@ -122,12 +122,15 @@ def test_processes_are_described_by_what_they_do() -> None:
             job.communicate()
 
 
-def test_children_are_listed_with_what_they_wait_for() -> None:
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # the defaults until Python 3.13, and since 3.14
+def test_children_are_listed_with_what_they_wait_for(method: str) -> None:
+    before = evidence.children()
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=time.sleep, args=(60,))
     child.start()
     try:
         wait_until(lambda: "S, hrtimer_nanosleep" in str(works(0, [child.pid or 0])), 60)
-        assert child.pid in evidence.children()
+        assert set(evidence.children()) - set(before) == {child.pid}, "neither the fork server nor its tracker"
     finally:
         child.kill()
         child.join()
