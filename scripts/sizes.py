@@ -21,7 +21,7 @@ LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 # By class or module: the larger limits, and the reason.
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/direct.py:DirectExchange": ({"methods": 17}, "a queue, and the thread that writes it"),
-    "exchange/interface.py:Exchange": ({"methods": 16}, "what a session and its end ask of any exchange"),
+    "exchange/interface.py:Exchange": ({"methods": 17}, "what a session and its end ask of any exchange"),
     "exchange/cycle.py:Cycle": ({"attributes": 11}, "a rank's rounds, and their rows until these are written"),
     "exchange/held.py:Held": ({"attributes": 11}, "a record: what rows are made with"),
     "exchange/protocol/offers.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
@@ -30,7 +30,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
     "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "report/model.py:Writer": ({"attributes": 13}, "a record: what the page's script reads"),
-    "runs/config_guard.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),
+    "run_config/own_config.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
     "runs/summary.py:SummaryWrites": (

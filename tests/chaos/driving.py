@@ -22,7 +22,7 @@ from stored import find_runs
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.records import inspect
+from dist_wandb.wandb_files.records import read_records
 
 _HERE = Path(__file__).parent
 _SUPPORT = _HERE.parent / "support"
@@ -261,14 +261,13 @@ def _file(path: Path) -> RunFile:
     rows: list[Row] = []
     codes: list[int] = []
 
-    def take(record: dict[str, Any]) -> None:
-        if record["type"] == "history":
-            rows.append(record["history"].get("item", {}))
-        elif record["type"] == "exit":
-            codes.append(record["exit"].get("exit_code", 0))
-
+    problems: list[str] = []
     try:
-        problems = inspect(path, take)
+        for kind, contents in read_records(path, problems):
+            if kind == "history":
+                rows.append(contents)
+            elif kind == "exit":
+                codes.append(contents.get("exit_code", 0))
     except ReadError as error:
         problems = [str(error)]
     writer = int(own.removeprefix("rank-")) if own else None

@@ -17,7 +17,7 @@ from typing import Any
 
 import hostile
 import pytest
-from canary import Victim, snapshot, victim
+from canary import STRANGER, Victim, snapshot, victim
 from hostile import TREES, Tree
 from processes import clean_environment, run_job
 from record_files import LONG_AGO, write_run
@@ -156,14 +156,19 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     before = snapshot(top)
     page = tmp_path / "report.html"
     bombs = [tree for tree in trees if any(word in tree.name for word in BOMBS)]
-    shown, as_json, planned, reported, in_table, rows, *alone = run(
+    shown, as_json, reported, in_table, rows = run(
         ["show", "--details", top],
         ["show", "--json", top],
-        ["sync", "--dry-run", top],
         ["report", top, "-o", page],
         ["show", "--compare", top],
         ["show", "--rows", "loss", "--csv", "--where", "name=a sound run", top],
-        preloaded=[["sync", "--dry-run", top / tree.name] for tree in bombs],
+    )
+    assert snapshot(top) == before
+    if os.getuid() == 0:
+        hostile.give_away(top, os.getuid())  # as if the user had copied or unpacked them
+    before = snapshot(top)
+    planned, *alone = run(
+        ["sync", "--dry-run", top], preloaded=[["sync", "--dry-run", top / tree.name] for tree in bombs]
     )
     for command in (shown, as_json, planned, reported, in_table, rows):
         command.check(len(trees))
@@ -243,12 +248,13 @@ def wrongly_uploaded(trees: Sequence[Tree], done: Command, server: WandbServer) 
 
 
 @pytest.mark.cold
-def test_directories_that_cannot_be_entered_are_reported(run: Run, trees_at: Path) -> None:
+def test_directories_that_cannot_be_entered_or_belong_to_others_are_reported(run: Run, trees_at: Path) -> None:
     """As root, the capability to ignore modes is dropped: other users may not be able to run the tests' Python."""
-    hidden = hostile.healthy(trees_at, "hidden")
+    hidden, of_another = (hostile.healthy(trees_at, name) for name in ("hidden", "another"))
     hostile.healthy(trees_at)
     if os.getuid() == 0:
         hostile.give_away(trees_at / "hidden")
+        hostile.give_away(trees_at / "another")
     hidden.parent.chmod(0)
     shown, planned = run(["show", "--details", trees_at], ["sync", "--dry-run", trees_at], obeys_modes=True)
     hidden.parent.chmod(0o700)
@@ -257,6 +263,10 @@ def test_directories_that_cannot_be_entered_are_reported(run: Run, trees_at: Pat
         assert (command.code, command.out.count("● healthy"), len(command.problems_of("hidden"))) == (1, 1, 1), (
             command.out
         )
+    expected = [of_another, of_another / "run-another.wandb"] if os.getuid() == 0 else []
+    assert shown.problems_of("another") == []
+    assert planned.out.count("belongs to user") == len(expected)
+    assert all(f"! {path} belongs to user {STRANGER}, not to you" in planned.out for path in expected)
 
 
 # --- a training that resumes ------------------------------------------------------------------------------------------

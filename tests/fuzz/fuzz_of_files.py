@@ -24,21 +24,20 @@ from dist_wandb.cli import command, show, show_cards
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.store import RestartRecord
-from dist_wandb.uploads.log import read_entries
-from dist_wandb.uploads.records import Rules, revised
+from dist_wandb.uploads.contents import Rules, revised
+from dist_wandb.uploads.state import read_entries
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
     NOTHING,
-    Damage,
     Lines,
     MalformedError,
+    RecordFile,
     copy_without,
     field_of,
     fields,
-    records_or_pauses,
 )
 from dist_wandb.wandb_files.sidecar import Sidecar
-from dist_wandb.wandb_files.small_files import parse_json
+from dist_wandb.wandb_files.small_files import Directory, parse_json
 
 _HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
@@ -230,7 +229,7 @@ def _read_row(data: bytes) -> None:
 # --- what an upload takes of a record ---------------------------------------------------------------------------------
 
 
-_RULES = Rules(Path("/nowhere/run"), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
+_RULES = Rules(Directory(Path("/nowhere/run"), 0, 0), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
 _HARMLESS = {
     "owner": ("", "me"),
     "place": ("", "/nowhere/run/files/a"),
@@ -285,7 +284,7 @@ def _uploaded_records() -> list[bytes]:
 
 def _read_uploaded(data: bytes) -> None:
     """Accepted records are harmless as protobuf reads them: it may merge parts, and uses the last of several."""
-    taken = revised(data, fields(data), _RULES, lambda _top, _below: Path("/private/copy"))
+    taken = revised(data, fields(data), _RULES, lambda *_: Path("/private/copy"))
     try:
         record = type(new_record()).FromString(taken)
     except DecodeError:  # W&B's uploader cannot read it, either
@@ -378,12 +377,10 @@ def file_of(lines: bytes) -> bytes:
     return framed(serialised(made))
 
 
-def decoded(data: bytes) -> Iterator[dict[str, Any]]:
+def decoded(data: bytes) -> Iterator[records.Record]:
     """Yield the records of a file."""
     decoder = records.Decoder()
-    for record in records_or_pauses(io.BytesIO(data), 2**20, Damage()):
-        if record is not None and (found := decoder.decoded(record)) is not None:
-            yield found
+    yield from filter(None, map(decoder.decoded, RecordFile(io.BytesIO(data), 2**20).records()))
 
 
 def _inspections() -> list[bytes]:
@@ -407,7 +404,7 @@ def _inspections() -> list[bytes]:
         ("exit", {"exit_code": 1}),
     )
     lines = [{"num": number, "type": kind, kind: content} for number, (kind, content) in enumerate(contents, 1)]
-    return [b"", _lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
+    return [_lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
 
 
 def _read_inspection(data: bytes) -> None:

@@ -28,7 +28,7 @@ def _inspections() -> list[bytes]:
     spread = {"time/step": 1.0, "time/step/min": 0.5, "time/step/max": 2.0, "time/step/argmax_rank": 3}
     row = {"_step": 1, "global_step": 10, "loss": "NaN", **spread, "rank-1/loss": 2, "dist_wandb/degraded": 1}
     straggler = {"time/straggler_rank": 1, "time/straggler_excess": 0.1, "global_step": 11, "rank-0/loss": 1}
-    table = {"_type": "table-file", "path": "media/table/a.table.json", "ncols": 2}
+    table = {"table._type": "table-file", "table.path": "media/table/a.table.json", "table.ncols": 2}
     picture = {"image._type": "image-file", "image.path": "media/images/a.png", "image.width": 28}
     contents: Iterable[tuple[str, dict[str, Any]]] = (
         ("run", {"run_id": "exp", "display_name": "night", "config": {"update": {"lr": 0.1, "net": {"deep": [1]}}}}),
@@ -36,7 +36,7 @@ def _inspections() -> list[bytes]:
         ("metric", {"glob_name": "*", "step_metric": "global_step"}),
         ("metric", {"name": "val/acc", "step_metric": "epoch"}),
         ("history", {"item": row}),
-        ("history", {"item": {**straggler, "table": table, **picture, "val": {"acc": 0.5}}}),
+        ("history", {"item": {**straggler, **table, **picture, "val.acc": 0.5}}),
         ("stats", {"item": {"system.gpu.0.temp": 50, "system.cpu/l:rank-1": 1.5}, "timestamp": "2026-01-01T00:00:00Z"}),
         ("stats", {"item": {"system.gpu.1.temp": 51}, "timestamp": "2026-01-01T00:00:10.123456789+02:00"}),
         ("output_raw", {"line": "10 %\r20 %\x1b[2J\nlast", "output_type": "STDOUT"}),

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.wandb_files.records import inspect
+from dist_wandb.wandb_files.records import read_records
 
 Rows = Callable[[], list[dict[str, Any]]]
 
@@ -220,12 +220,10 @@ def test_system_metrics_of_the_device_are_recorded(tmp_path: Path, monkeypatch: 
     session.finish()
     found: set[str] = set()
 
-    def read(record: dict[str, Any]) -> None:
-        found.update(record.get("stats", {}).get("item", {}))
-
     def has_ended() -> bool:
         for path in find_runs(tmp_path):
-            inspect(path, read, skipped=())
+            for kind, contents in read_records(path, skipped=()):
+                found.update(contents["item"] if kind == "stats" else ())
         return bool(found)
 
     wait_until(has_ended, 20)

@@ -75,8 +75,8 @@ def plant(trees: Iterable[Tree], top: Path, someone: Victim) -> None:
             give_away(place)
 
 
-def give_away(top: Path) -> None:
-    """Make the stranger the owner of a directory and its contents."""
+def give_away(top: Path, owner: int = STRANGER) -> None:
+    """Make the stranger, or another user, the owner of a directory and its contents."""
     waiting = [top]
     while waiting:
         path = waiting.pop()
@@ -86,7 +86,7 @@ def give_away(top: Path) -> None:
                 waiting += path.iterdir()
             elif status.st_nlink > 1:  # the other name belongs to the victim
                 continue
-            os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+            os.chown(path, owner, owner, follow_symlinks=False)
 
 
 def sidecar(run_id: str, **other: Any) -> dict[str, Any]:

@@ -18,12 +18,16 @@ START = 1_700_000_000
 
 
 def history(values: Mapping[str, Any]) -> Record:
-    """Return a history row with exactly these values."""
+    """Return a history row with exactly these values; as by wandb, a nested one is an item with several names."""
     record = pb.Record()
-    for name, value in values.items():
-        item = record.history.item.add()
-        item.nested_key.append(name)
-        item.value_json = json.dumps(value)
+    pending = [([name], value) for name, value in values.items()]
+    for names, value in pending:
+        if isinstance(value, dict):
+            pending += [([*names, name], inner) for name, inner in value.items()]
+        else:
+            item = record.history.item.add()
+            item.nested_key.extend(names)
+            item.value_json = json.dumps(value)
     return record
 
 

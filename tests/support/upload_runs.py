@@ -10,9 +10,8 @@ from typing import Any
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
-from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
-from dist_wandb.uploads.state import FileState
+from dist_wandb.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.sidecar import Sidecar
 
@@ -71,11 +70,11 @@ def write_log(attempt: Path, *entries: dict[str, Any]) -> None:
     log.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
-def log_of_attempt(run: StoredRun, *entries: dict[str, Any]) -> None:
+def log_of_attempt(run: StoredRun, *entries: dict[str, Any], before: Sent = Sent()) -> None:  # noqa: B008  # frozen
     """Write the log of an upload of a run by this user."""
     state = FileState(run)
     with state.locked():
-        write_log(state.begin(Sent()), *entries)
+        write_log(state.begin(before), *entries)
 
 
 TRUSTING = Terms(trust=True)

@@ -59,6 +59,13 @@ def test_the_import_loads_few_modules_all_from_the_standard_library() -> None:
     assert len(loaded) <= 50  # 31 when this was written
 
 
+def test_a_session_does_not_load_the_reader_of_record_files() -> None:
+    assert (
+        run_python("import sys, dist_wandb.session.api; print('dist_wandb.wandb_files.records' in sys.modules)")
+        == "False"
+    )
+
+
 def test_the_package_lists_only_its_public_names() -> None:
     """test_as_wandb.py compares the names that concern the current run, and wandb's own, with wandb."""
     of_wandb = {"agent", *dist_wandb._ACTING, *dist_wandb._OF_CURRENT, *dist_wandb._OF_WANDB}

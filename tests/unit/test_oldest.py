@@ -29,7 +29,7 @@ def test_packages_with_older_supported_versions_are_listed() -> None:
         ("exchange/test_rounds.py", True),
         ("session/test_session.py", True),  # with a stand-in for wandb
         ("exchange/test_rows.py", False),  # uses torchmetrics' metrics
-        ("runs/test_destination.py", False),  # of the room that calls wandb
+        ("runs/test_current_server.py", False),  # of the room that calls wandb
     ],
 )
 def test_tests_that_concern_none_of_these_packages_are_left_out(file: str, left_out: bool) -> None:

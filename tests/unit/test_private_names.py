@@ -23,8 +23,8 @@ from wandb.sdk import data_types
 
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import cells
-from dist_wandb.runs.config_guard import can_hold
 from dist_wandb.runs.interception import intercept
+from dist_wandb.runs.run_metadata import can_hold
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.wandb_private import FINISH, LOG, detach_service, is_finished, summary_of, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config

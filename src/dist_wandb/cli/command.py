@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -27,10 +26,10 @@ from rich.text import Text
 from dist_wandb.errors import ReadError
 from dist_wandb.reading.runs import LocalRun
 from dist_wandb.reading.selection import Condition, chosen
-from dist_wandb.runs.destination import TRUST_OPTION, is_address
+from dist_wandb.runs.current_server import TRUST_OPTION, is_address
 from dist_wandb.wandb_files.environment import usual_directories
 from dist_wandb.wandb_files.reading import State
-from dist_wandb.wandb_files.statistics import mean_of
+from dist_wandb.wandb_files.statistics import trend_of
 
 _SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -234,20 +233,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
     Blocks are scaled between the smallest and the largest value; a constant series is a line at half height.
     """
-    series = shortened(values, width)
+    series = trend_of(values, width)
     finite = [value for value in series if math.isfinite(value)]
     if not finite:
         return _GAP * len(series)
     low, high = min(finite), max(finite)
     return "".join(_block(value, low, high) for value in series)
-
-
-def shortened(values: Sequence[float], length: int) -> list[float]:
-    """Shorten a series to at most `length` means of equal sections; NaN for a section without finite values."""
-    if len(values) <= length:
-        return list(values)
-    bounds = [round(index * len(values) / length) for index in range(length + 1)]
-    return [mean_of(values[start:end]) for start, end in pairwise(bounds)]
 
 
 def _block(value: float, low: float, high: float) -> str:

@@ -27,7 +27,6 @@ from rich.text import Text
 from dist_wandb.cli.command import Command, add_trust_argument, console, print_json
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.runs import current_server, requested, sweeps
-from dist_wandb.runs.destination import is_loopback
 from dist_wandb.settings.config_secrets import without_passwords, without_values
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.settings.plan import (
@@ -224,7 +223,7 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
     if key:  # not sent to the target of a redirect
         request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
     # As wandb does: through the proxies of the environment, except for this host.
-    opener = build_opener(ProxyHandler({})) if is_loopback(base_url) else build_opener()
+    opener = build_opener(ProxyHandler({})) if current_server.is_loopback(base_url) else build_opener()
     try:
         with opener.open(request, timeout=timeout) as answer:
             text = answer.read(_LONGEST_ANSWER)

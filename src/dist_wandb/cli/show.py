@@ -32,7 +32,6 @@ from dist_wandb.cli.command import (
     number_of,
     print_json,
     selected,
-    shortened,
     table_of,
     working,
 )
@@ -45,6 +44,7 @@ from dist_wandb.reading.selection import check_metrics, differing, ordered, valu
 from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.stall_file import stalls_of
+from dist_wandb.wandb_files.statistics import trend_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _RANKS = {"started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
@@ -205,7 +205,7 @@ def _run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
             for writer in run.writers
         ],
         "metrics": {
-            name: {**asdict(metric), "trend": shortened(metric.trend, SPARKLINE_WIDTH)}
+            name: {**asdict(metric), "trend": trend_of(metric.trend, SPARKLINE_WIDTH)}
             for name, metric in matching(run.metrics, patterns).items()
         },
     }

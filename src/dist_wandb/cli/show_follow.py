@@ -17,7 +17,7 @@ from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.wandb_files.reading import Contents, StoredRun
-from dist_wandb.wandb_files.records import records_of
+from dist_wandb.wandb_files.records import PAUSE, read_records
 from dist_wandb.wandb_files.small_files import Directory
 
 _INTERVAL = 1.0  # seconds between two updates
@@ -38,15 +38,14 @@ class FollowedFile:
         self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
         self._directory = directory
         self._contents = Contents(metrics)
-        self._problems: list[str] = []
-        self._records = records_of(path, self._problems, follow=True, within=directory)
+        self._records = read_records(path, follow=True, within=directory)
         self._changed = time.monotonic()
 
     def read(self) -> bool:
         """Read the records that were added; return whether there were any."""
         has_records = False
         try:
-            while not self.is_read and (record := next(self._records)) is not None:
+            while not self.is_read and (record := next(self._records)) is not PAUSE:
                 self._contents.add(record)
                 has_records = True
                 self.is_read = self._contents.exit_code is not None
@@ -60,7 +59,7 @@ class FollowedFile:
         """Return the current state of the run; `None` before its first record."""
         if not self._contents.run:
             return None
-        return self._contents.as_run(self.path, self._problems, self._directory)
+        return self._contents.as_run(self.path, [], self._directory)
 
 
 class Followed:

@@ -18,9 +18,9 @@ from dist_wandb.cli.command import Command, add_trust_argument, console, number_
 from dist_wandb.errors import UploadError, visible
 from dist_wandb.reading.files import runs_below
 from dist_wandb.runs.current_server import destination
+from dist_wandb.uploads.contents import Summary
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
-from dist_wandb.uploads.records import Summary
 from dist_wandb.uploads.state import remove_left_copies
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
@@ -57,7 +57,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     runs, errors = runs_below(arguments.directories, metrics=())
-    server = destination(trusted=arguments.trust_server)
+    server = destination(arguments.trust_server)
     terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
     plan = plan_uploads(runs, terms=terms)
     out = console()
@@ -132,7 +132,7 @@ def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
     for number, file in enumerate(run.files, start=1):
         done = _BY_LOG if file.by_log else "uploaded already"
         left = done if file.is_uploaded else number_of(file.rows_left, "row")
-        role = file.shared_as
+        role = file.run.shared_as
         writer = f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: " if role else ""
         text.append(f"\n  {number}. {writer}{left}").append(f"  {visible(str(file.path.parent))}", "dim")
     for reason in (*run.dangers, *run.refusals):
@@ -165,7 +165,7 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
     for file in run.files:
         if file.is_uploaded:
             continue
-        label = file.shared_as.label if file.shared_as else None
+        label = file.run.shared_as.label if file.run.shared_as else None
         named = visible(f"{run.run_id} {label or ''}".rstrip())
         progress.update(bar, description=named)
         began = progress.tasks[bar].completed

@@ -137,6 +137,11 @@ class CollectiveExchange(Exchange):
         return self._worker.participation.attendance.lost
 
     @property
+    def unmet(self) -> frozenset[int]:
+        """As in `Exchange`."""
+        return self._worker.participation.attendance.unmet
+
+    @property
     def is_only_one(self) -> bool:
         """Whether the exchange has ended without any other rank having opened a session."""
         return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()

@@ -183,6 +183,11 @@ class Exchange(ABC):
         return frozenset()
 
     @property
+    def unmet(self) -> frozenset[int]:
+        """Those of the lost ranks with which this one never exchanged anything."""
+        return frozenset()
+
+    @property
     def unwritten(self) -> int:
         """How many rows that were put `close` has given up."""
         return self._lifecycle.unwritten

@@ -35,6 +35,7 @@ class Attendance:
     def __init__(self, context: Context) -> None:
         self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
         self.lost: frozenset[int] = frozenset()  # as in `Exchange`
+        self.unmet: frozenset[int] = frozenset()  # as in `Exchange`
         self._context = context
         self._has_checked = False
 
@@ -85,7 +86,7 @@ class Attendance:
         if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
             with suppress(RendezvousError):
                 opened = presence.opened() - {self._context.unit.index}
-                self.lost = frozenset(opened - presence.departures.among(opened))
+                self.lost = self.unmet = frozenset(opened - presence.departures.among(opened))
         within = self._context.limits.join_timeout
         within = least_wait(within, self._context.unit) if is_end else within
         if presence.waited < within or (self._has_checked and not is_end):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.protocol.calls import Key
@@ -78,14 +77,6 @@ class Reports(Notices):
             return False
         event.last = now
         return True
-
-
-def warn_of_failed_init(warn: Callable[[str], None], unit: Unit, failure: str) -> None:
-    """Warn that the rows of a rank are lost, because the rank that has the run could not open it."""
-    warn(
-        f"what rank {unit.global_rank} logs is lost, because init failed on rank {unit.global_rank_of(0)}, which has "
-        f"the run: {failure.rstrip('.')}. Correct this there; other ranks cannot write the run."
-    )
 
 
 def report_lost(rank: int, lost: Mapping[str, int]) -> None:
@@ -191,7 +182,7 @@ class Messages:
             patience = NEW_NAME_HEARTBEATS * self._context.limits.heartbeat
             why = (
                 f"Rows wait {patience:g} s for ranks that have not logged their names before: rank {rank} was further "
-                "behind, or logs its names in another order than the others."
+                "behind, as after the loss of another rank, or logs its names in another order than the others."
                 if self._taken
                 else f"It had not logged anything before, and the others waited {patience:g} s for it."
             )
@@ -240,7 +231,12 @@ class Messages:
     ) -> None:
         """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
         if failure:
-            warn_of_failed_init(partial(self._context.warn, "lost"), self._context.unit, failure)
+            rank, primary = self._context.rank, self._context.unit.global_rank_of(0)
+            self._context.warn(
+                "lost",
+                f"what rank {rank} logs is lost, because init failed on rank {primary}, which has the run: "
+                f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
+            )
             return
         why = "the rank that writes it cannot be reached" if is_certain else "no rank had opened the run yet"
         if self._context.lifecycle.has_failed:
@@ -277,5 +273,5 @@ class Messages:
         self._context.warn(
             "device",
             f"{number} rows of rank {self._context.rank} are lost: the device has not computed their values, or images "
-            "are not encoded. The run ends as failed.",
+            f"are not encoded.{' The run ends as failed.' if self._context.rows.writes else ''}",
         )

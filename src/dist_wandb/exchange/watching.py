@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from dist_wandb.exchange.interface import Demand, Exchange, Phase, ends, grace_of_failed, is_set_within
-from dist_wandb.exchange.reports import warn_of_failed_init
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
@@ -80,8 +78,10 @@ class WatchingExchange(Exchange):
         self._ask(Demand.STOP)
         has_ended = ends(lifecycle, lambda: 0, self._rank)
         if self._has_rows and lifecycle.successor is None and (failure := self._failure()):
-            lifecycle.may_have_lost = True
-            warn_of_failed_init(partial(_log.warning, "dist_wandb: %s"), self._unit, failure)
+            _log.warning(
+                "dist_wandb: init failed on rank %d, which has the run to which rank %d logs: %s",
+                *(self._unit.global_rank_of(0), self._rank, failure),
+            )
         return has_ended and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:

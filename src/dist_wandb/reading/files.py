@@ -6,15 +6,16 @@ Rows are read as columns, of which only the requested ones are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import MOST_METRICS, MOST_VALUES, StoredRun, read_runs, rows_in, with_floats
-from dist_wandb.wandb_files.records import inspect, records_of
+from dist_wandb.wandb_files.reading import MOST_METRICS, MOST_VALUES, StoredRun, read_runs, rows_in
+from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.small_files import Directory
 
 _LONGEST_NAME = 1000  # characters
@@ -47,74 +48,44 @@ def runs_below(
     return runs, [*unreadable.items(), *unseen]
 
 
-class Columns:
-    """Collects the requested columns of rows; the first column is the x axis.
+def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
+    """Read the requested columns of rows, one file after the other; the first column is the x axis.
 
-    `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore.
+    `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore. A row
+    without a requested value other than the x axis is skipped. Raises `ReadError` for too many values.
     """
+    patterns = ["[!_]*"] if names is None else [name for name in names if re.search(r"[*?\[]", name)]
+    columns: dict[str, list[Any]] = {axis: [], **{name: [] for name in names or () if name not in patterns}}
+    choices = [*map(translate, patterns), *map(re.escape, patterns)]  # a name may look like a pattern
+    is_wanted = lru_cache(MOST_METRICS)(re.compile("|".join(choices) or "(?!)").fullmatch)
+    count = 0
 
-    def __init__(self, axis: str, names: Sequence[str] | None) -> None:
-        self.axis = axis
-        self.rows: int = 0
-        exact = [name for name in names or () if name != axis]
-        self._exact = set(exact) | {axis}
-        patterns = ["[!_]*"] if names is None else [name for name in exact if re.search(r"[*?\[]", name)]
-        self._matches = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
-        self.columns: dict[str, list[Any]] = {axis: []}
-        self.columns.update({name: [] for name in exact if name not in patterns})
-        self._unwanted: set[str] = set()
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row. A row without a requested value other than the x axis is skipped."""
-        columns, unwanted = self.columns, self._unwanted
-        found = {
-            name: value
-            for name, value in row.items()
-            if name in columns or (name not in unwanted and self._is_new(name))
-        }
-        if not found.keys() - {self.axis}:
-            return
-        for name, value in found.items():
-            column = columns.setdefault(name, [])
-            if len(column) < self.rows:
-                column.extend([None] * (self.rows - len(column)))
-            column.append(with_floats(value))
-        self.rows += 1
-        if self.rows * len(self.columns) > MOST_VALUES:
+    def check() -> None:
+        if len(columns) > MOST_METRICS + 1:
+            raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
+        if count * len(columns) > MOST_VALUES:
             raise ReadError(
-                f"{self.rows} rows of {len(self.columns)} names are more than {MOST_VALUES} values. Request fewer "
-                "names, or one writer."
+                f"{count} rows of {len(columns)} names are more than {MOST_VALUES} values. Request fewer names, or one "
+                "writer."
             )
 
-    def filled(self) -> dict[str, list[Any]]:
-        """Return the columns, with `None` for each value that a row lacks."""
-        for column in self.columns.values():
-            column.extend([None] * (self.rows - len(column)))
-        return self.columns
-
-    def _is_new(self, name: str) -> bool:
-        if name in self._exact:
-            return True
-        if len(name) <= _LONGEST_NAME and self._matches(name):
-            if len(self.columns) > MOST_METRICS:
-                raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
-            return True
-        if len(self._unwanted) < MOST_METRICS and len(name) <= _LONGEST_NAME:
-            self._unwanted.add(name)
-        return False
-
-
-def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
-    """Read the history of files, one after the other, as `Columns` does; raise `ReadError` for too many values."""
-    columns = Columns(axis, names)
-
-    def on_record(record: dict[str, Any]) -> None:
-        if record["type"] == "history":
-            columns.add(record["history"]["item"])
-
     for file in files:
-        inspect(file.path, on_record, within=file.directory)
-    return columns.filled()
+        for row in rows_in(file.path, file.directory):
+            wanted = [name for name in row if name in columns or (len(name) <= _LONGEST_NAME and is_wanted(name))]
+            if not wanted or wanted == [axis]:
+                continue
+            for name in wanted:
+                if name not in columns:
+                    columns[name] = []
+                    check()  # before it is filled
+                column = columns[name]
+                column.extend([None] * (count - len(column)))
+                column.append(row[name])
+            count += 1
+            check()
+    for column in columns.values():
+        column.extend([None] * (count - len(column)))
+    return columns
 
 
 def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
@@ -122,22 +93,21 @@ def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[A
     for file in files:
         for row in rows_in(file.path, file.directory):
             if any(name in row for name in names[1:]):
-                yield [with_floats(row.get(name)) for name in names]
+                yield [row.get(name) for name in names]
 
 
 def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:
     """Read the summary of a run from its files, without W&B's own names. Values of later files replace earlier ones."""
     summary: dict[str, Any] = {}
     for file in files:
-        for record in records_of(file.path, [], skipped=("stats", "output_raw"), within=file.directory):
-            found = record or {}
-            changes = found.get("summary", {})
+        for kind, contents in read_records(file.path, skipped=("stats", "output_raw"), within=file.directory):
+            changes = contents if kind == "summary" else {}
             # A killed process may have written no summary of its last rows.
-            update = changes.get("update", {}) or found.get("history", {}).get("item", {})
+            update = contents if kind == "history" else changes.get("update", {})
             for name, value in update.items():
                 is_kept = name in summary or len(summary) < MOST_METRICS
                 if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
-                    summary[name] = with_floats(value)
-            for item in changes.get("remove", ()):
-                summary.pop(item.get("key"), None)
+                    summary[name] = value
+            for name in changes.get("remove", ()):
+                summary.pop(name, None)
     return summary

@@ -20,7 +20,7 @@ _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[float, float], bool]]
 _OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
-_MOST_VALUES, _DEEPEST = 1000, 8  # of a config that is compared
+_MOST_VALUES, _LONGEST_NAME = 1000, 200  # of a config that is compared, in characters
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> lis
     values = [(run, value_of(run, key)) for run in runs]
     known = [(run, value) for run, value in values if value is not None]
     if values and not known:
-        keys = (*_OWN, *(name for run, _ in values for name in (*dict(_flattened(run.config)), *run.metrics)))
+        keys = (*_OWN, *(name for run, _ in values for name in (*dict(flattened(run.config)), *run.metrics)))
         raise ConfigurationError(
             f"No run has the value {key!r} to sort by. {suggest(key, dict.fromkeys(keys), 'Known')}"
         )
@@ -125,7 +125,7 @@ def check_metrics(patterns: Iterable[str], found: Iterable[str], known: Callable
 
 def differing(runs: Sequence[LocalRun]) -> list[str]:
     """Return the names in configs whose values differ between runs. Names of nested configs are joined by dots."""
-    flat = [dict(islice(_flattened(run.config), _MOST_VALUES)) for run in runs]
+    flat = [{name: _as_text(value) for name, value in islice(flattened(run.config), _MOST_VALUES)} for run in runs]
     names = sorted({name for config in flat for name in config}, key=natural_order)
     return [name for name in names if len({config.get(name) for config in flat}) > 1]
 
@@ -145,12 +145,13 @@ def _within(config: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _flattened(config: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values of a config. Names of nested configs are joined by dots, unless they are very long."""
     for name, value in config.items():
-        if isinstance(value, dict) and value and depth < _DEEPEST:
-            yield from _flattened(value, f"{prefix}{name}.", depth + 1)
+        if isinstance(value, dict) and value and len(prefix) + len(name) < _LONGEST_NAME:
+            yield from flattened(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _as_text(value)
+            yield f"{prefix}{name}", value
 
 
 def _as_number(value: Any) -> float | None:

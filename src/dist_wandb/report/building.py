@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dist_wandb import __version__
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
+from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
 from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of
 from dist_wandb.report.files import MOST_NAMES, FileForReport, Reader
@@ -27,7 +29,7 @@ from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, with
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_runs
-from dist_wandb.wandb_files.records import UNUSED, inspect
+from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.stall_file import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
@@ -59,7 +61,9 @@ def build(
 
     def read(path: Path) -> FileForReport:
         reader = Reader(budget, metrics)
-        problems = inspect(path, reader.add, skipped=UNUSED - {"stats", "output_raw"}, within=paths[path])
+        problems: list[str] = []
+        for record in read_records(path, problems, skipped=("summary",), within=paths[path]):
+            reader.add(record)
         file = reader.result(path, problems, paths[path])
         if secrets:
             return file
@@ -264,16 +268,7 @@ def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return names and values as text; names of nested mappings are joined by dots."""
-    found: dict[str, str] = {}
-    pending: list[tuple[str, Any]] = list(config.items())[::-1]
-    while pending and len(found) < _MOST_CONFIG:
-        name, value = pending.pop()
-        if isinstance(value, dict) and value and len(name) < _LONGEST_NAME:
-            pending += [(f"{name}.{inner}", item) for inner, item in reversed(value.items())]
-        else:
-            found[plain(name)[:_LONGEST_NAME]] = cell_text(value)
-    return found
+    return {plain(name)[:_LONGEST_NAME]: cell_text(value) for name, value in islice(flattened(config), _MOST_CONFIG)}
 
 
 def _text(value: str | None) -> str | None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dist_wandb.errors import ReadError
 from dist_wandb.reading.stragglers import RANK
 from dist_wandb.report.media import LoggedMedia
 from dist_wandb.report.model import ConsoleTail
 from dist_wandb.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.reduction import BUSY, DEGRADED
-from dist_wandb.wandb_files.reading import Contents, StoredRun, with_floats
+from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
+from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
 
 MOST_NAMES = 2000  # largest number of metrics that the page shows of one file
@@ -27,15 +26,12 @@ _LONGEST_NAME = 200  # characters
 _MOST_SPANS = 50
 _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
-_MOST_KINDS = 50  # media of one row
-_NUMBERS = frozenset({int, float})  # without bool
 TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epoch
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
 
 _MOST_SYSTEM = 500  # metrics of one file
-_FACTS = ("host", "gpu_count", "gpu_type", "code_path_local", "program", "args", "python", "git")
 _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
@@ -120,13 +116,13 @@ class Rows:
 
     def add(self, item: Mapping[str, Any]) -> None:
         """Add a row."""
-        row = item
-        if not _NUMBERS.issuperset(map(type, item.values())):
-            row = self._numbers_of(item)
+        row, media = numbers_and_media(item)
+        for name, described in media.items():
+            at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis, math.nan))), self.progress.rows)
+            self.media.add(name[:_LONGEST_NAME], float(at), described)
         positions = self._positions
         for axis in positions:
-            position = row.get(axis)
-            if position is not None and -_LARGEST <= position <= _LARGEST:
+            if _is_position(position := row.get(axis, math.nan)):
                 positions[axis] = position
         adders = self._adders
         for name, value in row.items():
@@ -138,19 +134,6 @@ class Rows:
             self._add_blames(row)
         x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
         self.progress.add(x, row.get(DEGRADED))
-
-    def _numbers_of(self, item: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers of a row, and add its media to `self.media`."""
-        x = next((item[axis] for axis in MAIN_AXES if _is_position(item.get(axis))), self.progress.rows)
-        numbers: dict[str, float] = {}
-        media: dict[str, dict[str, Any]] = {}
-        for name, value in _flattened(item, media):
-            number = with_floats(value)
-            if _is_number(number):
-                numbers[name] = number
-        for name, value in media.items():
-            self.media.add(name[:_LONGEST_NAME], float(x), value)
-        return numbers
 
     def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
         """Start the curve of a new name. Return its axis and the function that adds a point, or `None` to skip it."""
@@ -164,7 +147,7 @@ class Rows:
             return None
         axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:
-            axis = axis if _is_position(row.get(axis)) else "_step"
+            axis = axis if _is_position(row.get(axis, math.nan)) else "_step"
             position = row.get(axis, math.nan)
             self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
         if axis == name:
@@ -194,31 +177,9 @@ class Rows:
                 blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is float or type(value) is int
-
-
-def _is_position(value: object) -> bool:
-    """Return whether a value is a number that is finite as a float, and so can be a position on an x axis."""
-    return _is_number(value) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
-
-
-def _flattened(
-    item: Mapping[str, Any], media: dict[str, dict[str, Any]], prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, Any]]:
-    """Yield names and values; as in W&B, names of nested mappings are joined by dots. Media are put into `media`."""
-    kinds = list(islice((name.removesuffix("._type") for name in item if name.endswith("._type")), _MOST_KINDS))
-    for name, value in item.items():
-        owner = next((kind for kind in kinds if name.startswith(f"{kind}.")), None) if kinds else None
-        if owner is not None:
-            media.setdefault(f"{prefix}{owner}", {})[name[len(owner) + 1 :]] = value
-        elif isinstance(value, dict):
-            if isinstance(value.get("_type"), str):
-                media[f"{prefix}{name}"] = value
-            elif depth < 8:  # noqa: PLR2004
-                yield from _flattened(value, media, f"{prefix}{name}.", depth + 1)
-        else:
-            yield f"{prefix}{name}", value
+def _is_position(value: float) -> bool:
+    """Return whether a value is finite as a float, and so can be a position on an x axis."""
+    return -_LARGEST <= value <= _LARGEST
 
 
 @dataclass(frozen=True)
@@ -245,23 +206,19 @@ class Reader:
         self._started = math.nan
         self._parts: dict[str, tuple[str, str]] = {}
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Add one record."""
-        kind = record["type"]
+        kind, contents = record
         if kind == "history":
-            item = record["history"].get("item")
-            if isinstance(item, dict):
-                self.rows.add(item)
+            self.rows.add(contents)
         elif kind == "metric":
-            self.rows.axes.define(record["metric"])
+            self.rows.axes.define(contents)
         elif kind == "stats":
-            self._add_sample(record["stats"])
+            self._add_sample(contents)
         elif kind == "output_raw":
-            line = record["output_raw"].get("line")
-            if isinstance(line, str):
-                self.console.add(line)
+            self.console.add(contents.get("line") or "")
         elif kind == "environment":
-            self._environment |= {name: record[kind][name] for name in _FACTS if name in record[kind]}
+            self._environment |= contents
         elif kind in ("run", "config", "exit"):
             self.contents.add(record)
 
@@ -269,37 +226,31 @@ class Reader:
         """Return the collected data; raise `ReadError` if there is none of a run. `problems` are damaged parts."""
         self.console.end()
         self.contents.rows = self.rows.progress.rows
-        if not self.contents.run and not self.contents.rows:
-            reason = f": {'; '.join(problems)}" if problems else " yet"
-            raise ReadError(f"{path}: no data of a run can be read from it{reason}.")
         stored = self.contents.as_run(path, problems, directory)
         return FileForReport(stored, self.rows, self.system, self.console, self._facts())
 
     def _facts(self) -> dict[str, str | list[str]]:
-        known = {"notes": None, **self.contents.run, **self._environment}
-        git, args = known.get("git"), known.get("args")
+        known = {**self.contents.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
-        gpus = f"{count} x {known.get('gpu_type') or 'unknown'}" if type(count) is int and count else None
         found = {
-            "notes": known["notes"],
+            "notes": known.get("notes"),
             "host": known.get("host"),
-            "GPUs": gpus,
-            "command": [program, *(args if isinstance(args, list) else ())] if program else None,
+            "GPUs": f"{count} x {known.get('gpu_type') or 'unknown'}" if count else None,
+            "command": [program, *known.get("args", ())] if program else None,
             "Python": known.get("python"),
-            "git commit": git.get("commit") if isinstance(git, dict) else None,
+            "git commit": known.get("git", {}).get("commit"),
         }
-        return {name: value for name, value in found.items() if value and (isinstance(value, str) or name == "command")}
+        return {name: value for name, value in found.items() if value}
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
-        items, seconds = stats.get("item"), seconds_of(stats.get("timestamp"))
-        if not isinstance(items, dict) or seconds is None:
+        seconds = seconds_of(stats.get("timestamp"))
+        if seconds is None:
             return
         if math.isnan(self._started):
             self._started = seconds
-        for name, value in items.items():
-            if not _is_number(value):
-                continue
+        numbers, _ = numbers_and_media(stats.get("item", {}))
+        for name, value in numbers.items():
             key = self._parts.get(name) or self._part(name)
             curve = self.system.get(key)
             if curve is None:
@@ -318,13 +269,6 @@ class Reader:
         return found
 
 
-def seconds_of(timestamp: object) -> float | None:
-    """Return the seconds since the epoch of a time in W&B's format; `None` if it is not one."""
-    if not isinstance(timestamp, str) or len(timestamp) > 40:  # noqa: PLR2004
-        return None
-    text = re.sub(r"(\.\d{6})\d+", r"\1", timestamp).replace("Z", "+00:00")  # Python 3.10 cannot parse nanoseconds
-    text = re.sub(r"\.(\d{1,5})(?=[+-])", lambda found: f".{found[1]:0<6}", text)
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
+def seconds_of(time: str | None) -> float | None:
+    """Return the seconds since the epoch of the time of a record; `None` without a time."""
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() if time else None

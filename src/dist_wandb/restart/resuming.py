@@ -28,7 +28,6 @@ from dist_wandb.runs import requested, run_metadata, wandb_process
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
-from dist_wandb.wandb_files.reading import largest_step
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -113,6 +112,8 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str = STEP_ME
 
 def _last_on_disk(run: AnyRun, axis: str) -> int | None:
     """Return the largest value of the x axis in the newest earlier file of this rank's run that has any."""
+    from dist_wandb.wandb_files.reading import largest_step  # most runs need no reader
+
     own = Path(str(run.dir)).parent
     for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
         try:

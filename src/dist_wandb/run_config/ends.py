@@ -9,14 +9,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run_config.messages import OF_VERSION, PublishedRun, Version, values_of
-from dist_wandb.runs import config_guard, run_metadata
+from dist_wandb.run_config.own_config import is_guarded
+from dist_wandb.runs import run_metadata
 from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
     from dist_wandb.run_config.messages import Connection
-    from dist_wandb.run_config.targets import LocalConfig, RunConfig
+    from dist_wandb.run_config.own_config import OwnConfig
+    from dist_wandb.run_config.targets import LocalConfig
     from dist_wandb.runs.null_run import AnyRun
 
 
@@ -95,7 +97,7 @@ class Publisher:
         config, names = self._config, set[str]()
         while self.noticed:
             names.add(self.noticed.popleft())
-        if whole or not config_guard.is_guarded(config) or any(name not in config for name in names):
+        if whole or not is_guarded(config) or any(name not in config for name in names):
             return self._text.renew(given_values(config))
         return self._text.renew({name: config[name] for name in names if not name.startswith("_")})
 
@@ -137,7 +139,7 @@ class Follower:
         self.key = key
         self._own = set(self._comparison.given) if completes else None
 
-    def follow(self, target: RunConfig | LocalConfig) -> None:
+    def follow(self, target: OwnConfig | LocalConfig) -> None:
         """Apply newly published values."""
         if self.key is None:
             return

@@ -3,9 +3,8 @@
 Only the job's store is used, through a separate connection. So no rank waits for one that may never come, with two
 exceptions: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
-Parts: `Comparison` (the given configs), `Publisher` (a primary's end), `Follower` (the end of the others), with a
-`RunConfig` or a `LocalConfig` as its target, and `Refresh`, which updates all of them. `runs.config_guard` detects what
-users write into the config of a run, and prevents wandb from raising because of it.
+Parts: `Comparison` (the given configs), `Publisher` (a primary's end), `Follower` (the end of the others), with an
+`OwnConfig`, which also detects what users write, or a `LocalConfig` as its target, and `Refresh`, which updates all.
 
 A primary publishes its run's config and metadata as JSON whenever they have changed (including values of a sweep), with
 a version number, which is all that followers poll. Values are published at once rather than on request: the first
@@ -35,10 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run_config.comparison import Comparison
 from dist_wandb.run_config.ends import Follower, Publisher, published_values
-from dist_wandb.run_config.messages import REFUSED, Connection, run_key
+from dist_wandb.run_config.messages import Connection, run_key
+from dist_wandb.run_config.own_config import OwnConfig
 from dist_wandb.run_config.refresh import Refresh
-from dist_wandb.run_config.targets import ConfigView, LocalConfig, RunConfig
-from dist_wandb.runs.config_guard import ConfigGuard
+from dist_wandb.run_config.targets import ConfigView, LocalConfig
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.store.polling import interval
@@ -63,17 +62,14 @@ class ConfigSync:
         self._checks_all = options.config_sync == "check" and topology.world_size > 1
         self._connection = Connection(options.limits, topology)
         self._comparison = Comparison(options, self._connection, config, run)
-        self._guard = ConfigGuard(
-            topology.global_rank,
-            self._comparison.opened_at,
-            lambda names: self._connection.is_first(f"{REFUSED}/{names}"),
-        )
         heartbeat = interval(options.limits.heartbeat, topology.world_size)
         self.refresh: Refresh = Refresh(self._connection, heartbeat, self._update)
         self._follower = Follower(self._connection, self._comparison)
         self._publisher = Publisher(self._connection, self._comparison)
-        self._run_config = RunConfig(self.refresh, self._follower, self._publisher.noticed.extend)
-        self._target: RunConfig | LocalConfig | None = None
+        self._own = OwnConfig(
+            self._connection, self._comparison, self.refresh, self._follower, self._publisher.noticed.extend
+        )
+        self._target: OwnConfig | LocalConfig | None = None
 
     def reach_by(
         self,
@@ -85,7 +81,7 @@ class ConfigSync:
 
     def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
         """Set what to call if wandb's own process is found dead. It must `attach` the replacement of the run."""
-        self._guard.replace_run = replace_run
+        self._own.replace_run = replace_run
 
     def compare(self) -> None:
         """Publish the given config. With ``config_sync="check"``, raise on all ranks if it is not the same."""
@@ -99,7 +95,7 @@ class ConfigSync:
         if plan.has_writers and not plan.primary:  # these get the config that the primary has published
             config = published_values(self._connection, run_key(unit), self._comparison.given)
             init_arguments = init_arguments if config is None else {**init_arguments, "config": config}
-        return self._guard.writable(init_arguments)
+        return self._own.writable(init_arguments)
 
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
         """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
@@ -116,9 +112,8 @@ class ConfigSync:
             units = [unit] if plan.announces else []
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
             self._publisher.attach(run, tuple(map(run_key, units)))
-            self._target = self._run_config
-            self._target.attach(run)
-            self._guard.guard(run, self._target)
+            self._target = self._own
+            self._own.attach(run)
         self.refresh(at_once=True, whole=True)
 
     def _update(self, whole: bool, polls: bool) -> None:
@@ -167,4 +162,4 @@ class ConfigSync:
     def close(self) -> None:
         """Stop publishing and following, and restore the class of the run's config."""
         self._connection.close()
-        self._guard.release()
+        self._own.release()

@@ -1,19 +1,18 @@
-"""The targets of a follower: the config of its own run or, without a run, a copy that users read and write as one."""
+"""The config of the run on a rank without one: a copy that users read and write like wandb's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.run_config.messages import OF_VERSION
 from dist_wandb.runs import run_metadata
-from dist_wandb.runs.config_guard import read_unnoticed, update_unnoticed
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import ConfigCopy, differs_by_rank, encoded, given_values, shown
-from dist_wandb.settings.config_withheld import MISSING, Known, without_secrets
+from dist_wandb.settings.config_withheld import MISSING, Known
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -22,75 +21,6 @@ if TYPE_CHECKING:
     from dist_wandb.run_config.messages import Connection
     from dist_wandb.run_config.refresh import Refresh
     from dist_wandb.runs.null_run import AnyRun
-
-
-class RunConfig:
-    """The config of this rank's own run; a `runs.config_guard.Listener` to what the user reads and writes."""
-
-    def __init__(self, refresh: Refresh, follower: Follower, notice: Callable[[Iterable[str]], None]) -> None:
-        self._refresh = refresh
-        self._follower = follower
-        self._notice = notice  # called with the names whose values should be published
-        self._followed: set[str] = set()  # names that were set by following
-        self._config: Any = None
-        self._is_resumed = False
-
-    def known(self) -> dict[str, Any]:
-        """Return the config of the run, without asking other ranks."""
-        return read_unnoticed(self._config)
-
-    def attach(self, run: AnyRun) -> None:
-        """Use the config of another run from now on."""
-        self._config = getattr(run, "config", None)  # a mock of a run may have none
-        self._is_resumed = bool(getattr(run, "resumed", False))
-
-    def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Write new values into the run's config; see `LocalConfig.apply`."""
-        here = given_values(self._config)
-        due = {
-            name: value
-            for name, value in new.items()
-            if value is not MISSING and (name not in here or encoded(here[name]) != encoded(value))
-        }
-        if due and self._config is not None:
-            self._notice(due)
-            self._followed |= due.keys()
-            update_unnoticed(self._config, due)
-
-    def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:
-        """Return the names that a resumed run has with another value than the primary's."""
-        mine = given_values(self._config) if self._is_resumed else {}
-        rest = without_secrets(mine)
-        return {name for name in mine.keys() & published.keys() if encoded(rest.get(name)) != published[name]}
-
-    def undisturbed(self) -> AbstractContextManager[None]:
-        """Apply nothing inside the block."""
-        return self._refresh.undisturbed()
-
-    def before_read(self, name: str | None = None) -> None:
-        """Refresh the config if another rank may have set it; at once if it lacks `name`."""
-        if self._follower.key is not None:
-            self._refresh(at_once=name is not None)
-
-    def before_write(self) -> None:
-        """Apply published values that are older than the one to be written."""
-        if self._follower.key is not None:
-            self._refresh(at_once=True)
-
-    def after_write(self, names: Iterable[str]) -> None:
-        """Record that the values of these names are this rank's own, and publish them."""
-        self._follower.set_own(names)
-        self._followed.difference_update(names)
-        self.after_change(names)
-
-    def after_change(self, names: Iterable[str]) -> None:
-        """Publish the values of these names, whichever rank has set them."""
-        self._notice(names)
-        self._refresh(at_once=True)
-
-    def may_change(self, name: str) -> bool:
-        """Whether a value may be changed without `allow_val_change`, because this rank did not set it."""
-        return name in self._followed
 
 
 class LocalConfig:

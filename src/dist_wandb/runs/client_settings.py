@@ -10,6 +10,7 @@ from configparser import Error as ParserError
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.wandb_files.small_files import LIMIT
@@ -76,6 +77,12 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
         return parser.get("default", name, fallback=None)
     except (OSError, ValueError, ParserError, ReadError):
         return None
+
+
+def without_password(url: str) -> str:
+    """Return an address without user name and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def artifact_staging() -> Path:

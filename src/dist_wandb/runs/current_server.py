@@ -1,18 +1,24 @@
 """Which server W&B's client would connect to, which source names it, and whether it receives the API key.
 
 W&B also reads the server from ``wandb/settings`` in the current directory, with precedence over the user's own file,
-and sends the key there. `destination` trusts only servers that the *user* names (environment, own settings file,
-default). Any other source of settings, also one unknown to this module, counts as a stranger's. ``doctor`` and ``sync``
-refuse such a server; a training, which users normally start in a directory of their own, warns once.
+and sends the key there, so the author of that directory could choose who gets it. Hence one rule for all commands that
+send the key: it goes to a server that the *user* has named (by `WANDB_BASE_URL`, the user's own settings file, W&B's
+default, or a key for that host in the user's netrc), never in clear text over a network, unless the user names that
+very server on the command line (`TRUST_OPTION`). Any other source of settings, also one unknown to this module, counts
+as a stranger's. ``doctor`` and ``sync`` refuse such a server; a training, which users normally start in a directory of
+their own, warns once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +31,10 @@ from dist_wandb.runs.client_settings import (
     client_settings,
     setting_in,
     users_settings,
+    without_password,
     without_values,
     workspace_settings,
 )
-from dist_wandb.runs.destination import Destination, is_address, is_same_server, refusal_of, without_password
 from dist_wandb.runs.requested import user_setting
 from dist_wandb.runs.wandb_process import inherits_service
 from dist_wandb.wandb_files.small_files import read_small
@@ -36,14 +42,32 @@ from dist_wandb.wandb_files.small_files import read_small
 if TYPE_CHECKING:
     import wandb
 
-    from dist_wandb.runs.destination import Origin
     from dist_wandb.runs.requested import Mode
 
-_log = logging.getLogger("dist_wandb")
+TRUST_OPTION = "--trust-server"
+"""Option of all commands that allows the API key to go to a server; its value is the server's address."""
 
+_log = logging.getLogger("dist_wandb")
+_notices = Notices()
+_CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")  # RFC 3986
+_PORTS = {"http": 80, "https": 443}
 # Settings that can expose the key on its way to the right server.
 _TRANSPORT_SETTINGS = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")
-_notices = Notices()
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The server that receives runs."""
+
+    url: str = field(repr=False)  # with its password, if any: for connections only, never for output
+    shown: str  # without user name and password
+    source: str  # of the address, for messages: a variable, a file
+    refusal: str = ""  # why the API key may not go there, and what the user can do; empty if it may
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether the API key may go there."""
+        return not self.refusal
 
 
 @dataclass(frozen=True)
@@ -64,37 +88,61 @@ def setup(trusted: str | None = None) -> Setup:
     """Determine how wandb is set up here, without opening a run or contacting a server. `trusted` gets the key."""
     try:
         mode, settings = requested.mode({}), client_settings()
-        server = destination(trusted=trusted)
+        server = destination(trusted)
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
         return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
     key, key_from = _api_key(settings, server.shown)
     return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
 
 
-def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str | None = None) -> Destination:
+def destination(trusted: str | None = None) -> Destination:
     """Determine which server W&B's client would connect to, its source, and whether the API key may go there.
 
-    If the `refusal` of the result is not empty, neither the key nor runs may go there. Raises `ConfigurationError` if
-    wandb refuses its settings, or the address is ambiguous. Contacts no server. The rule is that of `destination`.
+    If the `refusal` of the result is not empty, neither the key nor runs may go there. `trusted` is the address that
+    the user has allowed. Raises `ConfigurationError` if wandb refuses its settings, or the address is ambiguous.
+    Contacts no server.
     """
     try:
         settings = client_settings()
     except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
         raise ConfigurationError(without_values(error)) from None
-    given = user_setting(init_arguments or {}, "base_url")
-    url = str(given or settings.base_url)
+    url = str(settings.base_url)
     if not is_address(url):
         raise ConfigurationError(
             "W&B's settings name a server by an ambiguous address: it has several '@', or characters that an address "
             "must not have. Check WANDB_BASE_URL, and base_url in wandb/settings."
         )
-    origin: Origin
-    origin, source = ("argument", "settings=") if given else _who_named(url)
+    source, is_users = _source_of(url)
     # Whether the key that wandb would send is the key for this very host in the user's netrc.
     names = () if settings.api_key or settings.identity_token_file else _names_in_netrc(without_password(url))
     has_own_key = any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
-    refusal = refusal_of(url, origin, source, has_own_key=has_own_key, trusted=trusted)
-    return Destination(url, without_password(url), origin, source, refusal)
+    is_named = is_users or (has_own_key and urlsplit(url).scheme == "https")
+    return Destination(url, without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted))
+
+
+def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = None) -> str:
+    """Return why the API key may not go to a server, and what to do, as text; empty if it may.
+
+    `is_named`: the user has named the server. `trusted` is the address that the user has allowed by `TRUST_OPTION`.
+    """
+    shown = without_password(url)
+    is_open = urlsplit(url).scheme != "https" and not is_loopback(url)  # data can be read on the way
+    if (is_named and not is_open) or (trusted is not None and is_same_server(trusted, url)):
+        return ""
+    if is_named:
+        why = (
+            f"The API key is not sent to {shown} (from {source}): over plain http, anyone on the network path could "
+            "read it."
+        )
+        otherwise = "Otherwise, use an https address."
+    else:
+        why = (
+            f"The server {shown} is named by {source} alone, not by you, so the API key is not sent there"
+            f"{', and it would go over plain http' if is_open else ''}."
+        )
+        otherwise = "Otherwise, remove base_url from that file, or set WANDB_BASE_URL to your server."
+    answer = f" {TRUST_OPTION} names another server, {without_password(trusted)}." if trusted is not None else ""
+    return f"{why}{answer} If you trust it, pass {TRUST_OPTION} {shlex.quote(shown)}. {otherwise}"
 
 
 def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
@@ -106,9 +154,10 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     with suppress(ConfigurationError):  # wandb.init raises it
         if requested.mode(init_arguments) != "online":
             return
-        server = destination(init_arguments)
-        if server.origin == "workspace settings" and not server.takes_key:
-            found.append(f"base_url ({server.shown})")
+        if user_setting(init_arguments, "base_url") is None:
+            server = destination()
+            if not server.takes_key and server.source in map(str, paths):
+                found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
             if user_setting(init_arguments, name) is None and f"WANDB_{name.upper()}" not in os.environ:
                 own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
@@ -124,24 +173,19 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _who_named(url: str) -> tuple[Origin, str]:
-    """Return the origin and source of the server that wandb uses. Only sources known to be the user's count as such."""
+def _source_of(url: str) -> tuple[str, bool]:
+    """Return the source of the server that wandb uses, and whether it is known to be the user's."""
     import wandb
 
-    in_environment = os.environ.get("WANDB_BASE_URL")
-    if in_environment and _is_read_as(in_environment, url):
-        return "environment", "WANDB_BASE_URL"
-    own = [(path, setting_in(path, "base_url", Path.read_bytes)) for path in users_settings()]  # may be links
-    for path, named in own:
-        if named and _is_read_as(named, url):
-            return "user settings", str(path)
-    default = str(wandb.Settings.model_fields["base_url"].default)
-    if not any(named for _, named in own) and is_same_server(default, url):
-        return "default", "W&B's default"
-    for path in workspace_settings():
-        if _is_read_as(setting_in(path, "base_url", read_small) or "", url):
-            return "workspace settings", str(path)
-    return "elsewhere", "wandb's settings"
+    own = [(str(path), setting_in(path, "base_url", Path.read_bytes)) for path in users_settings()]  # may be links
+    default = None if any(named for _, named in own) else str(wandb.Settings.model_fields["base_url"].default)
+    users = (("WANDB_BASE_URL", os.environ.get("WANDB_BASE_URL")), *own, ("W&B's default", default))
+    others = [(str(path), setting_in(path, "base_url", read_small)) for path in workspace_settings()]
+    for is_users, sources in ((True, users), (False, others)):
+        for source, named in sources:
+            if named and _is_read_as(named, url):
+                return source, is_users
+    return "wandb's settings", False
 
 
 def _is_read_as(named: str, url: str) -> bool:
@@ -179,3 +223,41 @@ def _names_in_netrc(base_url: str) -> tuple[str, str]:
     """Return the names under which netrc may have a server's key: newer versions of wandb include the port."""
     parts = urlsplit(base_url)
     return parts.netloc, parts.hostname or ""
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def is_address(url: str) -> bool:
+    """Return whether this is the address of a server that all URL parsers read in the same way."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # a port that is not a number, a malformed IPv6 address
+        return False
+    # Parsers disagree about a backslash, white space and several "@", and thus about the host: the connection could go
+    # to another host than the one that was checked.
+    is_unambiguous = _CHARACTERS.fullmatch(url) is not None and parts.netloc.count("@") <= 1
+    return is_unambiguous and parts.scheme in _PORTS and bool(parts.hostname)
+
+
+def is_same_server(one: str, other: str) -> bool:
+    """Return whether two addresses, ignoring user names and passwords, refer to the same server."""
+    if one.rstrip("/") == other.rstrip("/"):
+        return True
+    return is_address(one) and is_address(other) and _location(one) == _location(other)
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether an address is on this host."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _location(url: str) -> tuple[str, str, int, str]:
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    return parts.scheme, host, parts.port or _PORTS[parts.scheme], parts.path.rstrip("/")

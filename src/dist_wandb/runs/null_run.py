@@ -242,15 +242,6 @@ class NullPart(StandIn):
             return repr(self)
 
 
-def _computed(_part: NullPart, *_others: object) -> NullPart:
-    return NullPart()
-
-
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-for _name in ("neg", "pos", "abs", "round", *_OPERATORS, *(f"r{name}" for name in _OPERATORS)):
-    setattr(NullPart, f"__{_name}__", _computed)
-
-
 class Statistics:
     """The numbers that this rank has logged under a name whose summary `define_metric` has defined, for reads."""
 

@@ -34,7 +34,6 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
 from dist_wandb.runs.wandb_process import sets_verbosity, with_warnings_alone
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
-from dist_wandb.wandb_files.reading import read_history
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -155,7 +154,7 @@ class Record:
             "dist_wandb: Lost wandb's own process on rank %d (%s). The run %s continues on disk, beside %s. Upload "
             "both with: dist-wandb sync %s",
             self._rank,
-            error,
+            str(error) or type(error).__name__,
             lost.id,
             directory,
             directory.parent,
@@ -167,20 +166,17 @@ class Record:
         except DistWandbError as second:
             self.run = NullRun()
             _log.warning("dist_wandb: rank %d cannot write it there: %s. Further rows are dropped.", self._rank, second)
-        self._replay(self._rows_not_in(directory))
-
-    def _replay(self, rows: list[_LoggedRow]) -> None:
-        """Log rows again; if the files of a row are gone, only its numbers."""
-        shortened = 0
+        rows, shortened = self._rows_not_in(directory), 0
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
             try:
                 for part in (*logged.parts, logged):
                     self._log(self.run, part)
-            except Exception:  # noqa: BLE001  # one row's problem must not cost the others
+            except Exception:  # noqa: BLE001  # one row's problem must not cost the others; its files may be gone
                 shortened += 1
+                numbers = {name: value for name, value in logged.whole.items() if _number(value) is not None}
                 with suppress(Exception):
-                    self._log(self.run, logged._replace(row=_numbers_of(logged.whole)))
+                    self._log(self.run, logged._replace(row=numbers))
         if shortened:
             _log.warning(
                 "dist_wandb: rank %d could write only the numbers of %d of the rows lost with wandb's process.",
@@ -191,6 +187,8 @@ class Record:
     def _rows_not_in(self, directory: Path) -> list[_LoggedRow]:
         """Return the latest rows that are not in the file of the lost run."""
         unsafe = list(self._unsafe)
+        from dist_wandb.wandb_files.reading import read_history  # most runs need no reader
+
         written: set[Any] = set()
         with suppress(DistWandbError):
             for path in directory.glob("*.wandb"):
@@ -243,10 +241,6 @@ def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
     return frozenset(
         (name, "NaN" if math.isnan(number) else number) for name, number in numbers.items() if number is not None
     )
-
-
-def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if _number(value) is not None}
 
 
 def _number(value: Any) -> float | None:

@@ -95,8 +95,23 @@ def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
         mode({"mode": given["mode"]})
     if given.get("id") is not None:
         check_id(given["id"], f"id={given['id']!r} given to {integration}")
-    _check_settings(given)
-    _check_config(given)
+    settings, held = given.get("settings"), {name: given[name] for name in _SETTINGS if given.get(name) is not None}
+    unusual = dict(settings) if isinstance(settings, Mapping) else {}
+    usual = {name: re.fullmatch(_SETTINGS[name][1], repr(value), re.DOTALL) for name, value in held.items()}
+    unusual.update({_SETTINGS[name][0]: value for name, value in held.items() if not usual[name]})
+    if unusual:  # only then wandb is imported
+        import wandb
+
+        with hidden_values():
+            getattr(wandb, "Settings", dict)(**unusual)  # a mock of a test may have none
+    config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))
+    config = plain(config or {})
+    if not isinstance(config, Mapping) or (without and only):  # such as a file that does not exist
+        import wandb
+
+        helper: Any = getattr(wandb, "helper", None)  # not visible to type checkers
+        if helper is not None:
+            helper.parse_config(config, exclude=without, include=only)
 
 
 def _check_against_signature(unknown: list[str], integration: str) -> None:
@@ -121,31 +136,6 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
-
-
-def _check_settings(given: Mapping[str, Any]) -> None:
-    """Raise the errors of W&B's settings, which are made, with an import of wandb, only for unusual values."""
-    settings, held = given.get("settings"), {name: given[name] for name in _SETTINGS if given.get(name) is not None}
-    unusual = dict(settings) if isinstance(settings, Mapping) else {}
-    usual = {name: re.fullmatch(_SETTINGS[name][1], repr(value), re.DOTALL) for name, value in held.items()}
-    unusual.update({_SETTINGS[name][0]: value for name, value in held.items() if not usual[name]})
-    if unusual:
-        import wandb
-
-        with hidden_values():
-            getattr(wandb, "Settings", dict)(**unusual)  # a mock of a test may have none
-
-
-def _check_config(given: Mapping[str, Any]) -> None:
-    """Raise the errors of wandb for a config that `wandb.init` cannot read, such as a file that does not exist."""
-    config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))
-    config = plain(config or {})
-    if not isinstance(config, Mapping) or (without and only):
-        import wandb
-
-        helper: Any = getattr(wandb, "helper", None)  # not visible to type checkers
-        if helper is not None:
-            helper.parse_config(config, exclude=without, include=only)
 
 
 def check_alert(level: Any, wait_duration: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from dist_wandb.runs import requested
-from dist_wandb.runs.destination import without_password
+from dist_wandb.runs.client_settings import without_password
 from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.settings.config_values import encoded, given_values, is_plain
 from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
@@ -178,3 +178,41 @@ def is_json(value: object) -> bool:
         return bool(json.loads(json.dumps(value)) == value or isinstance(value, (list, tuple)))
     except (TypeError, ValueError):
         return False
+
+
+def can_hold(value: object) -> bool:
+    """Return whether W&B can hold a value in the config of a run, tested with a config that belongs to no run."""
+    import wandb
+
+    kind = _kind_of_config()
+    if kind is None or isinstance(value, wandb.Artifact):
+        return True
+    probe = kind()
+    try:
+        probe.update({"value": value}, allow_val_change=True)
+        json.dumps(probe["value"], default=_json_of_builtin)
+    except Exception:  # noqa: BLE001  # values execute their own code, which may raise anything
+        return False
+    return True
+
+
+def _kind_of_config() -> type[Any] | None:
+    """Return the class of the configs of runs. The name is public, but wandb hides it from type checkers."""
+    import wandb
+
+    return getattr(wandb, "Config", None)
+
+
+def _json_of_builtin(value: object) -> Any:
+    """Convert built-in objects without a JSON form as W&B does."""
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, complex):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def is_wandb_config(config: object) -> bool:
+    """Return whether this is the config of a wandb run, rather than a mock."""
+    kind = _kind_of_config()
+    return kind is not None and issubclass(type(config), kind)

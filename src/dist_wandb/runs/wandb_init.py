@@ -111,9 +111,15 @@ def _init(arguments: Mapping[str, Any]) -> Run:
     """Call `wandb.init`; turn failures of W&B, but not wrong arguments, into an `UnavailableError`."""
     import wandb
 
+    # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
+    given = {**arguments, "resume": "allow"} if requested.resume(arguments) == "auto" else dict(arguments)
+    # Some versions warn of ``anonymous=None`` because it differs from the default.
+    parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
+    if given.get("anonymous") is None and parameter is not None and parameter.default is not None:
+        given.pop("anonymous", None)
     try:
         with hidden_values():
-            return wandb.init(**_passed_on(arguments))
+            return wandb.init(**given)
     except (TypeError, ValueError):  # unknown arguments or settings
         raise
     except wandb.errors.UsageError as error:
@@ -132,20 +138,6 @@ def is_answer(error: BaseException | None) -> bool:
         return True
     # Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
     return isinstance(error, wandb.errors.CommError) and not _SILENCE.search(str(error))
-
-
-def _passed_on(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments without those that wandb must not get."""
-    import wandb
-
-    # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
-    if requested.resume(arguments) == "auto":
-        arguments = {**arguments, "resume": "allow"}
-    # Some versions warn of ``anonymous=None`` because it differs from the default.
-    parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
-    if arguments.get("anonymous") is not None or parameter is None or parameter.default is None:
-        return arguments
-    return {name: value for name, value in arguments.items() if name != "anonymous"}
 
 
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,8 @@ def let_imports_pass(run: Any) -> Callable[[], None]:
         with suppress(Exception):
             original(record)
 
-    return intercept(run, _TELEMETRY, report)[1] if hasattr(run, _TELEMETRY) else lambda: None
+    is_known = is_wandbs(run) and hasattr(run, _TELEMETRY)
+    return intercept(run, _TELEMETRY, report)[1] if is_known else lambda: None
 
 
 def is_wandbs(run: Any) -> bool:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -118,7 +118,8 @@ class RunWriter:
         try:
             if self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
                 self._end(self._open)
-            values = {**with_taken(metrics), **self._axis(step)}
+            axis = {} if self.step_metric is None or step is None else {self.step_metric: step}
+            values = {**with_taken(metrics), **axis}
             if commit is False:
                 self._open = self._open or _OpenRow(x)
                 self._add(self._open, values)
@@ -142,9 +143,6 @@ class RunWriter:
         self._open = None
         self._write(row.values, {"_timestamp": row.time})
 
-    def _axis(self, x: int | None) -> dict[str, int]:
-        return {} if self.step_metric is None or x is None else {self.step_metric: x}
-
     def _write(
         self,
         row: Mapping[str, Any],
@@ -154,22 +152,18 @@ class RunWriter:
         """Log a row and, unless nothing is left of it, `others`."""
         if not self._run:
             return
-        if not has_merged(row):
-            self._log({**row, **others}, **arguments)
-            return
-        with made_of_merged(row, self._warn) as made:
-            if made.keys() - {self.step_metric}:
-                self._log({**made, **others}, **arguments)
+        with made_of_merged(row, self._warn) if has_merged(row) else nullcontext(row) as made:
+            if made is not row and not made.keys() - {self.step_metric}:
+                return
+            whole = {**made, **others}
+            try:
+                self._run.log(whole, **arguments)
+            except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
+                self._rescue.write(self._run.log, whole, error, self.step_metric, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
         self.lost[_REFUSED] += 1
         self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")
-
-    def _log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        try:
-            self._run.log(row, **kwargs)
-        except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
-            self._rescue.write(self._run.log, row, error, self.step_metric, **kwargs)
 
 
 class _Rescue:

@@ -153,8 +153,8 @@ class SessionNotices:
 
 def print_line(line: str) -> None:
     """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
-    with suppress(OSError, ValueError):  # nobody reads it any more
-        if not wandb_process.is_silent():
+    if not wandb_process.is_silent():
+        with suppress(OSError, ValueError):  # nobody reads it any more
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 

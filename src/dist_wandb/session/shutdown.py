@@ -234,7 +234,7 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
-        if error := sweep_agents.different_trials(self._link.store, self._link.topology):
+        if error := sweep_agents.late_trial(self._link.store, self._link.topology):
             _log.warning("dist_wandb: %s", error)
         exit_code, interrupt = unit_end.report(exit_code), None
         with ExitStack() as until_ended:
@@ -271,8 +271,9 @@ class Shutdown:
                     self._link.topology.global_rank,
                     plan.run_id,
                 )
-            gone = lost if writers is None else lost & writers  # others still open their runs
-            exit_code = exit_code or unit_end.exit_code(gone) or exit_code
+            if plan.shared and writers is not None:  # those that never took part may still be opening their runs
+                lost -= self._exchange.unmet - writers
+            exit_code = exit_code or unit_end.exit_code(lost) or exit_code
         self._own.end(exit_code)
         return exit_code
 

@@ -93,20 +93,26 @@ def check_trial(store: JobStore | None, topology: Topology) -> None:
     first = store.claim("trial", mine)
     if isinstance(first, dict) and first.get("id") != trial:
         store.publish(_OTHER, mine)
-    if error := different_trials(store, topology):
-        refuse(store, topology, str(error))
-        raise error
-
-
-def different_trials(store: JobStore | None, topology: Topology) -> ConfigurationError | None:
-    """Return the error that another rank was given another trial of a sweep than this one, if any was by now."""
-    trial = sweeps.trial_id()
-    if store is None or trial is None:
-        return None
-    for other in briefly(lambda: store.get_present(["trial", _OTHER]), dict[str, Any]()).values():
+    for other in (first, store.try_get(_OTHER)):
         if isinstance(other, dict) and other.get("id") != trial:
-            return ConfigurationError(
-                f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {other.get('rank')} "
-                f"the trial {other.get('id')!r} (WANDB_RUN_ID), by agents of their own. {_INSTEAD}"
-            )
-    return None
+            error = _different(topology, trial, other)
+            refuse(store, topology, str(error))
+            raise error
+
+
+def late_trial(store: JobStore | None, topology: Topology) -> ConfigurationError | None:
+    """Return the error that another rank came with another trial of a sweep, after `check_trial` on this one."""
+    found: dict[str, Any] = {}
+    if store is not None and sweeps.is_trial():
+        found = briefly(lambda: store.get_present(["trial", _OTHER]), found)
+    first, other = found.get("trial"), found.get(_OTHER)
+    if not isinstance(first, dict) or not isinstance(other, dict) or other.get("rank") == topology.global_rank:
+        return None
+    return _different(topology, first.get("id"), other)
+
+
+def _different(topology: Topology, trial: object, other: dict[str, Any]) -> ConfigurationError:
+    return ConfigurationError(
+        f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {other.get('rank')} the "
+        f"trial {other.get('id')!r} (WANDB_RUN_ID), by agents of their own. {_INSTEAD}"
+    )

@@ -2,7 +2,7 @@
 
 dist_wandb's additions: ranks of a shared run are sent as its writers, with the label, primary and finish flag of their
 sidecar; a partly uploaded file continues after the last confirmed row; and a file counts as uploaded only if the server
-confirmed it (`log.py`), whatever the exit code of ``wandb sync``.
+confirmed it (`state.py`), whatever the exit code of ``wandb sync``.
 
 *Order.* Files of one project and run id are one run. Secondaries go first, the primary last, one after the other:
 writers that take turns lose rows (wandb issue 12269), the server keeps the primary's name, tags and config, and its one
@@ -10,7 +10,7 @@ completion arrives last. After restarts a rank has several files: they are sent 
 the primary's last file completes the run. Files of a resumed plain run are sent with ``resume="allow"``; otherwise
 events and console would begin at line 0 again.
 
-*Continued.* The copy (`copy`) lacks the confirmed lines, damaged records, and an incomplete last record, at which
+*Continued.* The copy lacks the confirmed lines, damaged records, and an incomplete last record, at which
 ``wandb sync`` would stop. In a shared run it is sent as one more writer with the same label; a plain run is opened with
 ``resume="must"``, so that the server decides where it continues. After an interrupted console, ``output.log`` on the
 server has only the rest, because W&B's client rewrites it; the console's lines are complete.
@@ -36,16 +36,15 @@ from itertools import count
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError, in_words
-from dist_wandb.uploads.copy import copy_below, copy_files
-from dist_wandb.uploads.log import Sent, read_attempt
+from dist_wandb.uploads.contents import Summary, copy_file, copy_files, revised
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
-from dist_wandb.uploads.records import Summary, revised
-from dist_wandb.uploads.state import COPY, FileState, name_owners
+from dist_wandb.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
 from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
-from dist_wandb.wandb_files.small_files import open_ordinary, write_small
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary, write_small
 
 _POLL = 0.2  # seconds
+_PAUSE_IN_LOG = 0.05  # seconds between two looks at a log that is about to end
 _TIME_TO_END = 10.0  # seconds for `wandb sync` and the process it starts to end after a signal
 _PAUSE = 10.0  # seconds between two lines about requests that W&B's client sends again
 _QUIET = 2.0  # seconds without a new log entry after which W&B's process counts as ended
@@ -68,6 +67,27 @@ class Outcome:
     concerns_all: bool = False  # whether other uploads would fail for the same reason: no connection, or no access
 
 
+@contextmanager
+def _locked(file: UploadFile) -> Iterator[tuple[FileState, int]]:
+    """Hold the lock of a file. Any error is raised as an `UploadError` of the file: it affects this file only."""
+    try:
+        state = FileState(file.run)
+        with state.locked() as lock:
+            yield state, lock
+    except UploadError:
+        raise
+    except Exception as error:
+        raise UploadError(in_words(error, file.path)) from error
+
+
+def remember(file: UploadFile) -> None:
+    """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust."""
+    with _locked(file) as (state, _):
+        if state.sent() is None:
+            everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
+            state.record(everything if file.is_marked else file.sent)
+
+
 def upload(
     file: UploadFile,
     on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of confirmed history rows
@@ -80,198 +100,158 @@ def upload(
     uploading the file, it is not trusted, or something cannot be read or written. A `KeyboardInterrupt` is raised after
     W&B's processes were ended; a later upload continues.
     """
-    with _failing_alone(file):
-        state = FileState(file.run)
-        with state.locked() as lock:
-            now = known_of(file.run, file.terms)
-            if now.problem is not None:
-                raise UploadError(now.problem)
-            if now.sent != file.sent or now.doubts != file.doubts:
-                raise UploadError(
-                    f"{file.path}: another process has uploaded from it meanwhile. Run the command again."
-                )
-            summary = summary or Summary()
-            outcome = _upload(file, state, lock, on_progress, say, summary)
-            problems = outcome.sent.problems
-            if problems and all(_ENDED_EARLY in problem for problem in problems):  # on a busy machine; a matter of luck
-                outcome = _upload(replace(file, sent=outcome.sent), state, lock, on_progress, say, summary)
-            return outcome
+    with _locked(file) as (state, lock):
+        now = known_of(file.run, file.terms)
+        if now.problem is not None:
+            raise UploadError(now.problem)
+        if now.sent != file.sent or now.doubts != file.doubts:
+            raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
+        summary = summary or Summary()
+        outcome = _Attempt(file, state, on_progress, say).run(lock, summary)
+        problems = outcome.sent.problems
+        if problems and all(_ENDED_EARLY in problem for problem in problems):  # on a busy machine; a matter of luck
+            outcome = _Attempt(replace(file, sent=outcome.sent), state, on_progress, say).run(lock, summary)
+        return outcome
 
 
-@contextmanager
-def _failing_alone(file: UploadFile) -> Iterator[None]:
-    """Raise any error as an `UploadError` of the file: it affects this file only."""
-    try:
-        yield
-    except UploadError:
-        raise
-    except Exception as error:
-        raise UploadError(in_words(error, file.path)) from error
+class _Attempt:
+    """One upload of a file by ``wandb sync``, in a new directory of the state."""
 
+    def __init__(
+        self, file: UploadFile, state: FileState, on_progress: Callable[[int], None], say: Callable[[str], None]
+    ) -> None:
+        self._file, self._state, self._on_progress, self.say = file, state, on_progress, say
+        self._directory = state.begin(file.sent)
+        self._told, self._told_of, self._told_at = {""}, 0, 0.0  # reasons of retries; tries; when
 
-def remember(file: UploadFile) -> None:
-    """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust."""
-    with _failing_alone(file):
-        state = FileState(file.run)
-        with state.locked():
-            if state.sent() is None:
-                everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
-                state.begin(everything if file.is_marked else file.sent, uploads=False)
-
-
-def _upload(
-    file: UploadFile,
-    state: FileState,
-    lock: int,
-    on_progress: Callable[[int], None],
-    say: Callable[[str], None],
-    summary: Summary,
-) -> Outcome:
-    attempt = state.begin(file.sent)
-    copy = attempt / COPY
-    try:
-        copy.mkdir(mode=0o700)
+    def run(self, lock: int, summary: Summary) -> Outcome:
+        """Upload the file from a private copy of the run's directory; return the outcome."""
+        file, copy = self._file, self._directory / COPY
         source = copy / file.path.name
-        summary.read((run.path, run.directory) for run in file.earlier)
-        _copy(file, state, source, summary)
-        told, told_of, told_at = {""}, 0, 0.0
-
-        def follow(sent: Sent) -> None:
-            nonlocal told_of, told_at
-            on_progress(file.sent.lines.history + sent.lines.history)
-            is_due = sent.tries > told_of and time.monotonic() - told_at > _PAUSE
-            if not sent.refused and (sent.retried not in told or is_due):
-                told.add(sent.retried)
-                told_of, told_at = sent.tries, time.monotonic()
-                say(f"{sent.retried}. W&B's client tries again; Ctrl-C ends it.")
-
-        output = _run_wandb_sync(source, file, attempt, lock, follow, say)
-        state.keep_sync_state(source)
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
-    outcome = _outcome(file, read_attempt(attempt), output)
-    if outcome.problem is None:
-        _mark(file)
-    return outcome
-
-
-def _copy(file: UploadFile, state: FileState, target: Path, summary: Summary) -> None:
-    """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
-    local = target.parent / "local"
-    local.mkdir(mode=0o700)
-    numbers = count()
-    rules = rules_of(file)
-
-    def make_copy(top: Path, below: Path) -> Path:
-        copy = local / str(next(numbers))
-        is_runs = top != rules.staging.absolute() and top != rules.staging.resolve()
-        copy_below(top, below, copy, file.run.directory if is_runs else None)
-        return copy
-
-    def revise(record: bytes, parts: list[Field]) -> bytes:
-        return revised(summary.put_before(record, parts), parts, rules, make_copy)
-
-    with os.fdopen(open_ordinary(file.path, within=file.run.directory), "rb") as opened, target.open("wb") as copy:
-        copy_without(opened, copy, file.sent.lines, revise)
-    sync_state = state.sync_state()
-    if sync_state is not None:
-        write_small(target.with_name(f"{target.name}.syncstate"), sync_state)
-    continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
-    rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
-    copy_files(
-        files_of(file.path),
-        target.parent / "files",
-        follow=file.terms.trust,
-        leave_out=rewritten,
-        within=file.run.directory,
-    )
-
-
-def _mark(file: UploadFile) -> None:
-    """Make W&B's mark, for ``wandb clean``. dist_wandb does not need it, so the directory may be read-only."""
-    with suppress(OSError, ReadError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.run.directory))
-
-
-def _run_wandb_sync(
-    source: Path,
-    file: UploadFile,
-    attempt: Path,
-    lock: int,  # descriptor, which the process inherits
-    follow: Callable[[Sent], None],
-    say: Callable[[str], None],
-) -> str:
-    """Run ``wandb sync`` to its end; return its output."""
-    shared_as = file.shared_as
-    is_end = file.finishes and not (file.sent.completed and file.rows_left == 0)
-    role = {
-        "WANDB_MODE": "shared" if shared_as else "online",
-        "WANDB_X_LABEL": shared_as.label if shared_as else None,
-        "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
-        "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
-        # A plain run that is not resumed would overwrite system metrics and console.
-        "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.earlier else None,
-        "WANDB_BASE_URL": file.terms.server,
-    }
-    command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
-    output = attempt / "output.txt"
-    with output.open("xb") as written:
-        process = subprocess.Popen(  # noqa: S603  # the interpreter that runs this, no shell
-            command,
-            cwd=attempt,  # `python -m` would import modules of that name from another one
-            env=upload_environment(attempt, role),
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C reaches only this process, which ends the child in order
-            pass_fds=(lock,),
-        )
         try:
-            name_owners(lock, os.getpid(), process.pid)
-            while process.poll() is None:
-                sent = read_attempt(attempt)
-                follow(sent)
-                if sent.refused:  # W&B's client would try again for two minutes
-                    _end(process, attempt, say)
-                    break
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL)
-        except BaseException:
-            _end(process, attempt, say)
-            raise
-    return output.read_text(encoding="utf-8", errors="replace")
+            copy.mkdir(mode=0o700)
+            summary.read((run.path, run.directory) for run in file.earlier)
+            self._copy(source, summary)
+            output = self._run_wandb_sync(source, lock)
+            self._state.keep_sync_state(source)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+        outcome = _outcome(file, self._sent(), output)
+        if outcome.problem is None:
+            with suppress(OSError, ReadError):  # W&B's mark, for ``wandb clean``; the directory may be read-only
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.directory))
+        return outcome
 
+    def _sent(self) -> Sent:
+        return read_attempt(self._directory)
 
-def _end(process: subprocess.Popen[bytes], attempt: Path, say: Callable[[str], None]) -> None:
-    """End ``wandb sync``, and wait for its child process, which ends on its own and logs until then."""
-    before = read_attempt(attempt)
-    try:
-        if before.unsure:  # W&B's client drops a request when it is ended, and nobody knows what has arrived
-            say(f"Waiting up to {_TIME_TO_END:g} s for the server's answer about {before.unsure} rows that were sent.")
-            deadline = time.monotonic() + _TIME_TO_END
-            while before.unsure and not before.ended and time.monotonic() < deadline:
-                time.sleep(_POLL / 10)
-                before = read_attempt(attempt)
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TIME_TO_END)
-        process.kill()
-        deadline, quiet_since, before = time.monotonic() + _TIME_TO_END, time.monotonic(), read_attempt(attempt)
-        while time.monotonic() < deadline and not before.ended and time.monotonic() - quiet_since < _QUIET:
-            time.sleep(_POLL)
-            after = read_attempt(attempt)
-            if after != before:
-                before, quiet_since = after, time.monotonic()
-    finally:  # also after a second Ctrl-C
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if before.unsure:
-            say(
-                f"{before.unsure} rows were sent, but the server has not confirmed them. Look at the run: if they are "
-                "missing, --force sends them."
+    def _copy(self, target: Path, summary: Summary) -> None:
+        """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
+        file, rules, numbers, local = self._file, rules_of(self._file), count(), target.parent / "local"
+        local.mkdir(mode=0o700)
+
+        def make_copy(path: Path, within: Directory) -> Path:
+            copy = local / str(next(numbers))
+            copy_file(path, copy, within)
+            return copy
+
+        def revise(record: bytes, parts: list[Field]) -> bytes:
+            return revised(summary.put_before(record, parts), parts, rules, make_copy)
+
+        handle = open_ordinary(file.path, owned=not file.terms.trust, within=file.directory)
+        with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:
+            copy_without(opened, copy, file.sent.lines, revise)
+        sync_state = self._state.sync_state()
+        if sync_state is not None:
+            write_small(target.with_name(f"{target.name}.syncstate"), sync_state)
+        continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
+        rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
+        files, follow = files_of(file.path), file.terms.trust
+        copy_files(files, target.parent / "files", file.directory, follow=follow, leave_out=rewritten)
+
+    def _run_wandb_sync(self, source: Path, lock: int) -> str:
+        """Run ``wandb sync``, which inherits the lock, to its end; return its output."""
+        file, shared_as = self._file, self._file.run.shared_as
+        is_end = file.finishes and not (file.sent.completed and file.rows_left == 0)
+        role = {
+            "WANDB_MODE": "shared" if shared_as else "online",
+            "WANDB_X_LABEL": shared_as.label if shared_as else None,
+            "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
+            "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
+            # A plain run that is not resumed would overwrite system metrics and console.
+            "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.earlier else None,
+            "WANDB_BASE_URL": file.terms.server,
+        }
+        output = self._directory / "output.txt"
+        with output.open("xb") as written:
+            process = subprocess.Popen(  # noqa: S603  # the interpreter that runs this, no shell
+                [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)],
+                cwd=self._directory,  # `python -m` would import modules of that name from another one
+                env=upload_environment(self._directory, role),
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C reaches only this process, which ends the child in order
+                pass_fds=(lock,),
             )
+            try:
+                name_owner(lock, process.pid)  # it may outlive this process
+                while process.poll() is None:
+                    sent = self._sent()
+                    self._follow(sent)
+                    if sent.refused:  # W&B's client would try again for two minutes
+                        self._end(process)
+                        break
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL)
+            except BaseException:
+                self._end(process)
+                raise
+        return output.read_text(encoding="utf-8", errors="replace")
+
+    def _follow(self, sent: Sent) -> None:
+        """Report progress, and why W&B's client sends a request again."""
+        self._on_progress(self._file.sent.lines.history + sent.lines.history)
+        is_due = sent.tries > self._told_of and time.monotonic() - self._told_at > _PAUSE
+        if not sent.refused and (sent.retried not in self._told or is_due):
+            self._told.add(sent.retried)
+            self._told_of, self._told_at = sent.tries, time.monotonic()
+            self.say(f"{sent.retried}. W&B's client tries again; Ctrl-C ends it.")
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """End ``wandb sync``, and wait for its child process, which ends on its own and logs until then."""
+        sent = self._sent()
+        try:
+            if sent.unsure:  # W&B's client drops a request when it is ended, and nobody knows what has arrived
+                self.say(
+                    f"Waiting up to {_TIME_TO_END:g} s for the server's answer about {sent.unsure} rows that were sent."
+                )
+                sent = self._wait(lambda sent, _: not sent.unsure)
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_TIME_TO_END)
+            process.kill()
+            sent = self._wait(lambda _, quiet: quiet > _QUIET)
+        finally:  # also after a second Ctrl-C
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if sent.unsure:
+                self.say(
+                    f"{sent.unsure} rows were sent, but the server has not confirmed them. Look at the run: if they "
+                    "are missing, --force sends them."
+                )
+
+    def _wait(self, is_over: Callable[[Sent, float], bool]) -> Sent:
+        """Read the log until it has ended, or `is_over` says so of it and of the seconds without a new entry."""
+        sent, quiet_since, deadline = self._sent(), time.monotonic(), time.monotonic() + _TIME_TO_END
+        while not (sent.ended or is_over(sent, time.monotonic() - quiet_since) or time.monotonic() > deadline):
+            time.sleep(_PAUSE_IN_LOG)
+            after = self._sent()
+            if after != sent:
+                sent, quiet_since = after, time.monotonic()
+        return sent
 
 
 def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:

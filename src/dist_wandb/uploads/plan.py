@@ -13,21 +13,18 @@ from pathlib import Path
 
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
-from dist_wandb.uploads.copy import Entry, entries_below, link_in_words
-from dist_wandb.uploads.log import Sent, read_log
-from dist_wandb.uploads.records import Rules, violations
-from dist_wandb.uploads.state import FileState, another_upload
+from dist_wandb.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
+from dist_wandb.uploads.state import FileState, Sent, another_upload, read_log
 from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
-from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar
-from dist_wandb.wandb_files.small_files import KINDS
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
+from dist_wandb.wandb_files.small_files import KINDS, Directory, open_ordinary
 
 IS_LIVE_FOR = 60.0
 """Seconds since its last change for which a file without an end counts as being written: W&B writes every 15 s."""
 
-_NAMED_RANKS = _NAMED_COPIES = 8
-_NAMED_ENTRIES = 3
+_NAMED, _NAMED_ENTRIES = 8, 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,11 @@ class UploadFile:
         return self.run.path
 
     @property
+    def directory(self) -> Directory:
+        """The directory of the file, as it was found."""
+        return self.run.directory or Directory.at(self.path.parent)
+
+    @property
     def is_uploaded(self) -> bool:
         """Whether nothing is left to upload."""
         if self.problem is not None:
@@ -75,11 +77,6 @@ class UploadFile:
     def rows_left(self) -> int:
         """Number of history rows that the server has not confirmed."""
         return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.lines.history)
-
-    @property
-    def shared_as(self) -> Sidecar | None:
-        """Label and role of the file's writer in a shared run; `None` in a plain one."""
-        return self.run.shared_as
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class UploadRun:
     @property
     def is_shared(self) -> bool:
         """Whether several ranks wrote into the run."""
-        return self.files[0].shared_as is not None
+        return self.files[0].run.shared_as is not None
 
     @property
     def is_uploaded(self) -> bool:
@@ -138,14 +135,13 @@ def is_online(run: StoredRun) -> bool:
 
 def rules_of(file: UploadFile) -> Rules:
     """Return the files and owners that the records of a file may name."""
-    terms = file.terms
     return Rules(
-        file.path.parent,
+        file.directory,
         artifact_staging(),
         owners=own_entities(),
         default=default_entity(),
-        owner=terms.entity,
-        trust=terms.trust,
+        owner=file.terms.entity,
+        trust=file.terms.trust,
     )
 
 
@@ -173,10 +169,9 @@ def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
     if all(sidecar.rank_scope == "global" and sidecar.run_mode == "shared" for sidecar in shared):
         ranks, present = max(sidecar.world_size for sidecar in shared), {sidecar.global_rank for sidecar in shared}
         # Bounded, because the number of ranks comes from a file.
-        missing = list(islice((str(rank) for rank in range(ranks) if rank not in present), _NAMED_RANKS + 1))
+        missing = list(islice((rank for rank in range(ranks) if rank not in present), _NAMED + 1))
         if missing:
-            named = ", ".join(missing[:_NAMED_RANKS]) + (" and others" if len(missing) > _NAMED_RANKS else "")
-            are_missing = f"rank {named} is" if len(missing) == 1 else f"ranks {named} are"
+            are_missing = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_named(missing, ', ')} are"
             yield (
                 f"Of its {shared[0].world_size} ranks, {are_missing} missing. Give their directories too, or copy them "
                 "here: W&B may lose rows if a writer joins a shared run after the primary's rows."
@@ -184,14 +179,18 @@ def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
 
 
 def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
-    starts: dict[tuple[str | None, str], list[str]] = defaultdict(list)
+    starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
     for run in runs:
         if run.started:
-            starts[run.label, run.started].append(str(run.path.parent))
+            starts[run.label, run.started].append(run.path.parent)
     for copies in starts.values():
         if len(copies) > 1:
-            named = " and ".join([*copies[:_NAMED_COPIES], *(["others"] if len(copies) > _NAMED_COPIES else [])])
-            yield f"{named} are copies of one file: their rows would be uploaded {len(copies)} times."
+            yield f"{_named(copies, ' and ')} are copies of one file: their rows would be uploaded {len(copies)} times."
+
+
+def _named(found: Sequence[object], between: str) -> str:
+    """Name what was found, the first of many."""
+    return between.join(map(str, found[:_NAMED])) + (" and others" if len(found) > _NAMED else "")
 
 
 def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
@@ -203,7 +202,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
     with suppress(OSError):
         if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
-    if run.branches and file.shared_as and file.shared_as.world_size > 1 and not sent.attempts:
+    if run.branches and file.run.shared_as and file.run.shared_as.world_size > 1 and not sent.attempts:
         yield (
             f"{run.path.parent} begins by rewinding or forking the shared run, after the files of its other ranks were "
             "sent: W&B would drop what they have logged after that point. Rewind or fork with access to the server, or "
@@ -228,21 +227,41 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
 
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield reasons to refuse the upload unless trusted: files and owners outside of the run."""
-    yield from violations(file.path, rules_of(file), file.run.directory)
-    links = [] if file.terms.trust else [entry for entry in entries if entry.is_link]
-    yield from map(link_in_words, links[:_NAMED_ENTRIES])
-    if len(links) > _NAMED_ENTRIES:
-        yield f"{file.path.parent} has {len(links) - _NAMED_ENTRIES} more links."
+    """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
+    others = [] if file.terms.trust else list(_owned_by_others(file))
+    if others:
+        yield from others
+        return
+    yield from violations(file.path, rules_of(file))
+    links = [] if file.terms.trust else [link_in_words(entry) for entry in entries if entry.is_link]
+    yield from _first(links, file, "links")
+
+
+def _owned_by_others(file: UploadFile) -> Iterator[str]:
+    """Yield why a run is not this user's. Its owner could replace anything in it while it is uploaded."""
+    with file.directory.opened() as folder, os.fdopen(open_ordinary(file.path, within=file.directory)) as opened:
+        both = ((file.path.parent, folder), (file.path, opened.fileno()))
+        for path, handle in both if is_in_run_directory(file.path) else both[1:]:
+            owner = os.fstat(handle).st_uid
+            if owner != os.getuid():
+                yield (
+                    f"{path} belongs to user {owner}, not to you (user {os.getuid()}). Copy the directory, which makes "
+                    "it yours, and upload the copy. If the run is your own, give --trust."
+                )
 
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield remarks about entries that are neither files nor links."""
     others = [entry for entry in entries if not entry.is_link]
-    for entry in others[:_NAMED_ENTRIES]:
-        yield f"{entry.path} is {KINDS.get(entry.kind, 'not a file')}: it is left out."
-    if len(others) > _NAMED_ENTRIES:
-        yield f"{file.path.parent} has {len(others) - _NAMED_ENTRIES} more of that kind."
+    lines = [f"{entry.path} is {KINDS.get(entry.kind, 'not a file')}: it is left out." for entry in others]
+    yield from _first(lines, file, "of that kind")
+
+
+def _first(lines: Sequence[str], file: UploadFile, what: str) -> Iterator[str]:
+    """Yield the first of many lines, and how many there are more."""
+    yield from lines[:_NAMED_ENTRIES]
+    if len(lines) > _NAMED_ENTRIES:
+        yield f"{file.path.parent} has {len(lines) - _NAMED_ENTRIES} more {what}."
 
 
 def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
@@ -259,7 +278,7 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
             yield f"{run.path.parent} continues after {rows}{source}."
         if file.finishes and run.exit_code is None and not file.is_uploaded:
             yield f"{run.path.parent} records no end because its process was killed: the run is marked as failed."
-    shared = [file.run for file in files if file.shared_as]
+    shared = [file.run for file in files if file.run.shared_as]
     unequal = [what for what in ("name", "group", "tags", "config") if len({str(getattr(r, what)) for r in shared}) > 1]
     if unequal:
         yield f"The ranks differ in {', '.join(unequal)}: the run gets the primary's."
@@ -301,19 +320,21 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
 
 
 def _known_by_directory(file: UploadFile) -> UploadFile:
-    run, mark = file.run, mark_of(file.path)
+    run, mark, trust = file.run, mark_of(file.path), file.terms.trust
     is_marked = os.path.lexists(mark)
     logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
-    if file.terms.trust:
-        return replace(file, sent=logged, is_marked=is_marked)
-    known = replace(file, sent=logged, by_log=bool(logged.attempts))
-    if is_complete(logged, run) or not is_marked:
-        return known
     doubt = (
         f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
         "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
     )
-    return replace(known, doubts=(doubt,))
+    is_doubtful = is_marked and not trust and not is_complete(logged, run)
+    return replace(
+        file,
+        sent=logged,
+        by_log=bool(logged.attempts) and not trust,
+        is_marked=is_marked and trust,
+        doubts=(doubt,) if is_doubtful else (),
+    )
 
 
 def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
@@ -345,7 +366,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
     if under_way:  # its progress changes meanwhile
         return replace(planned, refusals=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file, now)]
-    listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
+    listed = [(file, entries_below(files_of(file.path), file.directory)) for file in left]
     beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
     return replace(
         planned,

@@ -1,15 +1,22 @@
-"""The state of this user's uploads, in the user's own state directory.
+"""What the server has confirmed: the logs of W&B's uploader, and the state of this user's uploads.
 
-A run's directory may come from anybody, so its claims about uploads are ignored, and only W&B's mark is written there.
-The state of a file is keyed by its run record, which W&B makes unique for each writer, so the state is found again
-after the directory was moved or copied. Each upload records size and digest of the file: another file with the same run
-record does not match, a file that has grown does.
+*The log.* ``wandb sync`` exits with 0 and marks a run as uploaded even if the server refused it, and sending a run
+twice doubles its rows. But the uploader logs each request with its number of lines, each reason for a retry, and each
+response, unbuffered, so the log shows what has arrived even after the uploader was killed. Lines are *confirmed*,
+*refused*, or *uncertain*: no response, a server error, or in flight when the uploader was killed. A file is uploaded
+when its last attempt ended without an error and all its rows are confirmed.
+
+*The state* is in the user's own state directory. A run's directory may come from anybody, so its claims about uploads
+are ignored, and only W&B's mark is written there. The state of a file is keyed by its run record, which W&B makes
+unique for each writer, so it is found again after the directory was moved or copied. It has size and digest of each
+content that was uploaded: another file with the same run record does not match, a file that has grown does.
 
 W&B's mark in a directory is a reason to refuse, which ``--trust`` settles and records. W&B's own log of an online run,
 ``logs/debug-internal.log``, is the only evidence of what arrived, so it counts, and the plan names it as the source.
 
-One folder per file: ``lock``, ``syncstate`` (W&B's own record of the run's first step), and ``attempt-N`` with the
-state before the upload, W&B's log and its output.
+One folder per file: ``state.json``, ``lock``, ``syncstate`` (W&B's own record of the run's first step), and
+``upload-*`` of the last upload, with W&B's log and its output. What that log shows is read together with the state, and
+added to it when the next upload begins, so that a killed upload counts as well.
 """
 
 from __future__ import annotations
@@ -21,17 +28,20 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.uploads.log import Sent, read_attempt
+from dist_wandb.errors import ReadError, UploadError, in_words
+from dist_wandb.wandb_files.debug_log import count_in, entries, text_in
 from dist_wandb.wandb_files.environment import state_directory
 from dist_wandb.wandb_files.reading import StoredRun
-from dist_wandb.wandb_files.record_file import Lines, run_record_of
+from dist_wandb.wandb_files.record_file import NOTHING, Lines, run_record_of
 from dist_wandb.wandb_files.small_files import (
+    Directory,
     open_ordinary,
     own_directory,
     parse_json,
@@ -40,28 +50,82 @@ from dist_wandb.wandb_files.small_files import (
 )
 
 COPY = "copy"
-"""The private copy from which a file is uploaded; it is in the attempt's directory during the upload."""
+"""The private copy from which a file is uploaded; it is in the upload's directory until the upload ends."""
 
-_RECORD = "attempt.json"
-_LARGEST_RECORD = 1 << 20  # bytes; it includes the problems of an upload
-_LONGEST_OWNER = 200  # bytes; the fixed length allows replacing the owner without truncating the file
+_LARGEST_STATE = 1 << 26  # bytes; it includes the problems of uploads
+_LONGEST_OWNER = 100  # bytes; the fixed length allows replacing the owner without truncating the file
 _PIECE = 1 << 20
+_MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
+_REFUSALS_OF_A_RUN = (404, 409, 410)
+_FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
+_GAVE_UP = re.compile(r"//[^/\s]*(/\S*) giving up after (\d+) attempt")
+# Errors that only follow from another one.
+_FOLLOWING = ("didn't print run URL", "runreader: init error")
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """One upload, as recorded when it began."""
+class Sent:
+    """The upload state of a run's file."""
 
-    directory: Path
+    lines: Lines = NOTHING  # confirmed
+    unsure: int = 0  # history rows that were sent, but neither confirmed nor refused
+    completed: bool = False  # whether the server confirmed the end of the run
+    attempts: int = 0  # number of uploads
+    ended: bool = False  # whether the last upload ran to its end
+    problems: tuple[str, ...] = ()  # errors of the last upload
+    retried: str = field(default="", compare=False)  # why the last upload has sent a request again; "" if it has not
+    tries: int = field(default=0, compare=False)  # how often it has done so
+    refused: bool = field(default=False, compare=False)  # although the server refuses the run
+
+    def followed_by(self, later: Sent) -> Sent:
+        """The state after a later upload, which continued this one."""
+        sent_rows = later.lines.history or later.unsure
+        return replace(
+            later,
+            lines=self.lines + later.lines,
+            unsure=later.unsure if sent_rows else self.unsure,  # it sent those rows again first
+            completed=self.completed or later.completed,
+            attempts=self.attempts + later.attempts,
+        )
+
+
+def read_attempt(directory: Path) -> Sent:
+    """Read the log of one upload by dist_wandb; an upload without a log sent nothing."""
+    # Not in the copy beside it: a run may have a file of that name.
+    logs = sorted((directory / "wandb").glob("**/debug-sync*.log"))
+    return read_log(logs[-1]) if logs else Sent(attempts=1)
+
+
+def read_log(path: Path, within: Directory | None = None) -> Sent:
+    """Read a log of W&B's uploader, perhaps still written; a missing one counts as no upload. Raises `ReadError`."""
+    try:
+        with os.fdopen(open_ordinary(path, within=within), "rb") as log:
+            return read_entries(log)
+    except (FileNotFoundError, NotADirectoryError):
+        return Sent()
+    except OSError as error:
+        raise ReadError(f"{path}: {error.strerror}, so it is unknown what the server has confirmed.") from None
+    except ReadError as error:
+        raise ReadError(in_words(error, path)) from None
+
+
+def read_entries(log: BinaryIO) -> Sent:
+    """As `read_log`, from an open file; fails only if it is too long."""
+    reader = _Reader()
+    for entry in entries(log):
+        reader.add(text_in(entry, "msg"), text_in(entry, "level"), entry)
+    return reader.sent()
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A content of the file that was uploaded, wholly or in part."""
+
     path: str
-    size: int  # bytes of the file; it may have grown since
-    digest: str  # of these bytes
-    before: Sent  # the lines confirmed until then
-    uploads: bool  # else only `before` was recorded
-
-    def total(self) -> Sent:
-        """Return the lines confirmed after this upload."""
-        return self.before.followed_by(read_attempt(self.directory)) if self.uploads else self.before
+    size: int  # bytes; the file may have grown since
+    digest: str
+    sent: Sent  # what the server has confirmed
+    folder: str = ""  # of an upload whose log shows what else it has confirmed
 
 
 class FileState:
@@ -82,36 +146,34 @@ class FileState:
 
         Raises `UploadError` if the file changed after an upload, and `ReadError` if the state is damaged.
         """
-        attempts = [_read_attempt_record(path) for _, path in self._attempts()]
-        digests = self._digests({attempt.size for attempt in attempts})
-        matching = [attempt for attempt in attempts if digests.get(attempt.size) == attempt.digest]
-        if matching:
-            return matching[-1].total()
-        if any(attempt.path == str(self._path.resolve()) for attempt in attempts):
+        uploaded = self._uploaded()
+        digests = self._digests(content.size for content in uploaded)
+        for content in reversed(uploaded):
+            if digests.get(content.size) == content.digest:
+                return content.sent
+        if any(content.path == str(self._path.resolve()) for content in uploaded):
             raise UploadError(
                 f"{self._path}: the file has changed since you uploaded it, so it is unknown which of its rows have "
                 "arrived. Look at the run. --again uploads all of them."
             )
         return None
 
-    def begin(self, before: Sent, *, uploads: bool = True) -> Path:
-        """Record that an upload begins, or just the confirmed lines, under the lock; return its new directory."""
-        last = 0
-        for last, attempt in self._attempts():  # noqa: B007  # used after the loop
-            shutil.rmtree(attempt / COPY, ignore_errors=True)  # of a killed upload
+    def begin(self, before: Sent) -> Path:
+        """Record that an upload begins, under the lock; return its new directory."""
+        upload = Path(tempfile.mkdtemp(prefix="upload-", dir=self.directory))
+        self.record(before, upload.name)
+        for left in self.directory.glob("upload-*"):
+            if left != upload:
+                shutil.rmtree(left, ignore_errors=True)
+        return upload
+
+    def record(self, sent: Sent, folder: str = "") -> None:
+        """Record which lines of the file are confirmed, and where the log of an upload that begins will be."""
         with os.fdopen(open_ordinary(self._path, within=self._within), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-        record = {
-            "path": str(self._path.resolve()),
-            "size": size,
-            "digest": self._digests({size}).get(size, ""),
-            "before": asdict(before),
-            "uploads": uploads,
-        }
-        attempt = self.directory / f"attempt-{last + 1}"
-        attempt.mkdir(mode=0o700)
-        write_small(attempt / _RECORD, json.dumps(record).encode())
-        return attempt
+        new = _Content(str(self._path.resolve()), size, self._digests({size}).get(size, ""), sent, folder)
+        others = [replace(one, folder="") for one in self._uploaded() if (one.size, one.digest) != (size, new.digest)]
+        write_small(self.directory / "state.json", json.dumps([asdict(one) for one in (*others, new)]).encode())
 
     def sync_state(self) -> bytes | None:
         """Return W&B's record of the run's first step, from this user's uploads, else from the run's directory."""
@@ -140,7 +202,7 @@ class FileState:
             holder = _lock_or_holder(handle)
             if holder is not None:
                 raise UploadError(f"{self._path}: {another_upload(holder)}")
-            name_owners(handle, os.getpid())
+            name_owner(handle, os.getpid())
             yield handle
 
     def _digests(self, sizes: Iterable[int]) -> dict[int, str]:
@@ -148,7 +210,7 @@ class FileState:
         found: dict[int, str] = {}
         digest = hashlib.sha256()
         with os.fdopen(open_ordinary(self._path, within=self._within), "rb") as file:
-            for size in sorted(sizes):
+            for size in sorted(set(sizes)):
                 while file.tell() < size:
                     piece = file.read(min(_PIECE, size - file.tell()))
                     if not piece:
@@ -157,24 +219,35 @@ class FileState:
                 found[size] = digest.hexdigest()
         return found
 
-    def _attempts(self) -> list[tuple[int, Path]]:
-        """Return numbers and directories of the uploads, in their order."""
-        with suppress(FileNotFoundError):
-            found = [(re.fullmatch(r"attempt-(\d{1,9})", path.name), path) for path in self.directory.iterdir()]
-            return sorted((int(name[1]), path) for name, path in found if name)
-        return []
+    def _uploaded(self) -> list[_Content]:
+        """Return the contents that were uploaded, with what the server has confirmed until now."""
+        state = self.directory / "state.json"
+        try:
+            return [self._content(**one) for one in parse_json(read_small(state, limit=_LARGEST_STATE, owned=True))]
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError):
+            raise ReadError(
+                f"{state} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {self.directory} "
+                "to discard the record of these uploads."
+            ) from None
+
+    def _content(self, path: str, size: int, digest: str, sent: dict[str, Any], folder: str) -> _Content:
+        lines, problems = Lines(**sent["lines"]), tuple(sent["problems"])
+        known = Sent(**{**sent, "lines": lines, "problems": problems})
+        known = known.followed_by(read_attempt(self.directory / folder)) if folder else known
+        return _Content(path, size, digest, known, folder)
 
 
-def name_owners(lock: int, *pids: int) -> None:
-    """Write the processes that hold a lock into the lock file."""
-    owner = json.dumps({"host": socket.gethostname()[:64], "pids": pids}).encode()
-    os.pwrite(lock, owner.ljust(_LONGEST_OWNER), 0)
+def name_owner(lock: int, pid: int) -> None:
+    """Write the process that holds a lock into the lock file."""
+    os.pwrite(lock, f"{pid} {socket.gethostname()[:64]}".encode().ljust(_LONGEST_OWNER), 0)
 
 
 def remove_left_copies() -> None:
     """Remove the private copies of killed uploads, which may be as large as the runs; those in progress hold a lock."""
     try:
-        left = list((state_directory() / "uploads").glob(f"*/attempt-*/{COPY}"))
+        left = list((state_directory() / "uploads").glob(f"*/upload-*/{COPY}"))
     except (OSError, RuntimeError):
         return
     for copy in left:
@@ -202,14 +275,10 @@ def _lock_or_holder(handle: int) -> str | None:
     with suppress(BlockingIOError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return None
-    try:  # the first of the recorded processes that is alive has started the others
-        owner = parse_json(os.pread(handle, _LONGEST_OWNER, 0))
-        host, pids = str(owner["host"]), [int(pid) for pid in owner["pids"]]
-    except (ValueError, KeyError, TypeError):
+    pid, _, host = os.pread(handle, _LONGEST_OWNER, 0).decode(errors="replace").strip().partition(" ")
+    if not pid:  # it has just been locked
         return "by an unknown process"
-    if host != socket.gethostname()[:64]:
-        return f"pid {pids[0]} on {host}"
-    return f"pid {next((pid for pid in pids if Path('/proc', str(pid)).exists()), pids[0])}"
+    return f"pid {pid}" if host == socket.gethostname()[:64] else f"pid {pid} on {host}"
 
 
 def _make_private(directory: Path) -> None:
@@ -232,24 +301,86 @@ def _make_private(directory: Path) -> None:
         ) from None
 
 
-def _read_attempt_record(attempt: Path) -> _Attempt:
-    try:
-        record = parse_json(read_small(attempt / _RECORD, limit=_LARGEST_RECORD, owned=True))
-        before = record["before"]
-        sent = Sent(
-            lines=Lines(**{name: int(value) for name, value in before["lines"].items()}),
-            unsure=int(before["unsure"]),
-            completed=bool(before["completed"]),
-            attempts=int(before["attempts"]),
-            ended=bool(before["ended"]),
-            problems=tuple(map(str, before["problems"])),
-        )
-        path, size, digest = str(record["path"]), int(record["size"]), str(record["digest"])
-        return _Attempt(attempt, path, size, digest, sent, bool(record["uploads"]))
-    except FileNotFoundError:  # killed before the record was written: nothing was uploaded
-        return _Attempt(attempt, "", 0, "", Sent(), uploads=False)
-    except (ValueError, KeyError, TypeError):
-        raise ReadError(
-            f"{attempt / _RECORD} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {attempt} "
-            "to discard the record of this upload."
-        ) from None
+# --- the log of W&B's uploader ----------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Processes the entries of one log. Requests with lines are sent one after the other."""
+
+    def __init__(self) -> None:
+        self._lines = NOTHING
+        self._completed = self._ended = False
+        self._problems: dict[str, None] = {}
+        self._pending: dict[str, Any] | None = None
+        self._tries, self._refusals = -1, 0  # of the pending request; -1 before the first
+        self._first_console_line: int | None = None
+        self._unsure = 0
+        self._retried: dict[str, Any] = {}
+
+    def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
+        if message == "filestream: sending request":
+            self._pending, self._tries, self._refusals = entry, 0, 0
+        elif message == "filestream: request sent" and self._pending is not None:
+            history, events = (count_in(self._pending, f"{stream}_lines") for stream in ("history", "events"))
+            self._lines += Lines(history, events, self._new_console_lines(self._pending))
+            self._completed |= self._pending.get("complete") is True
+            self._pending = None
+        if message.startswith("api: retrying"):
+            self._retried = {"method": "requests to", **entry, "times": self._retried.get("times", 0) + 1}
+        address = text_in(entry, "url") or text_in(entry, "error")
+        if message.startswith(("api: retrying", "api: HTTP error")) and "/file_stream" in address:
+            self._tries += 1
+            self._refusals += _was_refused(entry)
+        elif message.startswith("filestream: fatal error"):
+            self._give_up(message)
+        elif message == "sender: closed":
+            self._ended = True
+        is_dropped = len(self._problems) == _MOST_PROBLEMS or any(part in message for part in _FOLLOWING)
+        if level.startswith("ERROR") and not is_dropped:
+            self._problems[_problem(message, entry)[:_LONGEST_PROBLEM]] = None
+
+    def sent(self) -> Sent:
+        if self._pending is not None:
+            self._unsure = count_in(self._pending, "history_lines")
+        kind = "api: HTTP error" if "status" in self._retried else ""
+        retried = _problem(kind, self._retried)[:_LONGEST_PROBLEM]
+        refused = self._tries < 0 and count_in(self._retried, "status") in _REFUSALS_OF_A_RUN
+        again = (retried, count_in(self._retried, "times"), refused)
+        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), *again)
+
+    def _new_console_lines(self, request: dict[str, Any]) -> int:
+        """Number of lines beyond those confirmed before: a line that changes is sent again."""
+        if "console_offset" not in request:
+            return 0
+        if self._first_console_line is None:
+            self._first_console_line = count_in(request, "console_offset")
+        until = count_in(request, "console_offset") + count_in(request, "console_lines") - self._first_console_line
+        return max(0, until - self._lines.console)
+
+    def _give_up(self, message: str) -> None:
+        reason = message.partition("\nwhile retrying:")[0]
+        was_in_flight = "giving up" in reason and ": context " in reason  # else it was waiting for its next try
+        surely_refused = 0 < self._tries == self._refusals and not was_in_flight
+        if self._pending is not None and not surely_refused:
+            self._unsure = count_in(self._pending, "history_lines")
+        self._pending = None
+
+
+def _was_refused(entry: dict[str, Any]) -> bool:
+    """Whether the server certainly has nothing of a request: it refused it, or was never reached."""
+    if "status" in entry:
+        return _FIRST_REFUSAL <= count_in(entry, "status") < _FIRST_SERVER_ERROR
+    return ": dial tcp" in text_in(entry, "error")
+
+
+def _problem(message: str, entry: dict[str, Any]) -> str:
+    """A short text of an entry, without wandb-core's additions."""
+    if message == "api: HTTP error":
+        path = re.sub(r"^\w+://[^/]+", "", text_in(entry, "url").partition("?")[0])
+        status = count_in(entry, "status") or "without a status"
+        return f"HTTP {status} for {text_in(entry, 'method', 'a request')} {path}"
+    text, _, status = (text_in(entry, "error") or message).partition("\nwhile retrying:")
+    gave_up = _GAVE_UP.search(text[-_LONGEST_PROBLEM:]) if status.startswith(" HTTP ") else None
+    if gave_up:
+        return f"{status[1:9]} for {gave_up[1]}, {gave_up[2]} times"
+    return " ".join(text.partition(". got response:")[0].split())

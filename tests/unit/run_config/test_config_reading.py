@@ -14,10 +14,9 @@ import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
 from processes import wait_until
 
-from dist_wandb.run_config import ends
+from dist_wandb.run_config import ends, own_config
 from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.run_config.targets import ConfigView
-from dist_wandb.runs import config_guard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values
@@ -346,7 +345,7 @@ def test_a_simultaneous_value_of_the_primary_has_precedence_over_a_secondarys(
             first.config.update({"at": 0})
         return given_values(values)
 
-    monkeypatch.setattr(config_guard, "given_values", set_meanwhile)
+    monkeypatch.setattr(own_config, "given_values", set_meanwhile)
     second.config.setdefaults({"at": 1})
     assert reads(second, {"lr": 0.1, "seen_by": 0, "at": 0})
 

@@ -21,7 +21,6 @@ from dist_wandb.runs.null_run import NullPart, NullRun, Statistics
 USES: list[Callable[[Any], Any]] = [
     *(lambda part: part > 0, lambda part: part >= 0, lambda part: part < 0, lambda part: part <= 0),
     *(lambda part: 5 < part, lambda part: part == 0, lambda part: part == "done"),  # noqa: SIM300  # the other order
-    lambda part: 2 * part + 1 > 3,
     lambda part: int(part) > 0,
     lambda part: float(part) > 0,
 ]
@@ -134,10 +133,10 @@ def test_an_unknown_value_compares_as_nan_with_one_warning(
     assert "run.summary.get(name, 0)" in message
 
 
-def test_an_unknown_value_supports_arithmetic_and_formatting() -> None:
+def test_an_unknown_value_can_be_formatted_but_not_calculated_with() -> None:
     part: Any = NullRun().height
-    results = [-part, abs(part), round(part), part + 1, 1 - part, part * 2, 2 / part, part**2, 7 % part, part // 2]
-    assert {type(result) for result in results} == {NullPart}
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = part + 1
     assert f"{part:.3f} {part} {part:d} {part:>5}" == "nan NullRun() NullRun()   nan"
     assert hash(part) == hash(part)
     assert part != NullPart()

@@ -14,7 +14,7 @@ import torch
 
 import dist_wandb
 from dist_wandb.errors import ReadError, UnavailableError
-from dist_wandb.runs import config_guard, record, wandb_private, wandb_process
+from dist_wandb.runs import record, wandb_private, wandb_process
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.record import Record
 
@@ -37,7 +37,7 @@ class Stand:
         self.on_disk: list[dict[str, Any]] = []
         self.fake = fake
         (Path(self.lost.dir).parent / "run-exp.wandb").touch()
-        monkeypatch.setattr(record, "read_history", self._last_rows)
+        monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", self._last_rows)
         monkeypatch.setattr(wandb_process, "tear_down_service", self._clear_away)
         self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
     def unreadable(*_: Any, **__: Any) -> Any:
         raise ReadError("damaged")
 
-    monkeypatch.setattr(record, "read_history", unreadable)
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", unreadable)
     stand.record.log({"loss": 1.0})
     stand.kill()
     stand.record.log({"loss": 2.0})
@@ -216,7 +216,6 @@ def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, mon
 
 def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
-    monkeypatch.setattr(config_guard, "is_wandb_config", lambda _: True)
     session = dist_wandb.init("digits", config={"lr": 0.1})
     lost: Any = fake_wandb.runs[0]
     lost.log = dead

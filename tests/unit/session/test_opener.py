@@ -22,6 +22,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange import interface
 from dist_wandb.exchange.membership import generations
+from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
@@ -369,6 +370,20 @@ def test_a_rank_that_still_opens_its_part_of_a_shared_run_is_not_taken_for_dead(
     assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
 
 
+def test_a_rank_that_has_no_run_and_is_lost_fails_the_run_of_several_nodes(
+    job: Job, store: dist.Store, fake_wandb: FakeWandb
+) -> None:
+    """The ranks that attach for the hardware metrics of their nodes are writers of the run; this one is none."""
+    ranks = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
+    limits = {"finish_timeout": 0.5}
+    (primary,) = job(ranks[:1], lambda _: {"id": "exp"}, system_metrics="all-nodes", limits=limits)
+    lost = unit_of(ranks[1], "global")
+    publish_opened(JobStore(store, "test/1", ranks[1], 1.0).below(keys_of(lost)), lost)
+    primary.log({"loss": 0.5}, step=0)
+    primary.finish()
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
 def test_a_writer_of_a_continued_run_does_not_wait_for_its_primary_for_ever(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -601,6 +616,20 @@ def test_both_ranks_with_different_trials_are_told_whichever_came_first(
     init, fake_wandb.init = fake_wandb.init, open_slowly  # type: ignore[method-assign]
     assert was_refused(0)
     assert fake_wandb.runs[0].exit_codes == [1]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_process_may_go_on_to_another_trial(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    for name in ("a", "b"):
+        monkeypatch.setenv("WANDB_RUN_ID", name)
+        session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1 + (name == "b"))
+        monkeypatch.setenv("WANDB_RUN_ID", "not/an id")
+        session.finish(1)
+    assert "was given the trial" not in caplog.text
+    assert len(fake_wandb.runs) == 2
 
 
 @pytest.mark.usefixtures("store")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 from record_files import content_of, new_record, row
+from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
 from dist_wandb.errors import UploadError
+from dist_wandb.uploads.contents import Summary
 from dist_wandb.uploads.execution import Outcome, upload
-from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.plan import Terms, UploadRun
-from dist_wandb.uploads.records import Summary
-from dist_wandb.uploads.state import FileState, remove_left_copies
-from dist_wandb.wandb_files.record_file import records_of
+from dist_wandb.uploads.state import FileState, Sent, remove_left_copies
+from dist_wandb.wandb_files.record_file import Lines, records_of
 from dist_wandb.wandb_files.small_files import Directory
 
 # --- uploading --------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path)
     """A label that contains NUL used to end the uploads of all other runs, with a traceback."""
     del wandb_sync
     run = planned(of_rank(tmp_path, 0, world_size=1))
-    shared_as = run.files[0].shared_as
+    shared_as = run.files[0].run.shared_as
     assert shared_as is not None
     file = replace(run.files[0], run=replace(run.files[0].run, sidecar=replace(shared_as, label="rank\0-1")))
     with pytest.raises(UploadError, match=r"run-exp.wandb: ValueError: embedded null byte"):
@@ -221,31 +221,12 @@ def test_a_mark_in_the_directory_is_not_trusted(tmp_path: Path, wandb_sync: Path
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
 
 
-def test_a_log_in_the_directory_of_an_offline_run_is_not_trusted(tmp_path: Path) -> None:
-    run = stored(tmp_path)
-    log = run.path.parent / "logs" / "debug-internal.log"
-    log.parent.mkdir()
-    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in (rows(5), CONFIRMED, *ENDED)))
-    for terms in (Terms(), TRUSTING):
-        assert [file.rows_left for file in planned(run, terms=terms).files] == [5]
-
-
-@pytest.mark.parametrize("name", ["dist-wandb-upload/lock", "dist-wandb-upload", "run-exp.wandb.synced"])
 @pytest.mark.parametrize("trust", [False, True])
-def test_links_in_the_directory_are_not_written_through(
-    tmp_path: Path, wandb_sync: Path, name: str, trust: bool
-) -> None:
-    """`dist-wandb-upload/lock` used to be truncated, and the mark and the logs were created at the targets of links."""
-    victim, elsewhere = tmp_path / "authorized_keys", tmp_path / "elsewhere"
-    victim.write_text("ssh-ed25519 AAAA me")
-    elsewhere.mkdir()
+def test_the_mark_is_not_made_at_the_target_of_a_link(tmp_path: Path, wandb_sync: Path, trust: bool) -> None:
     run = stored(tmp_path)
-    link = run.path.parent / name
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(victim if name.endswith("lock") else elsewhere if "." not in name else tmp_path / "made")
+    (run.path.parent / "run-exp.wandb.synced").symlink_to(tmp_path / "made")
     uploaded(wandb_sync, planned(run, terms=Terms(trust=trust, again=True)), rows(5), CONFIRMED, *ENDED)
-    assert victim.read_text() == "ssh-ed25519 AAAA me"
-    assert (list(elsewhere.iterdir()), (tmp_path / "made").exists()) == ([], False)
+    assert not (tmp_path / "made").exists()
 
 
 def test_an_endless_sync_state_file_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
@@ -265,6 +246,32 @@ def test_only_the_mark_is_written_into_the_directory(tmp_path: Path, wandb_sync:
     assert outcome.problem is None
     after = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
     assert after - before == {run.path.with_name("run-exp.wandb.synced")}
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_run_of_another_user_is_refused_unless_trusted(
+    tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    run = stored(tmp_path)
+    plan = planned(run)
+    path = run.path if what == "file" else run.path.parent
+    give_away(path, monkeypatch)
+    (danger,) = planned(run).dangers
+    assert f"{path} belongs to user 65534, not to you (user {os.getuid()}). Copy the directory" in danger
+    if what == "file":  # put there after planning
+        with pytest.raises(UploadError, match="belongs to user 65534"):
+            upload(plan.files[0])
+    trusted = planned(run, terms=TRUSTING)
+    assert trusted.dangers == ()
+    assert uploaded(wandb_sync, trusted, rows(5), CONFIRMED, *ENDED)[0].problem is None
+
+
+def test_a_file_outside_of_a_run_directory_is_the_users_if_it_belongs_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(tmp_path, "shared")
+    give_away(run.path.parent, monkeypatch)
+    assert planned(run).dangers == ()
 
 
 def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_sync: Path) -> None:
@@ -358,12 +365,24 @@ def test_the_state_is_readable_only_by_this_user(
 def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
-    (record,) = FileState(run).directory.rglob("attempt.json")
-    record.write_text('{"before": 1}')
-    (reason,) = planned(run).refusals
-    assert (
-        f"{record} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {record.parent}" in reason
-    )
+    record = FileState(run).directory / "state.json"
+    for damaged in ('{"before": 1}', "[1]", "[", record.read_text().replace("lines", "rows")):
+        record.write_text(damaged)
+        (reason,) = planned(run).refusals
+        start = f"{record} is not in dist_wandb's format, so it is unknown what was uploaded. Remove"
+        assert f"{start} {record.parent}" in reason
+
+
+def test_contents_with_the_same_run_record_have_separate_states(tmp_path: Path) -> None:
+    """Such as two copies of a run that was killed while it was written, one of which has continued."""
+    runs = [stored(tmp_path / name) for name in ("a", "b")]
+    for number, run in enumerate(runs):
+        run.path.write_bytes(recorded("random", row=str(number)))
+        log_of_attempt(run, rows(5 - number), CONFIRMED, *ENDED)
+    assert [planned(run).files[0].rows_left for run in runs] == [0, 1]
+    log_of_attempt(runs[1], rows(1), CONFIRMED, *ENDED, before=Sent(Lines(4), attempts=1, ended=True))
+    assert [planned(run).is_uploaded for run in runs] == [True, True]
+    assert len(list(FileState(runs[0]).directory.glob("upload-*"))) == 1
 
 
 def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:

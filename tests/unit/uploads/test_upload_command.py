@@ -16,23 +16,14 @@ from dist_wandb.cli import sync
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
 from dist_wandb.reading import files as shared
-from dist_wandb.runs.destination import Destination
+from dist_wandb.runs.current_server import Destination
 from dist_wandb.uploads import plan as plan_module
 from dist_wandb.uploads.execution import Outcome
-from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.plan import UploadFile
+from dist_wandb.uploads.state import Sent
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
 from dist_wandb.wandb_files.small_files import Directory
-
-
-@pytest.mark.parametrize("options", [[], ["--dry-run"]])
-def test_the_command_names_directories_without_runs(
-    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other").mkdir()
-    assert main(["sync", *options, str(tmp_path), str(tmp_path / "other")]) == 1
-    assert f"No W&B run was found below {str(tmp_path)!r} or {str(tmp_path / 'other')!r}" in capsys.readouterr().err
 
 
 class Uploads:
@@ -56,7 +47,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
     return stand_in
 
 
-SERVER = Destination("https://wandb.example", "https://wandb.example", "environment", "WANDB_BASE_URL")
+SERVER = Destination("https://wandb.example", "https://wandb.example", "WANDB_BASE_URL")
 
 
 def command(
@@ -66,7 +57,7 @@ def command(
     found = {run.path: Directory.at(run.path.parent) for run in runs}
     monkeypatch.setattr(shared, "find_files", lambda _directory, _report: found)
     monkeypatch.setattr(shared, "read_runs", lambda _paths, **_: (runs, errors or {}))
-    monkeypatch.setattr(sync, "destination", lambda **_: SERVER)
+    monkeypatch.setattr(sync, "destination", lambda _: SERVER)
     return main(["sync", *options, "somewhere"])
 
 

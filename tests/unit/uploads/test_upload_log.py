@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dist_wandb.errors import ReadError
-from dist_wandb.uploads.log import Sent, read_attempt, read_log
+from dist_wandb.uploads.state import Sent, read_attempt, read_log
 from dist_wandb.wandb_files import debug_log
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
 
@@ -178,10 +178,6 @@ def test_a_problem_is_reported_once_and_without_the_errors_that_follow(tmp_path:
     assert (sent.lines, sent.unsure, sent.problems) == (NOTHING, 0, ("dial tcp: refused",))
 
 
-def test_a_missing_log_counts_as_no_upload(tmp_path: Path) -> None:
-    assert read_log(tmp_path / "none.log") == Sent()
-
-
 FIRST = Sent(Lines(5, 1, 1), unsure=3, attempts=1)
 
 
@@ -199,11 +195,6 @@ def test_rows_stay_unknown_until_they_are_sent_again(later: Sent, unsure: int) -
     both = FIRST.followed_by(later)
     assert (both.unsure, both.attempts, both.lines) == (unsure, 2, FIRST.lines + later.lines)
     assert (both.ended, both.problems) == (later.ended, later.problems)
-
-
-def write_log(path: Path, *entries: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
 # --- malformed logs ---------------------------------------------------------------------------------------------------
@@ -276,13 +267,13 @@ def test_only_some_of_a_thousand_different_errors_are_kept(tmp_path: Path) -> No
     assert (len(problems), max(map(len, problems))) == (100, 2000)
 
 
-def test_a_log_among_the_copied_files_of_the_run_is_not_read(tmp_path: Path) -> None:
-    """It remains if everything is killed before W&B's uploader writes its own."""
-    write_log(tmp_path / "copy" / "files" / "debug-sync.1.log", history(0, 5), CONFIRMED)
+def test_only_the_last_log_of_an_upload_is_read_and_none_among_the_copied_files(tmp_path: Path) -> None:
+    """A copied one remains if everything is killed before W&B's uploader writes its own."""
+    content = "".join(f"{json.dumps(entry)}\n" for entry in (history(0, 5), CONFIRMED))
+    (tmp_path / "copy" / "files").mkdir(parents=True)
+    (tmp_path / "copy" / "files" / "debug-sync.1.log").write_text(content)
     assert read_attempt(tmp_path) == Sent(attempts=1)
-
-
-def test_the_last_log_of_an_upload_is_used(tmp_path: Path) -> None:
-    for number, lines in ((1, 3), (2, 4)):
-        write_log(tmp_path / "wandb" / "logs" / f"debug-sync.{number}.log", history(0, lines), CONFIRMED)
-    assert read_attempt(tmp_path).lines == Lines(4)
+    (tmp_path / "wandb" / "logs").mkdir(parents=True)
+    for number, text in ((1, content + content), (2, content)):
+        (tmp_path / "wandb" / "logs" / f"debug-sync.{number}.log").write_text(text)
+    assert read_attempt(tmp_path).lines == Lines(5)

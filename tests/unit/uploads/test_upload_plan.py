@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from upload_runs import (
 )
 
 from dist_wandb.errors import UploadError
-from dist_wandb.uploads import plan as plan_module
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import is_uploaded, plan_uploads
 
@@ -104,18 +103,10 @@ def test_a_rewind_of_a_shared_run_is_refused(tmp_path: Path) -> None:
     assert planned(*files).refusals == ()  # it was written online, or is uploaded
 
 
-def test_only_some_of_many_missing_ranks_are_named(tmp_path: Path) -> None:
-    (reason,) = planned(of_rank(tmp_path, 0, world_size=64)).refusals
-    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
-
-
-def test_ranks_of_other_nodes_are_not_missing_in_worker_scope(tmp_path: Path) -> None:
-    assert planned(of_rank(tmp_path, 0, world_size=8, rank_scope="worker")).refusals == ()
-
-
-def test_ranks_that_attach_only_for_hardware_are_not_missing(tmp_path: Path) -> None:
-    """With ``system_metrics="all-nodes"`` one rank per node has a file, and the number of nodes is unknown."""
-    assert planned(of_rank(tmp_path, 0, world_size=8, run_mode="auto")).refusals == ()
+@pytest.mark.parametrize("job", [{"rank_scope": "worker"}, {"run_mode": "auto"}])
+def test_ranks_are_not_missing_if_their_number_is_unknown(tmp_path: Path, job: Any) -> None:
+    """In worker scope, and with ``system_metrics="all-nodes"``, where one rank per node has a file."""
+    assert planned(of_rank(tmp_path, 0, world_size=8, **job)).refusals == ()
 
 
 def test_several_primaries_are_refused(tmp_path: Path) -> None:
@@ -177,23 +168,10 @@ def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
     assert run.describing.name == "nm"
 
 
-@pytest.mark.parametrize("world_size", [10**6, 10**12])
-def test_missing_ranks_of_a_huge_world_are_not_enumerated(
-    tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ranks_of_a_huge_world_are_not_enumerated(tmp_path: Path) -> None:
     """All ranks used to be put into a set: a file that names 10^10 ranks then exhausted the memory."""
-    looked_at = 0
-
-    def counted(size: int) -> Iterator[int]:
-        nonlocal looked_at
-        for rank in range(size):
-            looked_at += 1
-            yield rank
-
-    monkeypatch.setattr(plan_module, "range", counted, raising=False)
-    (reason,) = planned(of_rank(tmp_path, 0, world_size=world_size)).refusals
-    assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
-    assert looked_at < 100
+    (reason,) = planned(of_rank(tmp_path, 0, world_size=10**12)).refusals
+    assert f"Of its {10**12} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
 
 
 HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -249,9 +227,3 @@ def test_files_uploaded_by_wandb_sync_are_left_out_if_trusted(tmp_path: Path) ->
     assert any("`wandb sync` marked it as uploaded" in note for note in run.notes)
     remember(run.files[0])
     assert [file.is_uploaded for file in planned(*runs).files] == [True, False]
-
-
-def test_uploaded_files_get_no_refusals(tmp_path: Path) -> None:
-    run = of_rank(tmp_path, 0)
-    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
-    assert (planned(run).is_uploaded, planned(run).refusals) == (True, ())

@@ -13,8 +13,9 @@ import pytest
 from record_files import content_of, framed, make_run, new_record
 
 from dist_wandb.errors import UploadError
-from dist_wandb.uploads.records import Rules, revised, violations
+from dist_wandb.uploads.contents import Rules, copy_file, revised, violations
 from dist_wandb.wandb_files.record_file import field_of, records_of
+from dist_wandb.wandb_files.small_files import Directory
 
 
 @pytest.fixture
@@ -23,11 +24,11 @@ def rules(tmp_path: Path) -> Rules:
     (run / "files").mkdir(parents=True)
     staging.mkdir(parents=True)
     (tmp_path / "secret").write_text("of the user's")
-    return Rules(run, staging, owners=frozenset({"me"}))
+    return Rules(Directory.at(run), staging, owners=frozenset({"me"}))
 
 
 def written(rules: Rules, *records: Any) -> Path:
-    path = rules.directory / "run-exp.wandb"
+    path = rules.directory.path / "run-exp.wandb"
     path.write_bytes(content_of(records))
     return path
 
@@ -35,12 +36,11 @@ def written(rules: Rules, *records: Any) -> Path:
 def as_uploaded(rules: Rules, path: Path) -> list[Any]:
     """Return the records as they are uploaded, with files copied into ``copy``."""
 
-    def take(top: Path, below: Path) -> Path:
-        copy = rules.directory.parent / "copy"
-        copy.mkdir(exist_ok=True)
-        content = (top / below).read_bytes()
-        (copy / below.name).write_bytes(content)
-        return copy / below.name
+    def take(file: Path, within: Directory) -> Path:
+        copy = rules.directory.path.parent / "copy" / file.name
+        copy.parent.mkdir(exist_ok=True)
+        copy_file(file, copy, within)
+        return copy
 
     found = [new_record() for _ in records_of(path)]
     for record, (message, parts) in zip(found, records_of(path), strict=True):
@@ -126,7 +126,7 @@ def test_text_that_is_not_utf_8_is_refused(rules: Rules) -> None:
 
 
 def test_a_record_that_is_not_in_the_format_is_refused(rules: Rules) -> None:
-    path = rules.directory / "run-exp.wandb"
+    path = rules.directory.path / "run-exp.wandb"
     path.write_bytes(framed([b"\x32\x02\x0a\x7f"]))  # a list of files, of which one is longer than the list
     (found,) = violations(path, rules)
     assert "it has a record that is not in W&B's format" in found
@@ -141,7 +141,7 @@ def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules
 
 
 def test_an_unknown_kind_is_refused(rules: Rules) -> None:
-    path = rules.directory / "run-exp.wandb"
+    path = rules.directory.path / "run-exp.wandb"
     for kind, trusted in ((99, True), (100, False)):
         unknown = field_of(kind, b"\x0a\x01x")
         path.write_bytes(content_of([of("")]))
@@ -178,12 +178,12 @@ def test_an_owner_named_by_the_user_replaces_all_others(rules: Rules) -> None:
 
 def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
     (rules.staging / "tmp1").write_bytes(b"model")
-    (rules.directory / "files" / "x").write_bytes(b"anything")
-    honest = artifact(rules.staging / "tmp1", b"model"), artifact(rules.directory / "files" / "x", b"else")
+    (rules.directory.path / "files" / "x").write_bytes(b"anything")
+    honest = artifact(rules.staging / "tmp1", b"model"), artifact(rules.directory.path / "files" / "x", b"else")
     path = written(rules, *honest)
     assert list(violations(path, rules)) == []
     found = as_uploaded(rules, path)
-    copy = rules.directory.parent / "copy"
+    copy = rules.directory.path.parent / "copy"
     paths = [record.artifact.manifest.contents[0].local_path for record in found]
     assert paths == [str(copy / "tmp1"), str(copy / "x")]
     for before, after in zip(honest, found, strict=True):
@@ -203,7 +203,7 @@ def test_staged_files_of_other_artifacts_are_not_uploaded(rules: Rules) -> None:
 
 def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    rules = Rules(path.parent, tmp_path)
+    rules = Rules(Directory.at(path.parent), tmp_path)
     assert list(violations(path, rules)) == []
     assert [revised(message, parts, rules, lambda *_: None) for message, parts in records_of(path)] == [
         message for message, _ in records_of(path)

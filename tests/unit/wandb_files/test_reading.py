@@ -117,7 +117,7 @@ def test_many_images_in_a_row_are_recognised_in_linear_time(monkeypatch: pytest.
     row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
     row |= {Costly(f"m{number}"): 1.0 for number in range(2000)}
     contents = reading.Contents()
-    contents.add({"type": "history", "history": {"item": row}})
+    contents.add(("history", row))
     assert len(contents.metrics) == 2000
     assert Costly.compared < 10 * len(row)
 
@@ -129,7 +129,7 @@ def test_the_parts_of_an_image_start_with_its_name(row: dict[str, Any]) -> None:
     )
     numbers = {name for name, value in row.items() if isinstance(value, int) and not name.startswith(("_", *prefixes))}
     contents = reading.Contents()
-    contents.add({"type": "history", "history": {"item": row}})
+    contents.add(("history", row))
     assert set(contents.metrics) == numbers
 
 
@@ -147,7 +147,7 @@ def test_the_number_of_metrics_is_limited_and_patterns_select_them(
 
 def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_LARGEST_CONFIG", 100)
-    updates = [{"a": list(range(40))}, {"b": list(range(40))}, {"c": list(range(40))}, {"a": 1}, {"d": ["x" * 64] * 15}]
+    updates = [{name: "x" * 40} for name in "abc"] + [{"a": 1}, {"d": ["x" * 20] * 2}]
     run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
     assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
     assert run.problems == ("1 values of its config are left out because it is too large",)
@@ -167,8 +167,8 @@ def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, monkeypatch
     monkeypatch.setattr(reading, "MOST_VALUES", 9)
     monkeypatch.setattr(reading, "_BETWEEN_CHECKS", 2)
     path = write_run(RUN, *(history(loss=number, acc=1) for number in range(6)))
-    with pytest.raises(ReadError, match=r"abc\.wandb: Its metrics have more than 9 values\. Request fewer names\."):
-        read_run(path)
+    _, errors = read_runs([path])
+    assert str(errors[path]).endswith("abc.wandb: Its metrics have more than 9 values. Request fewer names.")
     assert read_run(path, metrics=["loss"]).rows == 6
     assert read_run(path, metrics=()).metrics == {}
 

@@ -4,64 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.runs.destination import (
+from dist_wandb.runs.client_settings import without_password
+from dist_wandb.runs.current_server import (
     Destination,
-    Origin,
     is_address,
     is_loopback,
     is_same_server,
     refusal_of,
-    without_password,
 )
 
-NAMED: tuple[Origin, ...] = ("argument", "environment", "user settings", "default")
-UNNAMED: tuple[Origin, ...] = ("workspace settings", "elsewhere")
 
-
-@pytest.mark.parametrize("origin", NAMED)
 @pytest.mark.parametrize(
     "url", ["https://wandb.example", "http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"]
 )
-def test_a_server_named_by_the_user_gets_the_key_over_a_private_connection(url: str, origin: Origin) -> None:
-    assert refusal_of(url, origin, "WANDB_BASE_URL") == ""
+def test_a_server_named_by_the_user_gets_the_key_over_a_private_connection(url: str) -> None:
+    assert refusal_of(url, "WANDB_BASE_URL", is_named=True) == ""
 
 
-@pytest.mark.parametrize("origin", NAMED)
 @pytest.mark.parametrize(
     "url", ["http://wandb.example", "http://10.0.0.1:8080", "http://localhost.evil.example", "http://127.evil.example"]
 )
-def test_no_server_gets_the_key_in_clear_text_over_a_network(url: str, origin: Origin) -> None:
-    refusal = refusal_of(url, origin, "WANDB_BASE_URL")
+def test_no_server_gets_the_key_in_clear_text_over_a_network(url: str) -> None:
+    refusal = refusal_of(url, "WANDB_BASE_URL", is_named=True)
     assert "over plain http, anyone on the network path could read it" in refusal
     assert f"--trust-server {url}" in refusal
     assert "from WANDB_BASE_URL" in refusal
 
 
-@pytest.mark.parametrize("origin", UNNAMED)
 @pytest.mark.parametrize("url", ["https://evil.example", "http://evil.example", "http://127.0.0.1:8080"])
-def test_a_server_named_only_by_the_directory_gets_no_key(url: str, origin: Origin) -> None:
-    refusal = refusal_of(url, origin, "/scratch/wandb/settings")
+def test_a_server_named_only_by_the_directory_gets_no_key(url: str) -> None:
+    refusal = refusal_of(url, "/scratch/wandb/settings", is_named=False)
     assert f"The server {url} is named by /scratch/wandb/settings alone" in refusal
     assert f"--trust-server {url}" in refusal
     assert ("plain http" in refusal) == url.startswith("http://evil")
 
 
-def test_the_key_of_this_very_host_may_go_there_encrypted() -> None:
-    assert refusal_of("https://own.example", "workspace settings", "x", has_own_key=True) == ""
-    assert refusal_of("http://own.example", "workspace settings", "x", has_own_key=True) != ""
-    assert refusal_of("http://127.0.0.1:1", "workspace settings", "x", has_own_key=True) != ""
-
-
-def test_the_user_may_trust_one_server_without_trusting_others() -> None:
-    for origin in (*NAMED, *UNNAMED):
-        assert refusal_of("http://a.example:8080/", origin, "x", trusted="http://A.example:8080") == ""
-        refusal = refusal_of("http://a.example:8080", origin, "x", trusted="http://joe:pw@a.example")
-        assert "--trust-server names another server, http://a.example." in refusal
-        assert "pw" not in refusal
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_user_may_trust_one_server_without_trusting_others(is_named: bool) -> None:
+    assert refusal_of("http://a.example:8080/", "x", is_named=is_named, trusted="http://A.example:8080") == ""
+    refusal = refusal_of("http://a.example:8080", "x", is_named=is_named, trusted="http://joe:pw@a.example")
+    assert "--trust-server names another server, http://a.example." in refusal
+    assert "pw" not in refusal
 
 
 def test_the_suggested_option_is_safe_to_paste_and_has_no_password() -> None:
-    refusal = refusal_of("https://joe:pw@evil.example/$(id)", "workspace settings", "x")
+    refusal = refusal_of("https://joe:pw@evil.example/$(id)", "x", is_named=False)
     assert "--trust-server 'https://evil.example/$(id)'" in refusal
     assert "pw" not in refusal
 
@@ -103,4 +90,4 @@ def test_addresses_of_this_host() -> None:
 def test_passwords_are_in_no_output() -> None:
     url = "https://joe:secret@wandb.example:8443/x"
     assert without_password(url) == "https://wandb.example:8443/x"
-    assert "secret" not in repr(Destination(url, without_password(url), "environment", "WANDB_BASE_URL"))
+    assert "secret" not in repr(Destination(url, without_password(url), "WANDB_BASE_URL"))

@@ -1,0 +1,399 @@
+"""What an upload takes of a run: a private copy of its files, and its records, after a check.
+
+*Files.* W&B's uploader follows links, writes ``config.yaml`` and ``wandb-summary.json`` beside its input, and removes
+files. A run's directory may come from anybody, and others, such as a group, may write to it meanwhile. So the uploader
+gets a copy of regular files, in a directory that only this user can access. With Linux, large files on the same file
+system are hard links.
+
+*Records.* W&B's uploader follows them: it reads the files that an artifact names, uploads them to the named owner, and
+removes the file of a manifest. So only the kinds of records that W&B writes into ``.wandb`` files are allowed, and only
+files of the run, or files in W&B's staging directory for this user's artifacts. A stranger may know the name of a
+staged file, but not its content, and the record must contain the digest of that.
+
+Two things in records are changed: an owner that the user has named replaces all others, also of artifacts, whose owner
+W&B's own ``--entity`` does not change; and files of artifacts are uploaded from private copies.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.wandb_files.record_file import ENVELOPE, Field, MalformedError, field_of, fields, records_of
+from dist_wandb.wandb_files.small_files import FOLDER, Directory, open_ordinary
+
+_IS_LARGE = 1 << 20  # bytes; files of this size are linked where possible
+_DEEPEST = 32  # nested folders; W&B makes two or three
+_SPARE = 64 << 20  # bytes left free on the disk
+# Files that W&B's uploader may rewrite in place: with a hard link that would change the run's own file.
+_WRITTEN_BY_WANDB = frozenset(
+    {
+        *("config.yaml", "wandb-summary.json", "wandb-metadata.json", "output.log", "requirements.txt"),
+        *("conda-environment.yaml", "diff.patch", "wandb-job.json", "wandb-history.jsonl", "wandb-events.jsonl"),
+    }
+)
+_SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
+_UPDATE, _KEYS = 1, (1, 2)  # of a summary: an item, and in it its name, which may be nested
+# History, summary, output, config, files, statistics, artifact, alert, telemetry, metric, raw output, run, exit, final,
+# header, footer, preempting, link to an artifact (empty), use of an artifact, environment, logger's output.
+_KNOWN = frozenset({2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 18, 20, 21, 22, 23, 24, 25, 26, 27})
+_ENTITY_OF_RUN, _ENTITY_OF_ARTIFACT = 2, 3
+_IN_ADDRESSES = {1: "id", _ENTITY_OF_RUN: "owner", 3: "project"}  # fields of a run that become parts of URLs
+_STEERING = frozenset("/\\?#%")  # characters that would change the URL
+_LONGEST_NAME = 256
+_MANIFEST, _MANIFEST_FILE, _CONTENTS = 12, 5, 4
+_DIGEST, _LOCAL_PATH = 2, 6
+_FILE, _PATH = 1, 1
+_MOST_FILES = 200_000  # in one record; W&B writes the names of more than 100,000 into a file of their own
+_MOST_REASONS = 5
+_PIECE = 1 << 20
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry below a run's ``files`` that is not a folder."""
+
+    path: Path
+    kind: int  # as `stat.S_IFMT` returns it
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return self.kind == stat.S_IFLNK
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return self.kind == stat.S_IFREG
+
+
+def entries_below(files: Path, within: Directory) -> Iterator[Entry]:
+    """List the entries below a folder of a run, at any depth; no link is followed, not even in place of the folder."""
+    with within.opened() as parent:
+        yield from _entries(files, parent, 0)
+
+
+def _entries(path: Path, parent: int, depth: int) -> Iterator[Entry]:
+    """List what is at a path, of which only the last part is looked up, in the open folder `parent`."""
+    try:
+        kind = stat.S_IFMT(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:  # removed meanwhile
+        return
+    if kind != stat.S_IFDIR:
+        yield Entry(path, kind)
+        return
+    if depth > _DEEPEST:
+        raise ReadError(f"{path}: more than {_DEEPEST} folders are nested. W&B makes two or three.")
+    handle = os.open(path.name, FOLDER, dir_fd=parent)
+    try:
+        with os.scandir(handle) as found:
+            names = sorted(entry.name for entry in found)
+        for name in names:
+            yield from _entries(path / name, handle, depth + 1)
+    finally:
+        os.close(handle)
+
+
+def copy_files(
+    files: Path,
+    target: Path,  # is made, where others cannot write
+    within: Directory,  # of the run
+    *,
+    follow: bool,  # whether links to regular files are followed, because the user trusts the directory
+    leave_out: frozenset[str] = frozenset(),  # paths below `files` that are not copied
+) -> None:
+    """Copy a run's regular files; raise `UploadError` for a link that is not followed, or without enough space."""
+    target.mkdir(mode=0o700)
+    for entry in entries_below(files, within):
+        name = entry.path.relative_to(files)
+        if str(name) in leave_out:
+            continue
+        if entry.is_link and not follow:
+            raise UploadError(link_in_words(entry))
+        source = entry.path.resolve() if entry.is_link else entry.path
+        if entry.is_file or (entry.is_link and source.is_file()):
+            copy = target / name
+            copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            may_link = name.name not in _WRITTEN_BY_WANDB and name.parts[0] != "logs"
+            copy_file(source, copy, None if entry.is_link else within, may_link=may_link)
+
+
+def link_in_words(entry: Entry) -> str:
+    """Return the reason to refuse a link below a run's files."""
+    return f"{entry.path} is a symbolic link: its target is not uploaded unless you give --trust."
+
+
+def copy_file(source: Path, target: Path, within: Directory | None, *, may_link: bool = True) -> None:
+    """Copy one regular file, or make a hard link of it if the copy is only read. No link below `within` is followed.
+
+    Raises `UploadError` if there is not enough space, and as `open_ordinary` does.
+    """
+    with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if may_link and size >= _IS_LARGE:
+            with suppress(OSError):  # another file system, somebody else's file, too many links; macOS has no /proc
+                # A link of the file that is open, whatever is at its path now. With a descriptor `link` is `linkat`.
+                handle = opened.fileno()
+                os.link(f"/proc/self/fd/{handle}", target, src_dir_fd=handle, follow_symlinks=True)
+                return
+        if size > shutil.disk_usage(target.parent).free - _SPARE:
+            raise UploadError(
+                f"{source} has {size} bytes, and {target.parent} has not enough space for a copy. Set XDG_STATE_HOME "
+                "to a directory of yours with more space, or on the file system of the run, where Linux needs no copy."
+            )
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(writing, "wb") as copy:
+            shutil.copyfileobj(opened, copy, _PIECE)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+Copier = Callable[[Path, Directory], Path | None]
+"""Makes a private copy of a file below a directory; returns its path, or `None` to check records without any file."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The files and owners that the records of one file may name."""
+
+    directory: Directory  # of the run
+    staging: Path  # W&B's directory for files of this user's artifacts
+    owners: frozenset[str] = frozenset()  # the known owners of this user's runs
+    default: str | None = None  # the owner in W&B's settings, for records without one
+    owner: str | None = None  # replaces all owners in records; `None` to keep them
+    trust: bool = False  # any file and owner is allowed, because the run is the user's own
+
+    @cached_property
+    def folders(self) -> dict[Path, Directory | None]:
+        """The folders whose files may be uploaded; those of W&B, which are not the run's, have no `Directory`."""
+        run = self.directory
+        own: dict[Path, Directory | None] = {run.path.absolute(): run, run.path.resolve(): run}
+        return own | {self.staging.absolute(): None, self.staging.resolve(): None}
+
+
+def violations(path: Path, rules: Rules) -> Iterator[str]:
+    """Yield the first few reasons to refuse the upload of a ``.wandb`` file, as sentences."""
+    reasons: set[str] = set()
+    try:
+        for record, parts in records_of(path, rules.directory):
+            try:
+                revised(record, parts, rules, lambda *_: None)
+            except UploadError as error:
+                if str(error) not in reasons:
+                    reasons.add(str(error))
+                    yield f"{path}: {error}"
+            if len(reasons) == _MOST_REASONS:
+                return
+    except (ReadError, OSError) as error:
+        yield str(error) if str(path) in str(error) else f"{path}: {error}"
+
+
+def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
+    """Check a record with the fields `parts`, and return it as it is uploaded: named files are replaced by copies.
+
+    Raises `UploadError` if it names a prohibited file or owner, or is of an unknown kind, and `ReadError` if it is not
+    in W&B's format.
+    """
+    kinds = {number for number, *_ in parts} - ENVELOPE
+    if _REQUEST in kinds:
+        raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")
+    if not rules.trust and _TENSORBOARD in kinds:
+        raise UploadError(
+            "it names a directory of tensorboard, whose files would be uploaded. If the run is your own, give --trust."
+        )
+    if not rules.trust and (unknown := kinds - _KNOWN):
+        raise UploadError(
+            f"it has a record of an unknown kind ({min(unknown)}). If the run is your own, written by a newer wandb, "
+            "give --trust."
+        )
+    revision = _Revision(record, rules, make_copy)
+    changes: dict[int, _Change] = {_FILES: revision.files, _RUN: revision.run, _ARTIFACT: revision.artifact}
+    if changes.keys().isdisjoint(kinds):
+        return record
+    try:
+        return _mapped(record, 0, len(record), changes)
+    except MalformedError as error:
+        raise UploadError(f"it has a record that is not in W&B's format: {error}.") from None
+
+
+class Summary:
+    """The last summary of a run's earlier files, which W&B's uploader would replace by that of the next file."""
+
+    def __init__(self) -> None:
+        self._items: dict[bytes, bytes] = {}  # by name
+        self._read: list[Path] = []  # for a run of many files, each is read once
+        self._is_put = True
+
+    def read(self, files: Iterable[tuple[Path, Directory | None]]) -> None:
+        """Read the files that the next file continues, in their order."""
+        ordered = dict(files)
+        if list(ordered)[: len(self._read)] != self._read:  # another branch of the run
+            self._items, self._read = {}, []
+        for path in list(ordered)[len(self._read) :]:
+            self._read.append(path)
+            with suppress(ReadError, OSError):  # what is readable counts
+                for record, parts in records_of(path, ordered[path]):
+                    for _, _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
+                        with suppress(ReadError, MalformedError):
+                            self._take(record, start, stop)
+        self._is_put = not self._items
+
+    def _take(self, record: bytes, start: int, stop: int) -> None:
+        for number, _, begin, end in fields(record, start, stop, _MOST_FILES):
+            item = record[begin:end]
+            name = b"".join(
+                field_of(field, item[first:last]) for field, _, first, last in fields(item) if field in _KEYS
+            )
+            self._items.pop(name, None)
+            if number == _UPDATE:
+                self._items[name] = item
+
+    def put_before(self, record: bytes, parts: list[Field]) -> bytes:
+        """Return a record; the next file's first one with a summary gets the earlier values, which it may replace."""
+        if self._is_put or all(number != _SUMMARY for number, *_ in parts):
+            return record
+        self._is_put = True
+        items = b"".join(field_of(_UPDATE, item) for item in self._items.values())
+        return _mapped(record, 0, len(record), {_SUMMARY: lambda start, stop: items + record[start:stop]})
+
+
+_Change = Callable[[int, int], bytes]
+
+
+def _mapped(message: bytes, start: int, stop: int, changes: dict[int, _Change]) -> bytes:
+    """Return a message with the contents of some fields changed."""
+    written: list[bytes] = []
+    position = start
+    for number, first, begin, end in fields(message, start, stop, _MOST_FILES):
+        if number in changes and end > begin:
+            changed = changes[number](begin, end)
+            if changed != message[begin:end]:
+                written += [message[position:first], field_of(number, changed)]
+                position = end
+    return b"".join([*written, message[position:stop]])
+
+
+@dataclass(frozen=True)
+class _Revision:
+    """The revision of one record: methods check a message in it, and return that as it is uploaded."""
+
+    record: bytes
+    rules: Rules
+    make_copy: Copier
+
+    def files(self, start: int, stop: int) -> bytes:
+        for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
+            for field, _, first, last in fields(self.record, begin, end) if number == _FILE else ():
+                name = self._text(first, last) if field == _PATH else ""
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or "\0" in name:
+                    below = self.rules.directory.path / "files"
+                    raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
+        return self.record[start:stop]
+
+    def run(self, start: int, stop: int) -> bytes:
+        for number, _, begin, end in fields(self.record, start, stop):
+            if number in _IN_ADDRESSES and end > begin:
+                name = self._text(begin, end)
+                # With a name such as ``../../owner/project/id`` it would be another run.
+                if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
+                    raise UploadError(
+                        f"the {_IN_ADDRESSES[number]} of its run is {name[:_LONGEST_NAME]!r}, which would lead to "
+                        "another address of the server. W&B does not allow such names."
+                    )
+        return self.record[start:stop] + self._owner(start, stop, _ENTITY_OF_RUN, is_required=True)
+
+    def artifact(self, start: int, stop: int) -> bytes:
+        owner = self._owner(start, stop, _ENTITY_OF_ARTIFACT, is_required=False)
+        return _mapped(self.record, start, stop, {_MANIFEST: self._manifest}) + owner
+
+    def _owner(self, start: int, stop: int, field: int, *, is_required: bool) -> bytes:
+        """Check the owner; return the one that the user named as a field to append, because the last one counts."""
+        rules = self.rules
+        found = fields(self.record, start, stop)
+        named = [self._text(begin, end) for number, _, begin, end in found if number == field]
+        if rules.owner is not None:
+            return field_of(field, rules.owner.encode()) if is_required or any(named) else b""
+        for owner in [name or rules.default for name in named or [""]]:
+            if owner and not rules.trust and owner not in rules.owners:
+                raise UploadError(
+                    f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity "
+                    f"{owner}, or set WANDB_ENTITY; to upload it to another owner, name that one."
+                )
+        return b""
+
+    def _manifest(self, start: int, stop: int) -> bytes:
+        for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
+            if number == _MANIFEST_FILE and end > begin and not self.rules.trust:
+                raise UploadError(
+                    f"an artifact of it names {self._text(begin, end)!r} as the list of its files, which W&B's "
+                    "uploader reads, with all the files in it, and removes. If the run is your own, give --trust."
+                )
+        return _mapped(self.record, start, stop, {_CONTENTS: self._entry})
+
+    def _entry(self, start: int, stop: int) -> bytes:
+        found = fields(self.record, start, stop)
+        digests = {self.record[begin:end] for number, _, begin, end in found if number == _DIGEST}
+
+        def local_path(begin: int, end: int) -> bytes:
+            return self._local_path(self._text(begin, end), digests).encode()
+
+        return _mapped(self.record, start, stop, {_LOCAL_PATH: local_path})
+
+    def _local_path(self, name: str, digests: set[bytes]) -> str:
+        """Return the path from which a file of an artifact is uploaded."""
+        rules, path = self.rules, Path(name)
+        is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
+        top = next((top for top in rules.folders if is_allowed and top in path.parents), None)
+        if top is None and not rules.trust:
+            raise UploadError(
+                f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
+                f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
+            )
+        if top is None:
+            return name
+        within = rules.folders[top]
+        try:
+            at = replace(within, path=top) if within else Directory.at(top)  # the path may be another one of it
+            copy = self.make_copy(path, at)
+            if copy is not None and within is None and not rules.trust and digests != {_digest(copy)}:
+                raise UploadError(
+                    f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content "
+                    "of that file differs from the artifact's. If the run is your own, give --trust."
+                )
+        except (OSError, ReadError) as error:
+            if rules.trust:  # W&B's uploader reports it
+                return name
+            raise UploadError(
+                f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "
+                "--trust uploads it without that file."
+            ) from None
+        return name if copy is None else str(copy)
+
+    def _text(self, begin: int, end: int) -> str:
+        text = self.record[begin:end]
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            raise UploadError(f"it has text that is not UTF-8: {text[:80]!r}.") from None
+
+
+def _digest(path: Path) -> bytes:
+    """Return the MD5 of a file in W&B's notation."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with os.fdopen(open_ordinary(path), "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return base64.b64encode(digest.digest())
