@@ -1,10 +1,9 @@
 """The sessions of this process that have not ended, and what happens to them when it forks or ends.
 
-`atexit` is registered anew with every session, so that it runs before the end of wandb's own process. Children of
-multiprocessing exit without it before Python 3.13; there, `Finalize` is used. The exit code is taken from the uncaught
-exception, from the child of multiprocessing that has handled it, or from wandb's replacement of `sys.exit`. If no other
-handler is installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends the
-process by the same signal.
+`atexit` is registered anew with every session, so that it runs before the end of wandb's own process. Before Python
+3.13, children of multiprocessing exit without it: there, `Finalize` is used. The exit code is taken from the exception,
+or from wandb's `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the main thread
+may hold any lock, and then ends the process by the same signal.
 """
 
 from __future__ import annotations

@@ -121,7 +121,9 @@ def place_descriptors(received: Iterable[int], numbers: Iterable[int]) -> None:
 def run(request: Request) -> None:
     """Run the program in a new ``__main__``; its errors propagate, and are printed without the frames of this file."""
     main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    main.__dict__.update(
+        __builtins__=sys.modules["builtins"], **{"__annotations__": {}} if sys.version_info < (3, 14) else {}
+    )
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     try:
         if request.kind == "-c":

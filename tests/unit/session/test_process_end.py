@@ -82,42 +82,26 @@ def test_an_uncaught_exception_determines_the_exit_code(
     assert codes == [(3, False), (255, True)]
 
 
-def test_an_exception_in_progress_determines_the_exit_code_of_a_child(codes: list[tuple[int, bool]]) -> None:
-    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
-    end.register()
-    try:
-        try:
-            sys.exit(4)
-        finally:
-            _AT_EXIT[0]()
-    except SystemExit:
-        _AT_EXIT[0]()
-    _AT_EXIT[0]()
-    assert codes == [(4, False), (4, False), (0, False)]
+def child(error: BaseException, file: Path) -> None:
+    """End with an error; write the exit code that a run would get, and whether wandb's hook came before."""
+
+    def end(code: int, _: bool) -> None:
+        file.write_text(f"{code} {file.exists()}")
+
+    atexit.register(file.touch)
+    ProcessEnd(end, lambda: None).register()
+    raise error
 
 
-def child(how: str, file: Path) -> None:
-    """End as `how` says; write the exit code that a run would get, before what wandb does at exit."""
-
-    def note(what: object, *_: object) -> None:
-        if not file.exists():
-            file.write_text(str(what))
-
-    atexit.register(note, "wandb's end came first")
-    ProcessEnd(note, lambda: None).register()
-    if how == "raise":
-        raise RuntimeError("a rank fails")
-    sys.exit(int(how))
-
-
-@pytest.mark.parametrize(("how", "code"), [("raise", "1"), ("3", "3"), ("0", "0")])
+@pytest.mark.parametrize("error", [RuntimeError(), SystemExit(3), SystemExit(0)], ids=["raises", "3", "0"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, how: str, code: str) -> None:
-    process: Any = multiprocessing.get_context(method)
-    ending = process.Process(target=child, args=(how, tmp_path / "code"))
-    ending.start()
-    ending.join(60)
-    assert (ending.exitcode, (tmp_path / "code").read_text()) == (int(code), code)
+def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, error: Exception) -> None:
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=child, args=(error, tmp_path / "code"))
+    process.start()
+    process.join(60)
+    assert (tmp_path / "code").read_text() == f"{process.exitcode} False"
+    assert process.exitcode == exit_code_of(error)
 
 
 def test_a_fork_ends_no_runs(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
