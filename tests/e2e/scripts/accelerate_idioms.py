@@ -127,8 +127,10 @@ def turns(directory: str) -> None:
         if accelerator.is_main_process:
             finish(accelerator)
         accelerator.wait_for_everyone()
-    time.sleep(2)  # several heartbeats: by then the other rank knows of the end, also on a busy machine
     if not accelerator.is_main_process:
+        until = time.monotonic() + 30
+        while accelerator.get_tracker("dist_wandb").is_open and time.monotonic() < until:
+            time.sleep(0.1)  # until this rank knows of the end
         accelerator.log({"loss": 0.0}, step=1)  # belongs to no run
     with warnings.catch_warnings(record=True) as caught:
         finish(accelerator)
