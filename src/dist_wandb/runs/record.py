@@ -186,9 +186,9 @@ class Record:
 
     def _rows_not_in(self, directory: Path) -> list[_LoggedRow]:
         """Return the latest rows that are not in the file of the lost run."""
-        unsafe = list(self._unsafe)
         from dist_wandb.wandb_files.reading import read_history  # most runs need no reader
 
+        unsafe = list(self._unsafe)
         written: set[Any] = set()
         with suppress(DistWandbError):
             for path in directory.glob("*.wandb"):

@@ -208,7 +208,7 @@ def children() -> list[int]:
     Those of a fork server, the default since Python 3.14, are not its children; `active_children` would reap them.
     """
     started: list[int] = []
-    for child in set(multiprocessing.process._children):  # type: ignore[attr-defined]  # noqa: SLF001
+    for child in set(getattr(multiprocessing.process, "_children", ())):  # private, for the reason above
         with suppress(ValueError):  # it was closed in this moment
             started.append(child.pid)
     tasks = (_PROC / "self" / "task").glob("*/children")

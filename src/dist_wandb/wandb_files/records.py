@@ -5,8 +5,8 @@ protobuf, because parsing a hostile message with it takes 44 times its size in m
 are history rows: items with a name and a value in JSON. So a row of plain numbers is split by one pattern, and its
 numbers are parsed together. Names of nested mappings are joined by dots; numbers without a fraction are integers.
 
-Protobuf would also be slower: a file of 27 MB is read in 0.55 s, and with `wandb.proto` in 0.85 s, without what it
-takes to confine that to another process.
+Protobuf would also be slower: a file of 27 MB is read in 0.55 s, and with `wandb.proto` in 0.9 to 1.05 s, without what
+it takes to confine that to another process.
 """
 
 from __future__ import annotations
