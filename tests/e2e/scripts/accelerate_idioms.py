@@ -135,6 +135,7 @@ def turns(directory: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         finish(accelerator)
     assert len(caught) == accelerator.process_index
+    accelerator.wait_for_everyone()  # the row would belong to the next run if the main process opened that before
 
 
 def ended(directory: str) -> None:
