@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -53,7 +53,6 @@ _UNREACHABLE = re.compile(
     r"x509|EOF|context (deadline|canceled)|giving up after"
 )
 _NO_KEY = re.compile(r"api[ _-]?key|\blog ?in\b", re.IGNORECASE)
-_ENDED_EARLY = "called UploadNow() after Finish()"  # by W&B's uploader, before it has sent each small file
 _OF_A_RECORD = re.compile(r"sender: |failed to parse|failed to unmarshal")
 
 
@@ -106,12 +105,7 @@ def upload(
             raise UploadError(now.problem)
         if now.sent != file.sent or now.doubts != file.doubts:
             raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
-        summary = summary or Summary()
-        outcome = _Attempt(file, state, on_progress, say).run(lock, summary)
-        problems = outcome.sent.problems
-        if problems and all(_ENDED_EARLY in problem for problem in problems):  # on a busy machine; a matter of luck
-            outcome = _Attempt(replace(file, sent=outcome.sent), state, on_progress, say).run(lock, summary)
-        return outcome
+        return _Attempt(file, state, on_progress, say).run(lock, summary or Summary())
 
 
 class _Attempt:

@@ -8,7 +8,6 @@ more, and each chunk has a checksum. A record is a protobuf message; the number 
 from __future__ import annotations
 
 import os
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +27,7 @@ _GAP, _FULL, _FIRST, _MIDDLE, _LAST = range(5)  # kinds of chunks: nothing, a wh
 
 _CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _LAST)}
 VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
-_HISTORY, _STATS, _OUTPUT_RAW, _RUN = 2, 7, 13, 17  # numbers of fields of W&B's Record
+_HISTORY, _STATS, _OUTPUT_RAW, _RUN, _EXIT = 2, 7, 13, 17, 18  # numbers of fields of W&B's Record
 ENVELOPE = frozenset({1, 16, 19, 200})  # number, control, id, and the run's info: its fields that are no kinds
 _NEAR_THE_START = 64  # records; W&B writes a header, and then the run
 _LINE_OF_OUTPUT = 3  # number of a field of W&B's OutputRawRecord
@@ -42,9 +41,6 @@ MOST_BYTES = 256 * 2**20
 
 SECONDS, SECONDS_PER_MIB = 10.0, 0.5
 """Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth."""
-
-_END = re.compile(rb"(?<!\x12)\x92\x01[\x00-\x3f]")  # tag and length of a field that only the record of a run's end has
-_LONGEST_END = 256  # bytes of that record, the last one of a file
 
 Field = tuple[int, int, int, int]
 """Number of a field, start of the field, and start and end of its content."""
@@ -77,14 +73,17 @@ Revise = Callable[[bytes, list[Field]], bytes]
 
 
 def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
-    """Copy a record file without the first lines of its streams. All other records are kept in order.
+    """Copy a record file without the first lines of its streams. All other records are kept in order, the end last.
+
+    W&B writes what it found out about the machine, which takes a moment, behind the end of a run that is over sooner.
+    ``wandb sync`` then fails to send it ("called UploadNow() after Finish()"), so the record of the end is moved.
 
     Damaged and incomplete records are left out: ``wandb sync`` would stop at the first of them with an error. Lines of
     console output are counted by line breaks, so the cut may be a few lines off with progress bars, which write a line
     several times. Raises as `records` does.
     """
     history, events, console = first.history, first.events, first.console
-    writer = Writer(copy)
+    writer, end = Writer(copy), b""
     for record, parts in records(opened):
         kind = next((number for number, *_ in parts if number in (_HISTORY, _STATS, _OUTPUT_RAW)), 0)
         if kind == _HISTORY and history > 0:
@@ -94,7 +93,13 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
         elif kind == _OUTPUT_RAW and console > 0:
             console -= _line_breaks(record, parts)
         else:
-            writer.write(record if revise is None else revise(record, parts))
+            kept = record if revise is None else revise(record, parts)
+            if any(number == _EXIT for number, *_ in parts):
+                end = kept
+            else:
+                writer.write(kept)
+    if end:
+        writer.write(end)
 
 
 class RecordFile:
@@ -163,13 +168,16 @@ class RecordFile:
             self.place += end
 
 
-def records(opened: BinaryIO) -> Iterator[tuple[bytes, list[Field]]]:
-    """Yield the records and their fields; those with wrong checksums or without valid fields are skipped.
+def records(opened: BinaryIO, place: int = 0) -> Iterator[tuple[bytes, list[Field]]]:
+    """Yield the records, and their fields, that begin behind a place where a block does.
+
+    Those with wrong checksums or without valid fields are skipped.
 
     Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, or all
     of them take too long. The error does not name the file.
     """
     file = RecordFile(opened, MOST_BYTES)
+    file.place = place
     for record in file.records():
         with suppress(MalformedError):
             yield record, fields(record)
@@ -197,11 +205,11 @@ def run_record_of(source: Path, within: Directory | None = None) -> bytes | None
 
 
 def has_end(source: Path) -> bool:
-    """Return whether a file has the record of the run's end, according to its last bytes."""
-    with os.fdopen(open_ordinary(source), "rb") as opened:
-        start = opened.seek(max(0, os.fstat(opened.fileno()).st_size - _LONGEST_END))
-        last, block = opened.read(_LONGEST_END), -start % _BLOCK  # it may be in two blocks
-    return _END.search(last[:block] + last[block + _CHUNK_HEADER.size :]) is not None
+    """Return whether a file has the record of the run's end, which may not be the last one, in its last two blocks."""
+    with os.fdopen(open_ordinary(source), "rb") as opened, suppress(ReadError):
+        place = max(0, os.fstat(opened.fileno()).st_size // _BLOCK - 1) * _BLOCK
+        return any(number == _EXIT for _, parts in records(opened, place) for number, *_ in parts)
+    return False
 
 
 class Writer:

@@ -33,8 +33,6 @@ source = pathlib.Path(sys.argv[-1])
 log = pathlib.Path(os.environ["WANDB_DIR"], "wandb", "logs", "debug-sync.1.log")
 log.parent.mkdir(exist_ok=True)
 log.write_text((here / "log").read_text())
-if (here / "next").exists():
-    (here / "next").rename(here / "log")
 source.with_name(source.name + ".synced").touch()
 (here / "copy").write_bytes(source.read_bytes())
 environment = {{name: value for name, value in os.environ.items() if name.startswith("WANDB_")}}
@@ -155,18 +153,6 @@ def test_problems_are_reported(
     outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
     assert problem in str(outcome.problem)
     assert outcome.concerns_all is concerns_all
-
-
-def test_files_that_wandb_has_dropped_by_ending_early_are_sent_again_once(tmp_path: Path, wandb_sync: Path) -> None:
-    """Seen with wandb 0.31 on a busy machine: it drops a file, and says so in its log."""
-    early = {"level": "ERROR", "msg": "runfiles: called UploadNow() after Finish()"}
-    (wandb_sync / "next").write_text("".join(f"{json.dumps(entry)}\n" for entry in ENDED))
-    outcome, received = uploaded(wandb_sync, planned(stored(tmp_path)), rows(5), CONFIRMED, early, *ENDED)
-    assert (outcome.problem, outcome.sent.lines.history, outcome.sent.attempts) == (None, 5, 2)
-    assert received["environment"]["WANDB_RESUME"] == "must"
-    outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path, "other")), rows(5), CONFIRMED, early, *ENDED)
-    assert outcome.sent.attempts == 2
-    assert "called UploadNow() after Finish()" in str(outcome.problem)
 
 
 def test_an_outdated_plan_is_not_executed(tmp_path: Path, wandb_sync: Path) -> None:

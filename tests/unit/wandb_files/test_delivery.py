@@ -108,6 +108,8 @@ def test_a_file_without_the_runs_end_is_reported(log: Any, tmp_path: Path, befor
         end.start()
         assert unwritten(path, 20.0) == {}
         end.join()
+        writer.write(b"\xd2\x01\x82\x10" + bytes(2050))  # what wandb found out about the machine, a moment later
+        assert unwritten(path, 0.1) == {}
 
 
 def test_a_log_with_any_content_is_tolerated(log: Any, tmp_path: Path) -> None:

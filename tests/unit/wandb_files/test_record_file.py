@@ -16,7 +16,7 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
 from dist_wandb.wandb_files.record_file import NOTHING, Lines, copy_without, records_of
 
-HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT = 2, 3, 7, 13, 18
+HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT, ENVIRONMENT = 2, 3, 7, 13, 18, 26
 
 
 def varint(value: int) -> bytes:
@@ -60,6 +60,12 @@ def test_the_first_lines_of_each_stream_are_left_out(tmp_path: Path) -> None:
     mixed = [others[0], *rows[:3], samples[0], *lines[:2], others[1], *rows[3:], *samples[1:], *lines[2:], others[2]]
     left = [others[0], rows[2], others[1], *rows[3:], *samples[1:], lines[3], others[2]]
     assert copied(tmp_path, framed(mixed), Lines(history=2, events=1, console=2)) == framed(left)
+
+
+def test_the_end_is_the_last_record_of_a_copy(tmp_path: Path) -> None:
+    """W&B's uploader drops what follows it; wandb writes records about the machine there if a run was short."""
+    before, end, after = record(HISTORY, b"row"), record(EXIT, b"\x08\x01"), record(ENVIRONMENT, b"machine")
+    assert copied(tmp_path, framed([before, end, after])) == framed([before, after, end])
 
 
 def test_leaving_out_too_many_lines_leaves_none(tmp_path: Path) -> None:
