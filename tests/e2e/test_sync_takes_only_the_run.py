@@ -68,12 +68,10 @@ def test_a_run_with_media_and_artifacts_is_uploaded_completely(tmp_path: Path, w
 def test_what_wandb_wrote_behind_the_end_of_a_short_run_is_uploaded(tmp_path: Path, wandb_server: WandbServer) -> None:
     """`wandb sync` itself drops it, and logs an error: what the machine is takes a moment to find out."""
     machine = new_record()
-    machine.environment.host, machine.environment.os = "node-1", "Linux"
+    machine.environment.host = "node-1"
     extended(make_run(tmp_path / "runs"), machine)
     assert "✓ exp: 3 rows uploaded" in sync(wandb_server, tmp_path, tmp_path / "runs").check().output
-    run = wandb_server.run("exp")
-    assert json.loads(run.files["wandb-metadata.json"])["host"] == "node-1"
-    assert run.exit_codes == [0]
+    assert json.loads(wandb_server.run("exp").files["wandb-metadata.json"])["host"] == "node-1"
 
 
 def test_other_files_of_the_user_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:

@@ -169,9 +169,7 @@ class RecordFile:
 
 
 def records(opened: BinaryIO, place: int = 0) -> Iterator[tuple[bytes, list[Field]]]:
-    """Yield the records, and their fields, that begin behind a place where a block does.
-
-    Those with wrong checksums or without valid fields are skipped.
+    """Yield the records that begin after `place`, the start of a block, with their fields; invalid ones are skipped.
 
     Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, or all
     of them take too long. The error does not name the file.
