@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PLATFORM = ("CPython", "Linux", "x86_64")
-ALL = ("3.10", "3.11", "3.12", "3.13")
+ALL = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PYTHONS = {"newest": ALL, "trl": ALL, "oldest": ("3.11",), "release": ("3.11",)}
 BY_VERSION_ALONE = ("torch",)
 OF_CUDA = ("cuda-", "nvidia-", "triton")  # only torch's builds for GPUs need them

@@ -44,7 +44,7 @@ def constrained(name: str, python: str = "3.11.9") -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("python", ["3.10.14", "3.11.9", "3.12.4", "3.13.1"])
+@pytest.mark.parametrize("python", ["3.10.14", "3.11.9", "3.12.4", "3.13.1", "3.14.0"])
 def test_the_list_for_the_newest_versions_matches_the_constraints(python: str) -> None:
     of_venv, of_trl = listed("requirements.txt", python), listed("requirements-trl.txt", python)
     found, wanted = {**of_venv, **of_trl}, constrained("constraints.txt", python)
