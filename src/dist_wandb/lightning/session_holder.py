@@ -10,7 +10,8 @@ A logger is created before the Trainer has started its processes, so its session
 A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
 holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
-another logger of this process.
+another logger of this process. A copy within a process uses the final session of the logger that opened it first: the
+other ranks find a session by the number of the logger, which both have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import inspect
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
@@ -50,6 +52,7 @@ _STEP_METRIC = "trainer/global_step"
 _MODEL_PARALLEL = frozenset({"tensor_parallel"})
 """Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
 _script_ids = ScriptIds()
+_final: WeakValueDictionary[int, Session] = WeakValueDictionary()  # sessions of this process, by the logger's number
 
 
 class SessionHolder:
@@ -140,6 +143,12 @@ class SessionHolder:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
+        final = _final.get(self.number) if topology.world_size > 1 else None
+        if final is not None and final in open_sessions():
+            self.session, self.launch.is_announced = final, True
+            if provisional is not None:
+                provisional.release()
+            return final
         # Whether the run of this process is another logger's, and not the one requested from this logger.
         is_requested = running is None or self._requested_id in (None, running.id)
         is_another = provisional is None and not is_requested and holds(running)
@@ -174,6 +183,7 @@ class SessionHolder:
         if topology.world_size == 1:
             _script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
+            _final[self.number] = session
             session.expect_config(self.early.used_config)
             self.announce()
         return session

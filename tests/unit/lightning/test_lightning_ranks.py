@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -198,6 +199,22 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
         session.finish()
     values = [row[name] for run in fake_wandb.runs for row in run.rows for name in row if name.endswith("loss")]
     assert sorted(set(values)) == ([1.0, 2.0] if fake_wandb.runs else [])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_copies_of_a_logger_share_its_session(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, rank: int
+) -> None:
+    """With one each, the sessions of the ranks would meet crosswise: a model with a logger may be copied."""
+    as_rank(monkeypatch, rank)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
+    for step, each in enumerate((logger, deepcopy(logger), deepcopy(deepcopy(logger)))):
+        each.log_metrics({"loss": float(step)}, step)
+    (session,) = registry.open_sessions()
+    session.finish()
+    rows = [row for run in fake_wandb.runs for row in run.rows]
+    assert [row["loss"] for row in rows] == ([0.0, 1.0, 2.0] if rank == 0 else [])
 
 
 def test_arguments_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
