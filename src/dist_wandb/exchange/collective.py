@@ -6,10 +6,11 @@ and `close`, which have a time limit.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 import time
 
-from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
 from dist_wandb.exchange.participation import UNOPENED
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
@@ -49,7 +50,12 @@ class CollectiveExchange(Exchange):
 
     def start(self) -> None:
         """Start the thread; from now on, it calls the session's functions."""
-        import_gloo()
+        # The transport is imported here, if torch is already: on the thread, that might happen while Python exits after
+        # Ctrl-C, which it then forgets: it would exit with code 1 (`_Py_UnhandledKeyboardInterrupt`, reset by
+        # `run_eval_code_obj` in CPython's Python/pythonrun.c).
+        torch_distributed = sys.modules.get("torch.distributed")
+        if torch_distributed is not None and torch_distributed.is_available():
+            importlib.import_module("dist_wandb.exchange.transport.tree")  # which imports `gloo`
         super().start()
 
     def put(self, contribution: Contribution) -> None:

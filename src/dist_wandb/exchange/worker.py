@@ -27,10 +27,10 @@ from typing import cast
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.meeting import Moved, Over, Stopped
 from dist_wandb.exchange.membership.membership import Situation
-from dist_wandb.exchange.participation import Participation
+from dist_wandb.exchange.participation import PRIMARY, Participation
 from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
@@ -127,10 +127,10 @@ class Worker:
         participation = self.participation
         if participation.catch_up(generation):
             return None
-        generation = participation.enter(generation)
+        generation, membership = participation.enter(generation), participation.joined
         try:
-            group = participation.form(generation, self._should_abort)
-            self.cycle.begin(group, generation.members, participation.learn_ranks)
+            group = membership.forming.form(generation, self._should_abort)
+            self.cycle.begin(group, generation.members, membership.presence.global_ranks.update)
             while True:
                 outcome = self._round()
                 if outcome.closed:
@@ -189,7 +189,7 @@ class Worker:
     def _awaits_primary(self) -> bool:
         """Return whether the rank that writes is away, but may return for the values kept for it."""
         may_come = self.cycle.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
-        return may_come and self.participation.may_primary_come()
+        return may_come and not self.participation.joined.presence.departures.is_gone(PRIMARY)
 
     def _gives_up_waiting(self) -> bool:
         """Return whether there is no reason to wait for other ranks to arrive."""

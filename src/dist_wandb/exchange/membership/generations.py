@@ -22,13 +22,6 @@ _OPENED = "opened"  # list of the ranks that have opened a session
 _BEFORE = "before"  # those that had the session which this one continues
 
 
-class CheckpointSummary(NamedTuple):
-    """A summary of a member's checkpoint."""
-
-    member: int  # its index in the unit
-    round: int  # number of the last round that it took part in
-
-
 class Departure(NamedTuple):
     """How a rank has left."""
 
@@ -110,7 +103,7 @@ class GenerationStore:
         self._index = index
 
     def summaries(self, generation: Generation) -> SharedList:
-        """Return the list of `CheckpointSummary`s that the remaining members publish when a generation breaks."""
+        """Return the list in which members publish, when a generation breaks, their index and their last round."""
         return SharedList(self._keys, f"summaries/{generation.number}")
 
     def join_requests(self, generation: Generation) -> SharedList:
@@ -206,7 +199,7 @@ class DepartureRecord(NamedTuple):
     how: str  # as in `Departure`
     global_rank: int
     number: int | None  # of its last generation; `None` if it was in none
-    round: int  # as in `CheckpointSummary`
+    round: int  # number of the last round that it took part in
 
 
 class Departures:
@@ -214,7 +207,7 @@ class Departures:
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
         self.known: dict[int, Departure] = {}  # by index in the unit
-        self.summaries: dict[int, dict[int, CheckpointSummary]] = {}  # of their last checkpoints, by generation
+        self.rounds: dict[int, dict[int, int]] = {}  # the last ones of ranks, by number of their last generation
         self._unit = unit
         self._entries = SharedList(keys, "gone")
         self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
@@ -235,8 +228,7 @@ class Departures:
             record = DepartureRecord(*entry)
             self.known[record.member] = Departure(record.how, record.global_rank)
             if record.number is not None:
-                summary = CheckpointSummary(record.member, record.round)
-                self.summaries.setdefault(record.number, {})[record.member] = summary
+                self.rounds.setdefault(record.number, {})[record.member] = record.round
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
