@@ -232,7 +232,7 @@ def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks], m
         unit.log(rank, {"loss": 1.0}, 30)
     unit.flush()
     for exchange in unit.exchanges.values():
-        assert len(exchange._rows.held.attachments.kept()) <= 9
+        assert len(exchange._rows.attachments.kept()) <= 9
     unit.close()
 
 

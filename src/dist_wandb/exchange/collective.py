@@ -36,7 +36,7 @@ class CollectiveExchange(Exchange):
         self.rounds: Rounds = Rounds(
             unit.index,
             unit.size,
-            needs_primary=rows.held.attachments.needs_primary,
+            needs_primary=rows.attachments.needs_primary,
             most_open=limits.max_pending_rows,
             hold=2 * limits.linger,
         )
@@ -103,14 +103,13 @@ class CollectiveExchange(Exchange):
         if failed:
             self._stop()
             return lifecycle.has_kept_all
-        messages, marked = self._worker.messages, self._rows.held.marked
-        flagged = marked.total()
+        messages, flagged = self._worker.messages, self._rows.writing.marked
         if cycle.keeps_rows:
             messages.primary_stays_away(limit, cycle.kept_after)
         messages.overdue = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often"
         self._stop()
         if not cycle.keeps_rows and lifecycle.has_kept_all:
-            messages.time_is_over(limit, marked.total() - flagged)  # what has happened to the rows
+            messages.time_is_over(limit, self._rows.writing.marked - flagged)  # what has happened to the rows
         return False
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:

@@ -47,7 +47,7 @@ class Cycle:
     def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
         """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
         self.group, self._members = group, members
-        unit, spreads = self._context.unit, self._context.rows.held.spreads
+        unit, spreads = self._context.unit, self._context.rows.spreads
         due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]
         own = {
             "round": self._rounds.table.round,
@@ -72,30 +72,30 @@ class Cycle:
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
-        self._context.rows.held.attachments.passed()
+        self._context.rows.attachments.passed()
         outcome = self._unpack(Result(offers, sums, maxima))
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more or self._context.rows.held.attachments.has_sent_much()
+        self.has_more = outcome.more or self._context.rows.attachments.has_sent_much()
         return outcome
 
     def _unpack(self, result: Result) -> Outcome:
         outcome = self._rounds.unpack(result.sums, result.maxima)
         self._result = result
-        self._context.rows.held.spreads.keep(self._rounds.outbox.last)
+        self._context.rows.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
-        self._context.rows.held.attachments.settle(self._rounds.outbox, self._rounds.table.names)
+        self._context.rows.attachments.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
         """Exchange what the ranks have attached to finished rows, and the spreads of their numbers."""
-        held = self._context.rows.held
+        own = self._context.rows
         keys = [key for row in rows for key in row.cells() if is_attached(key.name)]
-        for attachment, due in held.attachments.due(keys, has_primary=self.has_primary):
+        for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
             began = time.monotonic()
             attachment.exchange(due, group)
             self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
-        held.spreads.exchange(held.spreads.due(rows), group)
+        own.spreads.exchange(own.spreads.due(rows), group)
 
     def _write_due(self) -> None:
         """Write rows in their order, or keep them for the primary."""
@@ -108,11 +108,11 @@ class Cycle:
                     "which is away: the oldest are lost, and counted at the end.",
                 )
                 dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
-                own.lost["that could not be kept for the rank that writes them"] += dropped
+                own.writer.lost["that could not be kept for the rank that writes them"] += dropped
             self.kept_after = self.kept_after if self.kept else own.writing.last_position
             self.kept.extend(row._replace(own=()) for row in rows)
         own.writing.write(rows)
-        own.held.spreads.found.clear()
+        own.spreads.found.clear()
 
     @property
     def keeps_rows(self) -> bool:
@@ -121,12 +121,12 @@ class Cycle:
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
         """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
-        has_spread = self._context.rows.held.spreads.has_spread
+        has_spread = self._context.rows.spreads.has_spread
         if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
         others = ranks.members - ranks.closed
-        givers = map(memory.ranks_of, self._context.rows.held.attachments.kept() if others and by_late else ())
+        givers = map(memory.ranks_of, self._context.rows.attachments.kept() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     # Between generations
@@ -168,7 +168,7 @@ class Cycle:
         self.close()
         self.group, self._members = Group(), (self._context.unit.index,)
         if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
-            self._rounds.side_data.axes = self._context.rows.held.axes()
+            self._rounds.side_data.axes = self._context.rows.axes()
         self.has_more = False
 
     def write_all(self) -> None:

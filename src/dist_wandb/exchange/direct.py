@@ -67,12 +67,12 @@ class DirectExchange(Exchange):
 
     def start(self) -> None:
         """Start the thread if it is certain to be needed."""
-        if not self._at_once and self._rows.has_run:
+        if not self._at_once and self._rows.writer.has_run:
             self._start_thread()
 
     def put(self, contribution: Contribution) -> None:
         """Write the contribution as one row, or hand it to the thread."""
-        if not self._rows.has_run:
+        if not self._rows.writer.has_run:
             return
         if self._is_free and contribution.has_arrived():
             self._writing_thread = threading.get_ident()
@@ -118,7 +118,7 @@ class DirectExchange(Exchange):
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is written; `together` has no effect."""
         lifecycle = self._lifecycle
-        if self._is_foreign or lifecycle.ended.is_set() or not self._rows.has_run:
+        if self._is_foreign or lifecycle.ended.is_set() or not self._rows.writer.has_run:
             return lifecycle.has_kept_all
         if self._is_free:
             self._write(_END_OF_ROW)
@@ -138,14 +138,14 @@ class DirectExchange(Exchange):
         except KeyboardInterrupt as error:
             self._end(error)
         self._end()
-        report_lost(self._rank, self._rows.lost)
+        report_lost(self._rank, self._rows.writer.lost)
         if self._dropped:
             self._notices.warn(
                 "unwritten",
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
                 "or a device has not computed their values. The run ends as failed.",
             )
-        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.lost.values()))
+        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
 
     def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
         self._ask(Demand.CLOSE)
@@ -216,6 +216,6 @@ class DirectExchange(Exchange):
         try:
             self._rows.posting.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
-            self._rows.lost["that W&B refused"] += len(contribution.metrics)
+            self._rows.writer.lost["that W&B refused"] += len(contribution.metrics)
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
             self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not reported.")

@@ -169,7 +169,7 @@ class Messages:
     def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
         """Warn of cells that were finished before, and are corrected, or not: the others' parts are forgotten."""
         rank, reports = self._context.rank, self._context.reports
-        self._context.rows.lost["that came too late"] += len(lost)
+        self._context.rows.writer.lost["that came too late"] += len(lost)
         reports.values(
             "too late",
             lost,

@@ -177,7 +177,7 @@ class Turns:
         rows = self._context.rows
         if rows.writes:
             return self.backlog + len(self._rounds.table.open) + rows.writing.due
-        return self._inbox.unread + self._inbox.computing if rows.has_run else 0  # values under its label
+        return self._inbox.unread + self._inbox.computing if rows.writer.has_run else 0  # values under its label
 
     def is_due(self) -> bool:
         """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""

@@ -95,7 +95,9 @@ class Worker:
             self._continue_alone()
         finally:
             self._write_rest(is_closed=is_closed)
-            report_lost(self._context.rank, self._context.rows.lost)  # other messages appear once for many values
+            report_lost(
+                self._context.rank, self._context.rows.writer.lost
+            )  # other messages appear once for many values
             self._context.lifecycle.end()
             self.inbox.answer(list(self.inbox.flushes))
             # releases the store: in reference cycles, its connections would stay open until garbage collection
@@ -172,14 +174,14 @@ class Worker:
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()
-        self._rounds.side_data.axes = self._context.rows.held.axes()
+        self._rounds.side_data.axes = self._context.rows.axes()
 
     def _post(self, contribution: Contribution) -> None:
         try:
             now = time.monotonic()
             self.messages.names.update(self._context.rows.posting.post(contribution, self._rounds, now))
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
-            self._context.rows.lost["that could not be processed"] += len(contribution.metrics)
+            self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(
                 "dist_wandb: a row of rank %d could not be processed and is lost: %r",
                 self._context.rank,

@@ -139,5 +139,5 @@ def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_coun
         cycle.round()
     what = "more than 20,000 rows wait on rank 1 for the rank that writes them, which is away: the oldest are lost"
     assert logged(caplog) == [f"dist_wandb: {what}, and counted at the end."]
-    assert rows.lost == {"that could not be kept for the rank that writes them": 1}
+    assert writer.lost == {"that could not be kept for the rank that writes them": 1}
     assert cycle.keeps_rows
