@@ -18,13 +18,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.membership import generations, membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
-from dist_wandb.exchange.membership.generations import (
-    Checkpoint,
-    Departure,
-    Generation,
-    Result,
-    publish_opened,
-)
+from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Result, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.layout import GroupLayout

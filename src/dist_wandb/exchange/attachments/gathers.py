@@ -70,7 +70,9 @@ class FusedGathers(Attachment[Encoded]):
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         mine = [self.contributions.get(key) for key in keys]
-        amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
+        told = group.tally(json.dumps([*map(_amount, mine)]).encode())
+        by_rank = {rank: self._amounts(text, len(keys)) for text, ranks in told.items() for rank in ranks}
+        amounts = [by_rank[rank] for rank in sorted(by_rank)]
         shares = [
             fair([count for count, _, _ in column], max(limit for *_, limit in column))
             for column in zip(*amounts, strict=True)
