@@ -21,7 +21,7 @@ from dist_wandb.exchange.membership.generations import Checkpoint, Result
 from dist_wandb.exchange.protocol.calls import is_attached
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport.group import Group
 
@@ -51,7 +51,7 @@ class Cycle:
         due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]
         own = {
             "round": self._rounds.table.round,
-            "due": [row.as_list() for row in due],
+            "due": [encoded(row._replace(own=())) for row in due],
             # usually known, so that greetings of thousands of members are equal
             "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
         }
@@ -59,7 +59,7 @@ class Cycle:
         if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
         learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
-        together = {json.dumps(row): Row.from_list(row) for greeting in greetings for row in greeting["due"]}
+        together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
         self._exchange(group, list(together.values()))
         self._write_due()
 
@@ -144,14 +144,14 @@ class Cycle:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shared state of the members, for a joining rank."""
-        return {**self._rounds.snapshot(), "unwritten": [row.as_list() for row in self.kept]}
+        return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the others' state, including rows that they finished while the primary was away."""
         self._rounds.restore(state)
-        rows = tuple(map(Row.from_list, state["unwritten"]))
+        rows = decoded(state["unwritten"])
         if self._context.rows.writes:
-            self._due += rows
+            self._due += tuple(rows)
         else:
             self.kept.extend(rows)
 

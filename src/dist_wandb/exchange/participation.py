@@ -15,7 +15,7 @@ from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Generation, Presence, keys_of, least_wait
 from dist_wandb.exchange.membership.membership import Membership, Situation
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Context

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
 from dist_wandb.exchange.membership import generations
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import Context, Messages

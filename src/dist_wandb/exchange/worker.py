@@ -31,7 +31,7 @@ from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Situation
 from dist_wandb.exchange.participation import PRIMARY, Participation
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import Context, Messages, report_lost

@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from dist_wandb.exchange.protocol.calls import Call, Key
+from dist_wandb.exchange.protocol.calls import Call, Intent, Key, Offer, parties_of
 from dist_wandb.exchange.protocol.choosing import Segment, Taken, chosen, matched
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NOTHING, SUMS, Lanes, Number, number_at
-from dist_wandb.exchange.protocol.offers import Intent, Offer, parties_of
 from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
 from dist_wandb.exchange.protocol.table import Row, Table
 

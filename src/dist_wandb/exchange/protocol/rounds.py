@@ -38,11 +38,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Call, Key, Outbox
+from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.choosing import Taken
 from dist_wandb.exchange.protocol.contributors import Ranks
 from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
-from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 

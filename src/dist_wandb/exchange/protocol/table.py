@@ -25,7 +25,6 @@ from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributor
 from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
 from dist_wandb.exchange.protocol.placing import Cell, Known, Memory, Owner, Placing, Remembered
 
-_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number)}
 _FEW = 64  # open rows that are all checked in each round
 
 
@@ -46,16 +45,6 @@ class Row(NamedTuple):
     def cells(self) -> list[Key]:
         """Return its cells."""
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
-
-    def as_list(self) -> list[Any]:
-        """Return it as JSON values, without `own`."""
-        return [*self[:-1]]
-
-    @classmethod
-    def from_list(cls, items: Sequence[Any]) -> Row:
-        """Return the inverse of `as_list`."""
-        names, occurrences, *rest = items
-        return cls(tuple(names), tuple(occurrences), *rest)
 
 
 class Table:
@@ -174,6 +163,7 @@ class Table:
         self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
 
 
+_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
 _OBJECTS = {kind.__name__: kind for kind in (Cell, Contributors, Memory, Placing, Progress, Table)}
 
 
