@@ -163,7 +163,18 @@ class Participation:
         if self._context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
-            generation = self._rejoin(membership, membership.generations.latest(generation))
+            generation = membership.generations.latest(generation)
+            if not membership.has_ended(generation):
+                if self.generation is not None or self._context.unit.index in generation.lost:
+                    self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
+                self._context.reports.expect("late")  # the others report a rank that they have not waited for
+            limits = self._context.limits
+            generation = membership.join(generation, limits.join_timeout + limits.peer_timeout)
+            self.generation = None
+            self._cycle.has_primary = False
+            state = membership.generations.state(generation)
+            self._cycle.restore(state)
+            membership.presence.global_ranks.update(state["ranks"])
         membership.presence.departures.known.update(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
@@ -171,20 +182,6 @@ class Participation:
         self._cycle.has_primary = PRIMARY in generation.members
         if self._cycle.has_primary:
             self._cycle.kept.clear()  # it received them when it joined
-        return generation
-
-    def _rejoin(self, membership: Membership, generation: Generation) -> Generation:
-        """Return the generation in which this rank participates, after one that the others began without it."""
-        if not membership.has_ended(generation):
-            if self.generation is not None or self._context.unit.index in generation.lost:
-                self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
-            self._context.reports.expect("late")  # the others report a rank that they have not waited for
-        generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
-        self.generation = None
-        self._cycle.has_primary = False
-        state = membership.generations.state(generation)
-        self._cycle.restore(state)
-        membership.presence.global_ranks.update(state["ranks"])
         return generation
 
     # The end of a generation

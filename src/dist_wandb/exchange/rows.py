@@ -94,7 +94,7 @@ class Reductions:
         self.reduce = reduce or {}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
         self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
-        self.of_all = lru_cache(_MOST_FORMS)(self._of_all)
+        self.of_all = lru_cache(_MOST_FORMS)(lambda names: tuple(map(self.of, names)))
 
     def of(self, name: str) -> Reduction:
         """Return the reduction of a name: that of the first matching pattern, or the mean."""
@@ -104,9 +104,6 @@ class Reductions:
             pattern, self.known[name] = reduction_of(name, reduce)
             self.unused.pop(pattern, None)
         return self.known[name]
-
-    def _of_all(self, names: tuple[str, ...]) -> tuple[Reduction, ...]:
-        return tuple([self.of(name) for name in names])
 
 
 class Posting:

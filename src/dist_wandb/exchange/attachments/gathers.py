@@ -21,7 +21,7 @@ from dist_wandb.exchange.transport.group import Group
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
-from dist_wandb.payloads.media.panels import MergedImages, MergedTable, differ
+from dist_wandb.payloads.media.panels import differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.topology.ranges import named
 
@@ -55,7 +55,8 @@ class FusedGathers(Attachment[Encoded]):
         self._warn_of_replaced(name, value)
         parts = [value.part(self._rank)]
         self._warn_of_cuts(name, value.kind, parts)
-        return _named(name, whole(value.kind, parts))
+        found = whole(value.kind, parts)
+        return {} if found is None else {name: found}
 
     def keep(self, key: Key, value: Gathered) -> None:
         """Keep this rank's contribution to a cell."""
@@ -125,7 +126,7 @@ class FusedGathers(Attachment[Encoded]):
                 f"whole {name}", f"{name!r} could not be put together from the parts of the ranks: {error!r}"
             )
             return {}, len(blobs)
-        return _named(name, value), len(blobs)
+        return {} if value is None else {name: value}, len(blobs)
 
     def _warn_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
         what = "rows" if kind == "table" else "images"
@@ -162,7 +163,3 @@ def _amount(own: Encoded | None) -> tuple[int, int, int]:
 def _is_amount(amount: Any) -> bool:
     parts = isinstance(amount, list) and len(amount) == len(_amount(None))
     return parts and all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in amount)
-
-
-def _named(name: str, value: MergedTable | MergedImages | None) -> dict[str, Any]:
-    return {} if value is None else {name: value}
