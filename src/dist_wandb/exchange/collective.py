@@ -59,7 +59,6 @@ class CollectiveExchange(Exchange):
         super().start()
 
     def put(self, contribution: Contribution) -> None:
-        """Hand a contribution to the thread."""
         if self._lifecycle.phase is not _BROKEN:
             self._worker.inbox.put(contribution)
             self._puts += 1
@@ -67,7 +66,6 @@ class CollectiveExchange(Exchange):
                 self._worker.turns.await_room()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until everything that this rank has logged is finished; see `Exchange.flush`."""
         lifecycle = self._lifecycle
         if self._is_foreign or lifecycle.ended.is_set():
             return lifecycle.has_kept_all
@@ -79,7 +77,6 @@ class CollectiveExchange(Exchange):
         return is_set and lifecycle.has_kept_all and not self._worker.cycle.keeps_rows
 
     def pass_on(self, successor: Exchange) -> None:
-        """Give all rows that were put to the exchange with which the session continues; see `Exchange.pass_on`."""
         super().pass_on(successor)
         self._worker.inbox.pass_on(successor.put)
 
@@ -138,12 +135,10 @@ class CollectiveExchange(Exchange):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that opened a session, and are gone without having finished."""
         return self._worker.participation.attendance.lost
 
     @property
     def unmet(self) -> frozenset[int]:
-        """As in `Exchange`."""
         return self._worker.participation.attendance.unmet
 
     @property

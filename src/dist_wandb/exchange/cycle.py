@@ -88,7 +88,6 @@ class Cycle:
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
-        """Exchange what the ranks have attached to finished rows, and the spreads of their numbers."""
         own = self._context.rows
         keys = [key for row in rows for key in row.cells() if is_attached(key.name)]
         for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
@@ -132,7 +131,6 @@ class Cycle:
     # Between generations
 
     def checkpoint(self) -> Checkpoint:
-        """Return this rank's state."""
         return Checkpoint(self._rounds.table.round, self._result)
 
     def catch_up(self, checkpoint: Checkpoint) -> bool:
@@ -143,7 +141,6 @@ class Cycle:
         return self._unpack(checkpoint.result).closed
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the shared state of the members, for a joining rank."""
         return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -156,7 +153,6 @@ class Cycle:
             self.kept.extend(rows)
 
     def close(self) -> None:
-        """Detach from the group."""
         if self.group is not None:
             self.group.close()
             self.group = None

@@ -88,7 +88,6 @@ class DirectExchange(Exchange):
             self._start_thread()
 
     def put(self, contribution: Contribution) -> None:
-        """Write the contribution as one row, or hand it to the thread."""
         if not self._rows.writer.has_run:
             return
         if self._is_free and contribution.has_arrived():
@@ -274,7 +273,6 @@ class WatchingExchange(Exchange):
         return self._lifecycle.has_kept_all if successor is None else successor.flush(timeout, together=together)
 
     def pass_on(self, successor: Exchange) -> None:
-        """Give the rows that were kept to the exchange with which the session continues."""
         super().pass_on(successor)
         while self._kept:
             successor.put(self._kept.popleft())

@@ -194,7 +194,6 @@ class Participation:
         return checkpoint is not None and self._cycle.catch_up(checkpoint)
 
     def recover(self, generation: Generation) -> Generation:
-        """Return the generation after one that broke."""
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
         return self.joined.regroup(
             generation, self._cycle.checkpoint(), grace(self._context.limits, self._context.unit), closed
@@ -244,7 +243,6 @@ class Participation:
         return membership.generations.is_broken(generation)
 
     def be_alone(self) -> None:
-        """Continue the rounds without other ranks."""
         unit, membership, generation = self._context.unit, self.membership, self.generation
         others = set(range(unit.size))
         if membership is not None and generation is not None:

@@ -51,7 +51,6 @@ class Inbox:
     # On the user's threads
 
     def put(self, contribution: Contribution) -> None:
-        """Add a contribution."""
         self.was_used = True
         self._unread.put(contribution)
         if self._unread.qsize() > _MANY_AT_ONCE:
@@ -78,7 +77,6 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no contribution is on its way to the rounds."""
         return self._unread.empty() and not self._computing
 
     # On the thread of the exchange
@@ -122,14 +120,12 @@ class Inbox:
             self.drain()
 
     def pass_on(self, put: Callable[[Contribution], None]) -> None:
-        """Pass all contributions on to another exchange."""
         while self._read(0.0):
             pass
         while self._computing:
             put(self._computing.popleft())
 
     def answer(self, flushes: list[Flush]) -> None:
-        """Complete flush requests."""
         for flush in flushes:
             flush.set()
             self.flushes.remove(flush)

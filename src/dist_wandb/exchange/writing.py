@@ -49,7 +49,6 @@ class Writing:
         self._open = _NONE
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write finished rows."""
         try:
             for index, row in enumerate(rows):
                 self.due = len(rows) - index

@@ -37,7 +37,6 @@ class FusedGathers(Attachment[Encoded]):
     not_merged = "that could not be put together"
 
     def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
-        """Return the series of a table or of images."""
         self._warn_of_replaced(name, value)
         return Series(name, value.kind).text
 
@@ -51,7 +50,6 @@ class FusedGathers(Attachment[Encoded]):
             )
 
     def alone(self, name: str, value: Gathered) -> dict[str, Any]:
-        """Return the table or images of this rank alone."""
         self._warn_of_replaced(name, value)
         parts = [value.part(self._rank)]
         self._warn_of_cuts(name, value.kind, parts)
@@ -59,7 +57,6 @@ class FusedGathers(Attachment[Encoded]):
         return {} if found is None else {name: found}
 
     def keep(self, key: Key, value: Gathered) -> None:
-        """Keep this rank's contribution to a cell."""
         try:
             encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
             self.contributions.add(key, encoded, encoded.size)

@@ -93,7 +93,6 @@ class FusedMetrics(Attachment[Snapshot]):
             return False
 
     def keep(self, key: Key, value: Snapshot) -> None:
-        """Keep this rank's contribution to a cell."""
         try:
             self.contributions.add(key, value, value.size)
             if self.merges:

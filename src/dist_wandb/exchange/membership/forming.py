@@ -230,7 +230,6 @@ class Forming:
         return None if job_setting("GLOO_SOCKET_IFNAME") else address_among(self._address, addresses)
 
     def store_of(self, generation: Generation, group: GroupLayout) -> Store:
-        """Return the store through which the members of a group connect."""
         prefix = f"group/{generation.number}/{group.name}"
         self._keys.record_key(f"{prefix}/0/{group.group_rank}")  # gloo writes its address there
         return self._keys.store(prefix)

@@ -54,7 +54,6 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Checkpoint:
-        """Decode a value of `as_json`."""
         if stored["result"] is None:
             return cls(stored["round"], None)
         offers, *lists = stored["result"]
@@ -79,7 +78,6 @@ class Generation:
     nodes: tuple[int, ...] = ()  # the node rank of each member; -1 if unknown
 
     def follows(self, other: Generation | None) -> bool:
-        """Return whether this generation immediately follows another one."""
         return other is not None and other.number == self.number - 1
 
     def as_list(self) -> list[Any]:
@@ -89,7 +87,6 @@ class Generation:
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
-        """Decode a value of `as_list`."""
         members, joined, last_round, source, lost, gone, nodes = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
         return cls(number, members, joined, last_round, source, lost, _unpacked(gone), tuple(values_in(nodes)))
@@ -120,7 +117,6 @@ class GenerationStore:
         return None if stored is None else Generation.from_list(number, stored)
 
     def following(self, generation: Generation) -> Generation | None:
-        """Return the next generation, or `None` if it was not claimed yet."""
         return self.get(generation.number + 1)
 
     def latest(self, generation: Generation) -> Generation:
@@ -135,15 +131,12 @@ class GenerationStore:
         return Generation.from_list(generation.number, stored)
 
     def mark_broken(self, generation: Generation) -> None:
-        """Publish that a generation is over."""
         self._keys.publish(f"broken/{generation.number}", self._index)
 
     def is_broken(self, generation: Generation) -> bool:
-        """Return whether any member has marked a generation as broken."""
         return self._keys.try_get_soon(f"broken/{generation.number}") is not None
 
     def publish_checkpoint(self, generation: Generation, checkpoint: Checkpoint) -> None:
-        """Publish this rank's checkpoint at the end of a generation."""
         self._keys.publish(f"checkpoint/{generation.number}/{self._index}", checkpoint.as_json())
 
     def checkpoint_before(self, generation: Generation) -> Checkpoint | None:
@@ -232,7 +225,6 @@ class Departures:
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
-        """Return whether all of some ranks have published their departure."""
         return self._entries.count() >= len(ranks) and self.among(ranks) == set(ranks)
 
     def is_gone(self, rank: int) -> bool:
@@ -243,22 +235,18 @@ class Departures:
 
 
 def keys_of(unit: Unit) -> str:
-    """Return the prefix of a unit's keys among the keys of a session."""
     return f"unit/{unit.name}"
 
 
 def publish_opened(keys: JobStore, unit: Unit) -> None:
-    """Publish that this rank opens its session, so that the others wait for it."""
     SharedList(keys, _OPENED).append_once(unit.index)
 
 
 def has_opened(keys: JobStore, index: int) -> bool:
-    """Return whether a rank of the unit has opened its session."""
     return keys.has([f"{_OPENED}/of/{index}"])
 
 
 def number_opened(keys: JobStore) -> int:
-    """Return how many ranks of a unit have opened their sessions."""
     return SharedList(keys, _OPENED).count()
 
 
@@ -289,7 +277,6 @@ class Presence:
         return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
 
     def own_arrival(self) -> Arrival:
-        """Return this rank's entry."""
         node = self._keys.topology.node_rank
         return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
 
@@ -304,7 +291,6 @@ class Presence:
         return self._arrived
 
     def present(self) -> set[int]:
-        """Return the ranks that have arrived and are not gone."""
         arrived = self.arrived()
         return arrived - self.departures.among(arrived)
 
@@ -325,7 +311,6 @@ class Presence:
             self._keys.claim(_BEFORE, [former._unit.ranks[index] for index in there - left])
 
     def before(self) -> set[int]:
-        """Return what a rank has published with `publish_before`."""
         return {self._unit.ranks.index(rank) for rank in self._keys.try_get(_BEFORE) or ()}
 
     def choose_stand_in(self, within: float) -> None:

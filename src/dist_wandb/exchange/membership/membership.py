@@ -359,11 +359,9 @@ class Membership:
         return following
 
     def has_ended(self, generation: Generation) -> bool:
-        """Return whether all members of a generation have published their departure."""
         return self.presence.departures.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
-        """Return the ranks that request to join the next generation."""
         if generation.number not in self._join_requests:
             self._join_requests = {generation.number: self.generations.join_requests(generation)}
         join_requests = self._join_requests[generation.number]

@@ -48,20 +48,17 @@ class Series(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text on which ranks agree."""
         return self.name if self.kind == NUMBER else _SEPARATOR.join(self)
 
 
 @lru_cache(maxsize=4096)
 def series_of(text: str) -> Series:
-    """Return the series of a text; a text without a kind is the name of a number."""
     name, _, rest = text.partition(_SEPARATOR)
     kind, separator, layout = rest.partition(_SEPARATOR)
     return Series(name, kind, layout) if separator else Series(text)
 
 
 def is_attached(text: str) -> bool:
-    """Return whether the series of a text is an attachment."""
     return _SEPARATOR in text
 
 
@@ -74,7 +71,6 @@ class Key(NamedTuple):
 
     @property
     def series(self) -> Series:
-        """The series that `name` is the text of."""
         return series_of(self.name)
 
 
@@ -90,7 +86,6 @@ class Call(NamedTuple):
     own: Any = None  # what its rank alone needs to write its row
 
     def cells(self) -> list[Key]:
-        """Return its cells."""
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
 
@@ -107,7 +102,6 @@ class Outbox:
         self._shapes: dict[Names, Names] = {}
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
-        """Add a call."""
         names = tuple(names)
         if len(self._shapes) >= _MOST_SHAPES:
             self._shapes.clear()
@@ -149,7 +143,6 @@ class Outbox:
         return renamed
 
     def take(self, number: int) -> Sequence[Call]:
-        """Remove and return the oldest calls."""
         self.last = [self.waiting.popleft() for _ in range(number)]
         return self.last
 
@@ -199,7 +192,6 @@ class Block(NamedTuple):
     number: int  # of calls
 
     def key(self, name: int, index: int) -> Key:
-        """Return one cell of one of the calls."""
         if self.step is None:
             return Key(self.names[name], None, self.occurrences[name] + index)
         return Key(self.names[name], self.step + index * self.stride, self.occurrences[name])
@@ -308,7 +300,6 @@ def _check_type(kind: type, *values: object) -> None:
 
 
 def blocks_of(calls: Iterable[Call]) -> list[Block]:
-    """Return calls as blocks."""
     blocks: list[Block] = []
     for call in calls:
         if blocks and call.names is blocks[-1].names:
@@ -341,7 +332,6 @@ class Party:
         return frozenset[str]().union(*(block.names for block in self._blocks))
 
     def advance(self, number: int) -> None:
-        """Take so many of the remaining calls."""
         self.taken += number
         while number:
             block = self.left.popleft()

@@ -202,7 +202,6 @@ def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
 
 
 def _groups(calls: Sequence[Taken]) -> list[list[Taken]]:
-    """Return the calls that share cells, directly or not."""
     root = list(range(len(calls)))
 
     def root_of(number: int) -> int:

@@ -38,12 +38,10 @@ class Plan:
 
     @property
     def taken(self) -> int:
-        """Number of calls of this rank that are taken."""
         return self._party.taken if self._party else 0
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there are numbers to reduce."""
         return any(one.rows.names for one in self._segments) or bool(self.touched)
 
     @property
@@ -65,7 +63,6 @@ class Plan:
     # The lists
 
     def pack(self) -> Lanes:
-        """Return this rank's part in the lists of the round; see `Rounds.pack`."""
         sums: list[float] = []
         maxima: list[float] = []
         for segment in self._segments:

@@ -212,7 +212,6 @@ class Rounds:
         return self._plan.pack()
 
     def unpack(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
-        """Apply the reduced lists of the round."""
         plan, table = self._plan, self.table
         if plan is None:
             raise RuntimeError("a round needs a plan")
@@ -279,7 +278,6 @@ class Rounds:
 
     @property
     def busy(self) -> bool:
-        """Whether another round is needed: for calls that wait, or open rows."""
         return bool(self.outbox.waiting or self.table.open)
 
     @property

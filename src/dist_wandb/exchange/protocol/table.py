@@ -43,7 +43,6 @@ class Row(NamedTuple):
     own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
 
     def cells(self) -> list[Key]:
-        """Return its cells."""
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
 
@@ -64,7 +63,6 @@ class Table:
 
     @property
     def cells(self) -> Mapping[Key, Cell]:
-        """The cells of open rows."""
         return self.placing.cells
 
     @property
@@ -77,7 +75,6 @@ class Table:
         return key not in self.cells and self.memory.row_of(key) is None
 
     def unwritten(self) -> Iterator[Key]:
-        """Yield the cells whose contributions are not written yet."""
         rows, cells = self.placing.rows, self.cells
         return (key for row in self.open for key in rows[row].values() if cells[key].shown != cells[key].ranks)
 
@@ -107,7 +104,6 @@ class Table:
     # Ranks come and go
 
     def resize(self, members: Ranks, lost: Ranks) -> None:
-        """Continue with other ranks; see `Rounds.resize`."""
         is_new, joined = not lost <= self.ranks.lost.keys(), members - self.ranks.members
         self.ranks.resize(members, lost, self.round)
         if is_new:  # rows were written before it was known that a lost rank logs their names
@@ -152,7 +148,6 @@ class Table:
         return cell.lacks - cell.ranks - self.ranks.closed if cell.lacks else NOBODY
 
     def close(self, row: Owner) -> None:
-        """Remember a row that was written."""
         if row in self.memory:
             self.recall(row)
         known, kept = self.placing.take(row)
@@ -185,7 +180,6 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the inverse of `encoded`."""
     if isinstance(value, dict):
         made = object.__new__(_OBJECTS[value[""]])
         for name, item in value.items():

@@ -105,7 +105,6 @@ class _Undestroyed:
 
 
 def too_much(sender: str, length: int, most: int) -> ConfigurationError:
-    """Return the error for a message that exceeds a limit of bytes."""
     return ConfigurationError(
         f"{sender} announced {length:,} bytes, but the limit is {most:,}. Log smaller states or tables, and install "
         "the same version of dist_wandb on all ranks."
@@ -180,7 +179,6 @@ class GlooGroup(Group):
         self.bytes_given: int = 0  # to these by this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the elementwise sums and maxima over all members."""
         length = len(sums) + len(maxima)
         # Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
         if self.size == _PAIR or length <= _MOST_BY_ALL:

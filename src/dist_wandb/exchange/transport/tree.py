@@ -47,7 +47,6 @@ class TreeGroup(Group):
         self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the elementwise sums and maxima over all members."""
         own = array("d", [*sums, *maxima])
         if len(self._buffer.numbers) != len(own):
             self._buffer = Buffer(len(own))
@@ -57,7 +56,6 @@ class TreeGroup(Group):
         return reduced[: len(sums)], reduced[len(sums) :]
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host in place, like `reduce`."""
         both = torch.cat((sums, maxima))
         self._reduce(both, sums.numel())
         sums.copy_(both[: sums.numel()])
@@ -143,7 +141,6 @@ class TreeGroup(Group):
         return int(total), longest
 
     def close(self) -> None:
-        """Detach from the other members."""
         for group in self._groups:
             group.close()
 
