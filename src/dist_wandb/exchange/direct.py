@@ -185,9 +185,14 @@ class DirectExchange(Exchange):
     # On the thread
 
     def _run(self) -> None:
-        lifecycle = self._lifecycle
+        lifecycle, has_all_writers = self._lifecycle, self._has_all_writers
+        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
         try:
-            self._await_writers()
+            while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
+                if has_all_writers() or lifecycle.is_closing:
+                    break
+                time.sleep(_POLL_INTERVAL)
+            self._has_all_writers = None
             while not (lifecycle.is_closing and not self._waiting) and not lifecycle.is_stopped:
                 with suppress(Empty):
                     self._awake.get(timeout=0 if lifecycle.is_closing else None)
@@ -197,15 +202,6 @@ class DirectExchange(Exchange):
         finally:
             lifecycle.end()
 
-    def _await_writers(self) -> None:
-        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
-        has_all_writers, lifecycle = self._has_all_writers, self._lifecycle
-        while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
-            if has_all_writers() or lifecycle.is_closing:
-                break
-            time.sleep(_POLL_INTERVAL)
-        self._has_all_writers = None
-
     def _write_waiting(self) -> None:
         while self._waiting and not self._lifecycle.is_stopped:
             self._written_at = time.monotonic()
@@ -214,18 +210,13 @@ class DirectExchange(Exchange):
                 self._write(_END_OF_ROW)
                 self._waiting.popleft()
                 item.set()
-            elif self._is_copied(item):
+                continue
+            while not (is_copied := item.is_copied()) and not self._lifecycle.is_stopped:  # waits for the devices
+                time.sleep(DEVICE_POLL_INTERVAL)
+            if is_copied:
                 self._write(item)
                 self._written_at = time.monotonic()
                 self._waiting.popleft()  # only now, so that no later row is written before it
-
-    def _is_copied(self, contribution: Contribution) -> bool:
-        """Wait for the devices; return whether the contribution can be written, or has failed."""
-        while not contribution.is_copied():
-            if self._lifecycle.is_stopped:
-                return False
-            time.sleep(DEVICE_POLL_INTERVAL)
-        return True
 
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""
