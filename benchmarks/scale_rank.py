@@ -24,7 +24,7 @@ import wandb
 from benchmarks import common
 
 import dist_wandb
-from dist_wandb.exchange.forming import Forming
+from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.transport import gloo, tree
 from dist_wandb.session import opener
 from dist_wandb.store.job_store import JobStore

@@ -25,10 +25,10 @@ from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_pee
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, forming, interface, turns
+from dist_wandb.exchange import collective, interface, turns
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership import generations, meeting, membership
+from dist_wandb.exchange.membership import forming, generations, membership
 from dist_wandb.exchange.membership.generations import Departures, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
@@ -1042,7 +1042,7 @@ def test_a_secondary_continues_without_the_store(
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (meeting.Over(), "rank 1 stalled, or was disconnected, after step"),  # no generation contains it
+        (forming.Over(), "rank 1 stalled, or was disconnected, after step"),  # no generation contains it
         (RendezvousError("Gone."), "what rank 1 logged after step 0 may be lost: the rank that writes it cannot be"),
     ],
 )
@@ -1069,7 +1069,7 @@ def test_a_rank_that_cannot_continue_with_others_says_why_and_what_is_lost(
     unit.die(2)
     eventually(lambda: expected in caplog.text)
     assert "opened its session after" not in caplog.text
-    assert isinstance(error, meeting.Over) or not unit.exchanges[1].flush()
+    assert isinstance(error, forming.Over) or not unit.exchanges[1].flush()
 
 
 def test_after_all_ranks_have_closed_none_is_absent(ranks: Callable[..., Ranks]) -> None:

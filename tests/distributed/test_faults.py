@@ -29,7 +29,7 @@ def test_random_failures_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     faults = Faults(seed, (5, 25))
-    for name in ("reduce", "reduce_tensors", "gather", "collect", "send_to_first", "receive_from_first"):
+    for name in ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
     schedule = random.Random(seed)
@@ -63,7 +63,7 @@ def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
     """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""
     monkeypatch.setattr(rounds, "MOST_VALUES", 50)
     faults = Faults(seed, (4, 16))
-    for name in ("reduce", "reduce_tensors", "gather", "send_to_first", "receive_from_first"):
+    for name in ("reduce", "reduce_tensors", "tally", "send_to_first", "receive_from_first"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x"])
     wanted: dict[int, int] = defaultdict(int)

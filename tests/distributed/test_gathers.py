@@ -18,10 +18,10 @@ from PIL import Image
 from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import forming
 from dist_wandb.exchange.attachments import attachment
 from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.payloads.media import cells, panels
@@ -232,7 +232,7 @@ def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks], m
         unit.log(rank, {"loss": 1.0}, 30)
     unit.flush()
     for exchange in unit.exchanges.values():
-        assert len(exchange._rows.held.attachments.kept()) <= 9
+        assert len(exchange._rows.attachments.kept()) <= 9
     unit.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from units import QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import forming
+from dist_wandb.exchange.membership import forming
 from dist_wandb.store.job_store import JobStore
 
 

@@ -23,7 +23,7 @@ from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.layout import GroupLayout
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store import leftovers
 from dist_wandb.store.connection import StoreConnection, is_hung_up
@@ -183,11 +183,11 @@ def test_members_publish_their_addresses_when_they_meet(
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
     store, generation, group = dist.HashStore(), Generation(0, (0, 1)), GroupLayout(0, (0, 1), 0)
     assert not SharedList(job_store(store), "met/0/0/0").append_one_of([1, reported], 2)
-    meeting = Membership(Unit("", 0, 2, 0, range(2)), job_store(store), lambda: False).meeting
-    assert meeting.wait(generation, group, SOON)
-    assert meeting.address() == wanted
+    own = Membership(Unit("", 0, 2, 0, range(2)), DEFAULT_LIMITS, job_store(store), lambda: False).forming
+    addresses = own.meet(generation, group, SOON)
+    assert own.address(addresses) == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # set by the user
-    assert meeting.address() is None
+    assert own.address(addresses) is None
 
 
 def test_a_group_is_formed_at_the_given_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from broken_collectives import Faults
 from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import forming
+from dist_wandb.exchange.membership import forming
+from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.transport import gloo, layout
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
@@ -242,14 +242,14 @@ def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
     """This includes ranks whose own groups have formed, after the same number of attempts."""
     monkeypatch.setattr(layout, "FAN_OUT", 3)
 
-    store_of = Meeting.store_of
+    store_of = Forming.store_of
 
-    def store_on_node(meeting: Meeting, generation: Generation, group: layout.GroupLayout) -> Any:
+    def store_on_node(own: Forming, generation: Generation, group: layout.GroupLayout) -> Any:
         if group.level:
             raise BrokenError("no way between hosts")
-        return store_of(meeting, generation, group)
+        return store_of(own, generation, group)
 
-    monkeypatch.setattr(Meeting, "store_of", store_on_node)
+    monkeypatch.setattr(Forming, "store_of", store_on_node)
     unit = ranks(9, per_node=3)
     for rank in range(9):
         unit.log(rank, {"loss": float(rank)}, 0)

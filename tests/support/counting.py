@@ -161,15 +161,12 @@ class MemoryGroup:
         summed, largest = self.reduce(sums.tolist(), maxima.tolist())
         return sums.copy_(torch.tensor(summed)), maxima.copy_(torch.tensor(largest))
 
-    def gather(self, data: bytes) -> list[bytes]:
-        return list(self._together(data, list))
-
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
-        return members_of(self.gather(data))
+        return members_of(self._together(data, list))
 
     def collect(self, *data: bytes, **_: Any) -> list[bytes]:
-        gathered = self.gather(b"".join(data))
-        return [] if self.rank else gathered
+        gathered = self._together(b"".join(data), list)
+        return [] if self.rank else list(gathered)
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], _deadline: float) -> None:
         given = self._together(own.clone(), list)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from row_units import Unit
 
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.calls import Intent
 
 AXIS = "samples"
 WITHOUT_FAULTS = (

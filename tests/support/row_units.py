@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row
 

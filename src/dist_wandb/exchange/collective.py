@@ -6,10 +6,11 @@ and `close`, which have a time limit.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 import time
 
-from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
 from dist_wandb.exchange.participation import UNOPENED
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
@@ -35,7 +36,7 @@ class CollectiveExchange(Exchange):
         self.rounds: Rounds = Rounds(
             unit.index,
             unit.size,
-            needs_primary=rows.held.attachments.needs_primary,
+            needs_primary=rows.attachments.needs_primary,
             most_open=limits.max_pending_rows,
             hold=2 * limits.linger,
         )
@@ -49,11 +50,15 @@ class CollectiveExchange(Exchange):
 
     def start(self) -> None:
         """Start the thread; from now on, it calls the session's functions."""
-        import_gloo()
+        # The transport is imported here, if torch is already: on the thread, that might happen while Python exits after
+        # Ctrl-C, which it then forgets: it would exit with code 1 (`_Py_UnhandledKeyboardInterrupt`, reset by
+        # `run_eval_code_obj` in CPython's Python/pythonrun.c).
+        torch_distributed = sys.modules.get("torch.distributed")
+        if torch_distributed is not None and torch_distributed.is_available():
+            importlib.import_module("dist_wandb.exchange.transport.tree")  # which imports `gloo`
         super().start()
 
     def put(self, contribution: Contribution) -> None:
-        """Hand a contribution to the thread."""
         if self._lifecycle.phase is not _BROKEN:
             self._worker.inbox.put(contribution)
             self._puts += 1
@@ -61,7 +66,6 @@ class CollectiveExchange(Exchange):
                 self._worker.turns.await_room()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until everything that this rank has logged is finished; see `Exchange.flush`."""
         lifecycle = self._lifecycle
         if self._is_foreign or lifecycle.ended.is_set():
             return lifecycle.has_kept_all
@@ -73,7 +77,6 @@ class CollectiveExchange(Exchange):
         return is_set and lifecycle.has_kept_all and not self._worker.cycle.keeps_rows
 
     def pass_on(self, successor: Exchange) -> None:
-        """Give all rows that were put to the exchange with which the session continues; see `Exchange.pass_on`."""
         super().pass_on(successor)
         self._worker.inbox.pass_on(successor.put)
 
@@ -97,14 +100,13 @@ class CollectiveExchange(Exchange):
         if failed:
             self._stop()
             return lifecycle.has_kept_all
-        messages, marked = self._worker.messages, self._rows.held.marked
-        flagged = marked.total()
+        messages, flagged = self._worker.messages, self._rows.writing.marked
         if cycle.keeps_rows:
             messages.primary_stays_away(limit, cycle.kept_after)
         messages.overdue = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often"
         self._stop()
         if not cycle.keeps_rows and lifecycle.has_kept_all:
-            messages.time_is_over(limit, marked.total() - flagged)  # what has happened to the rows
+            messages.time_is_over(limit, self._rows.writing.marked - flagged)  # what has happened to the rows
         return False
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:
@@ -133,12 +135,10 @@ class CollectiveExchange(Exchange):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that opened a session, and are gone without having finished."""
         return self._worker.participation.attendance.lost
 
     @property
     def unmet(self) -> frozenset[int]:
-        """As in `Exchange`."""
         return self._worker.participation.attendance.unmet
 
     @property

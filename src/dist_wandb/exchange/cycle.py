@@ -21,7 +21,7 @@ from dist_wandb.exchange.membership.generations import Checkpoint, Result
 from dist_wandb.exchange.protocol.calls import is_attached
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport.group import Group
 
@@ -47,11 +47,11 @@ class Cycle:
     def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
         """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
         self.group, self._members = group, members
-        unit, spreads = self._context.unit, self._context.rows.held.spreads
+        unit, spreads = self._context.unit, self._context.rows.spreads
         due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]
         own = {
             "round": self._rounds.table.round,
-            "due": [row.as_list() for row in due],
+            "due": [encoded(row._replace(own=())) for row in due],
             # usually known, so that greetings of thousands of members are equal
             "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
         }
@@ -59,7 +59,7 @@ class Cycle:
         if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
         learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
-        together = {json.dumps(row): Row.from_list(row) for greeting in greetings for row in greeting["due"]}
+        together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
         self._exchange(group, list(together.values()))
         self._write_due()
 
@@ -72,30 +72,29 @@ class Cycle:
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
-        self._context.rows.held.attachments.passed()
+        self._context.rows.attachments.passed()
         outcome = self._unpack(Result(offers, sums, maxima))
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more or self._context.rows.held.attachments.has_sent_much()
+        self.has_more = outcome.more or self._context.rows.attachments.has_sent_much()
         return outcome
 
     def _unpack(self, result: Result) -> Outcome:
         outcome = self._rounds.unpack(result.sums, result.maxima)
         self._result = result
-        self._context.rows.held.spreads.keep(self._rounds.outbox.last)
+        self._context.rows.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
-        self._context.rows.held.attachments.settle(self._rounds.outbox, self._rounds.table.names)
+        self._context.rows.attachments.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
-        """Exchange what the ranks have attached to finished rows, and the spreads of their numbers."""
-        held = self._context.rows.held
+        own = self._context.rows
         keys = [key for row in rows for key in row.cells() if is_attached(key.name)]
-        for attachment, due in held.attachments.due(keys, has_primary=self.has_primary):
+        for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
             began = time.monotonic()
             attachment.exchange(due, group)
             self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
-        held.spreads.exchange(held.spreads.due(rows), group)
+        own.spreads.exchange(own.spreads.due(rows), group)
 
     def _write_due(self) -> None:
         """Write rows in their order, or keep them for the primary."""
@@ -108,11 +107,11 @@ class Cycle:
                     "which is away: the oldest are lost, and counted at the end.",
                 )
                 dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
-                own.lost["that could not be kept for the rank that writes them"] += dropped
+                own.writer.lost["that could not be kept for the rank that writes them"] += dropped
             self.kept_after = self.kept_after if self.kept else own.writing.last_position
             self.kept.extend(row._replace(own=()) for row in rows)
         own.writing.write(rows)
-        own.held.spreads.found.clear()
+        own.spreads.found.clear()
 
     @property
     def keeps_rows(self) -> bool:
@@ -121,18 +120,17 @@ class Cycle:
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
         """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
-        has_spread = self._context.rows.held.spreads.has_spread
+        has_spread = self._context.rows.spreads.has_spread
         if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
         others = ranks.members - ranks.closed
-        givers = map(memory.ranks_of, self._context.rows.held.attachments.kept() if others and by_late else ())
+        givers = map(memory.ranks_of, self._context.rows.attachments.kept() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     # Between generations
 
     def checkpoint(self) -> Checkpoint:
-        """Return this rank's state."""
         return Checkpoint(self._rounds.table.round, self._result)
 
     def catch_up(self, checkpoint: Checkpoint) -> bool:
@@ -143,20 +141,18 @@ class Cycle:
         return self._unpack(checkpoint.result).closed
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the shared state of the members, for a joining rank."""
-        return {**self._rounds.snapshot(), "unwritten": [row.as_list() for row in self.kept]}
+        return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the others' state, including rows that they finished while the primary was away."""
         self._rounds.restore(state)
-        rows = tuple(map(Row.from_list, state["unwritten"]))
+        rows = decoded(state["unwritten"])
         if self._context.rows.writes:
-            self._due += rows
+            self._due += tuple(rows)
         else:
             self.kept.extend(rows)
 
     def close(self) -> None:
-        """Detach from the group."""
         if self.group is not None:
             self.group.close()
             self.group = None
@@ -168,7 +164,7 @@ class Cycle:
         self.close()
         self.group, self._members = Group(), (self._context.unit.index,)
         if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
-            self._rounds.side_data.axes = self._context.rows.held.axes()
+            self._rounds.side_data.axes = self._context.rows.axes()
         self.has_more = False
 
     def write_all(self) -> None:

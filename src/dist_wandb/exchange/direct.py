@@ -1,8 +1,8 @@
-"""The exchange of a rank that writes its own rows only: nothing is combined with other ranks.
+"""Exchanges of a rank whose rows are not combined with those of others: it writes its own rows, or none.
 
-It is used in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
-reduction. As in wandb, a row to which a step was given stays open for more values of this step, until a row of another
-step, or `flush`, or the end.
+`DirectExchange` is used in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"``
+without a reduction. As in wandb, a row to which a step was given stays open for more values of this step, until a row
+of another step, or `flush`, or the end.
 
 In a job of several ranks, a thread of the session writes the rows, so that neither a stalled device nor a stalled wandb
 process delays the training. In a world of one, they are written on the calling thread, as with wandb alone
@@ -12,10 +12,15 @@ these rows, and those that follow until it is done. In both cases, rows are writ
 In a shared run, rows are kept until all ranks that have opened a session are attached: a writer that attaches after
 rows were sent may make the server lose some (wandb issue 12269). With a `CollectiveExchange`, the first generation
 begins after that.
+
+`WatchingExchange` is used where only the primary's rows are written, on the other ranks. Their rows are kept until it
+is certain that the primary has opened a session. If it has not, they are passed on to the session in which this one
+continues, and another rank's rows are written.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -23,12 +28,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Exchange, Flush, is_set_within, write_rest
+from dist_wandb.exchange.interface import (
+    DEVICE_POLL_INTERVAL,
+    Demand,
+    Exchange,
+    Flush,
+    Phase,
+    ends,
+    grace_of_failed,
+    is_set_within,
+    write_rest,
+)
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import Unit
 
+_log = logging.getLogger("dist_wandb")
 _POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
 _END_OF_ROW = Contribution({}, None)
 _STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
@@ -67,12 +84,11 @@ class DirectExchange(Exchange):
 
     def start(self) -> None:
         """Start the thread if it is certain to be needed."""
-        if not self._at_once and self._rows.has_run:
+        if not self._at_once and self._rows.writer.has_run:
             self._start_thread()
 
     def put(self, contribution: Contribution) -> None:
-        """Write the contribution as one row, or hand it to the thread."""
-        if not self._rows.has_run:
+        if not self._rows.writer.has_run:
             return
         if self._is_free and contribution.has_arrived():
             self._writing_thread = threading.get_ident()
@@ -118,7 +134,7 @@ class DirectExchange(Exchange):
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is written; `together` has no effect."""
         lifecycle = self._lifecycle
-        if self._is_foreign or lifecycle.ended.is_set() or not self._rows.has_run:
+        if self._is_foreign or lifecycle.ended.is_set() or not self._rows.writer.has_run:
             return lifecycle.has_kept_all
         if self._is_free:
             self._write(_END_OF_ROW)
@@ -138,14 +154,14 @@ class DirectExchange(Exchange):
         except KeyboardInterrupt as error:
             self._end(error)
         self._end()
-        report_lost(self._rank, self._rows.lost)
+        report_lost(self._rank, self._rows.writer.lost)
         if self._dropped:
             self._notices.warn(
                 "unwritten",
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
                 "or a device has not computed their values. The run ends as failed.",
             )
-        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.lost.values()))
+        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
 
     def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
         self._ask(Demand.CLOSE)
@@ -169,9 +185,14 @@ class DirectExchange(Exchange):
     # On the thread
 
     def _run(self) -> None:
-        lifecycle = self._lifecycle
+        lifecycle, has_all_writers = self._lifecycle, self._has_all_writers
+        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
         try:
-            self._await_writers()
+            while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
+                if has_all_writers() or lifecycle.is_closing:
+                    break
+                time.sleep(_POLL_INTERVAL)
+            self._has_all_writers = None
             while not (lifecycle.is_closing and not self._waiting) and not lifecycle.is_stopped:
                 with suppress(Empty):
                     self._awake.get(timeout=0 if lifecycle.is_closing else None)
@@ -181,15 +202,6 @@ class DirectExchange(Exchange):
         finally:
             lifecycle.end()
 
-    def _await_writers(self) -> None:
-        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
-        has_all_writers, lifecycle = self._has_all_writers, self._lifecycle
-        while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
-            if has_all_writers() or lifecycle.is_closing:
-                break
-            time.sleep(_POLL_INTERVAL)
-        self._has_all_writers = None
-
     def _write_waiting(self) -> None:
         while self._waiting and not self._lifecycle.is_stopped:
             self._written_at = time.monotonic()
@@ -198,24 +210,108 @@ class DirectExchange(Exchange):
                 self._write(_END_OF_ROW)
                 self._waiting.popleft()
                 item.set()
-            elif self._is_copied(item):
+                continue
+            while not (is_copied := item.is_copied()) and not self._lifecycle.is_stopped:  # waits for the devices
+                time.sleep(DEVICE_POLL_INTERVAL)
+            if is_copied:
                 self._write(item)
                 self._written_at = time.monotonic()
                 self._waiting.popleft()  # only now, so that no later row is written before it
-
-    def _is_copied(self, contribution: Contribution) -> bool:
-        """Wait for the devices; return whether the contribution can be written, or has failed."""
-        while not contribution.is_copied():
-            if self._lifecycle.is_stopped:
-                return False
-            time.sleep(DEVICE_POLL_INTERVAL)
-        return True
 
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""
         try:
             self._rows.posting.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
-            self._rows.lost["that W&B refused"] += len(contribution.metrics)
+            self._rows.writer.lost["that W&B refused"] += len(contribution.metrics)
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
             self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not reported.")
+
+
+class WatchingExchange(Exchange):
+    """The exchange of a rank that writes nothing, unless the primary is missing."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        unit: Unit,
+        # Waits, on the thread, until it is certain which rank of the unit writes; see `session.moving.primary_in`.
+        find: Callable[[Callable[[], bool], Callable[[], bool], Callable[[], bool]], int | None],
+        move: Callable[[int], None],
+        failure: Callable[[], str | None] = lambda: None,  # why the primary could not open its run, if it could not
+    ) -> None:
+        super().__init__(limits, unit.global_rank, "watching")
+        self._unit = unit
+        self._find = find
+        self._move = move  # continues in another exchange, given the rank of its primary
+        self._failure = failure
+        self._has_rows = False
+        self._kept: deque[Contribution] | None = deque()
+        self._dropped = 0
+        self._writes = False  # whether this rank begins to write the run
+
+    def put(self, contribution: Contribution) -> None:
+        """Keep a row, or drop it if another rank writes the run."""
+        kept, self._has_rows = self._kept, True
+        if kept is not None and len(kept) < self._limits.max_pending_rows:
+            kept.append(contribution)
+        elif kept is not None:
+            self._dropped += 1
+
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
+        """Wait only if the session has moved."""
+        successor = self._lifecycle.successor
+        return self._lifecycle.has_kept_all if successor is None else successor.flush(timeout, together=together)
+
+    def pass_on(self, successor: Exchange) -> None:
+        super().pass_on(successor)
+        while self._kept:
+            successor.put(self._kept.popleft())
+        if self._writes and self._dropped:
+            message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows. The run ends as failed."
+            _log.warning(message, self._dropped, self._rank)
+            successor._lifecycle.unwritten += self._dropped  # noqa: SLF001  # of this base class
+            self._dropped = 0
+
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
+        """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
+        if self._is_foreign:
+            return True
+        lifecycle, limit = self._lifecycle, self._limit(timeout)
+        lifecycle.has_failed = failed
+        self._ask(Demand.CLOSE)
+        limit = min(limit, grace_of_failed(self._limits)) if failed else limit
+        is_set_within(lifecycle.ended, limit, lambda: False)
+        self._ask(Demand.STOP)
+        has_ended = ends(lifecycle, lambda: 0, self._rank)
+        if self._has_rows and lifecycle.successor is None and (failure := self._failure()):
+            _log.warning(
+                "dist_wandb: init failed on rank %d, which has the run to which rank %d logs: %s",
+                *(self._unit.global_rank_of(0), self._rank, failure),
+            )
+        return has_ended and lifecycle.has_kept_all
+
+    def _is_stopped(self) -> bool:
+        return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped
+
+    def _run(self) -> None:
+        lifecycle = self._lifecycle
+        try:
+            has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
+            primary = self._find(lambda: lifecycle.is_closing, has_rows, self._is_stopped)
+            if primary is None and self._kept:
+                lifecycle.may_have_lost = True
+                message = (
+                    "dist_wandb: what rank %d logged may be lost: it ended before it was certain which rank writes the "
+                    "run. Pass primary_rank to init if rank %d does not call it."
+                )
+                _log.warning(message, self._rank, self._unit.global_rank_of(0))
+            if primary:
+                lifecycle.phase, self._writes = Phase.MOVING, primary == self._unit.index
+                self._move(self._unit.global_rank_of(primary))
+        except Exception:  # noqa: BLE001  # the training must continue
+            lifecycle.phase = Phase.BROKEN
+            _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
+        finally:
+            self._kept = None
+            lifecycle.end()

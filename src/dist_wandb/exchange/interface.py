@@ -103,7 +103,6 @@ class Lifecycle:
         return not (self.phase is Phase.BROKEN or self.may_have_lost or self.unwritten)
 
     def end(self) -> None:
-        """Record that the thread writes nothing more."""
         if self.phase is not Phase.BROKEN:
             self.phase = Phase.ENDED
         self.delivered.set()
@@ -194,7 +193,6 @@ class Exchange(ABC):
 
     @property
     def has_ended(self) -> bool:
-        """Whether no thread is running."""
         return not self._thread.is_alive()
 
     @property
@@ -281,7 +279,6 @@ def ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
 
 
 def remember(exchange: Exchange) -> None:
-    """Register an exchange for `end_all`."""
     _live[:] = [known for known in _live if not known.has_ended]
     _live.append(exchange)
 

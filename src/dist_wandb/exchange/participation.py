@@ -6,20 +6,19 @@ On the way it reports the ranks that are missing, and those that never opened a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.cycle import Cycle
-from dist_wandb.exchange.forming import BROKEN_POLL_INTERVAL, Forming, find_store, grace
 from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Generation, Presence, keys_of, least_wait
 from dist_wandb.exchange.membership.membership import Membership, Situation
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Context
-from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import TimedCaller
@@ -27,6 +26,7 @@ from dist_wandb.topology.ranges import named
 
 UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 PRIMARY = 0  # its index in the unit
+_STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 
 
 class Attendance:
@@ -126,7 +126,6 @@ class Participation:
         self._context = context
         self._rounds = rounds
         self._cycle = cycle
-        self._forming = Forming(context)
         self._broken_poll = Interval(interval(BROKEN_POLL_INTERVAL, context.unit.size))
         self._joining_poll = Interval(context.limits.heartbeat)
 
@@ -135,23 +134,47 @@ class Participation:
     def arrive(
         self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
     ) -> Generation:
-        """Return the first generation of the unit; raise as `find_store` and `Membership.arrive`."""
+        """Find the job's store, and return the first generation of the unit.
+
+        Raises as `Membership.arrive`; RendezvousError also if there is no store when it is too late.
+        """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
-        job_store = find_store(self._context, find, gives_up)
+        deadline = time.monotonic() + limits.join_timeout
+        while (job_store := find()) is None:
+            if gives_up():
+                raise Stopped
+            if time.monotonic() > deadline or lifecycle.is_closing:  # a finishing rank creates no process group
+                waited = "until it finished" if lifecycle.is_closing else f"within {limits.join_timeout:g} s"
+                raise RendezvousError(
+                    f"Rank {unit.global_rank} found no store of the job {waited}, so its numbers cannot be combined "
+                    "with those of other ranks. Call init_process_group."
+                )
+            time.sleep(_STORE_POLL_INTERVAL)
         # A rank that was disconnected rejoins after its network returns; until then no other rank waits for it.
         within = limits.join_timeout + limits.peer_timeout
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
-        self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), gives_up)
+        self.membership = Membership(unit, limits, job_store.beside(keys_of(unit), caller), gives_up)
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
         return self.membership.arrive(limits.join_timeout, situation)
 
     def enter(self, generation: Generation) -> Generation:
         """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`."""
-        membership = self._joined()
+        membership = self.joined
         if self._context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
-            generation = self._rejoin(membership, membership.generations.latest(generation))
+            generation = membership.generations.latest(generation)
+            if not membership.has_ended(generation):
+                if self.generation is not None or self._context.unit.index in generation.lost:
+                    self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
+                self._context.reports.expect("late")  # the others report a rank that they have not waited for
+            limits = self._context.limits
+            generation = membership.join(generation, limits.join_timeout + limits.peer_timeout)
+            self.generation = None
+            self._cycle.has_primary = False
+            state = membership.generations.state(generation)
+            self._cycle.restore(state)
+            membership.presence.global_ranks.update(state["ranks"])
         membership.presence.departures.known.update(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
@@ -161,41 +184,24 @@ class Participation:
             self._cycle.kept.clear()  # it received them when it joined
         return generation
 
-    def _rejoin(self, membership: Membership, generation: Generation) -> Generation:
-        """Return the generation in which this rank participates, after one that the others began without it."""
-        if not membership.has_ended(generation):
-            if self.generation is not None or self._context.unit.index in generation.lost:
-                self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
-            self._context.reports.expect("late")  # the others report a rank that they have not waited for
-        generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
-        self.generation = None
-        self._cycle.has_primary = False
-        state = membership.generations.state(generation)
-        self._cycle.restore(state)
-        membership.presence.global_ranks.update(state["ranks"])
-        return generation
-
-    def form(self, generation: Generation, should_abort: Callable[[], bool]) -> Group:
-        """Form the group of this generation's members: see `Forming.form`."""
-        return self._forming.form(self._joined(), generation, should_abort)
-
     # The end of a generation
 
     def catch_up(self, generation: Generation) -> bool:
         """Catch up with the others' state when a generation began; return whether all ranks were done then."""
         if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
             return False
-        checkpoint = self._joined().generations.checkpoint_before(generation)
+        checkpoint = self.joined.generations.checkpoint_before(generation)
         return checkpoint is not None and self._cycle.catch_up(checkpoint)
 
     def recover(self, generation: Generation) -> Generation:
-        """Return the generation after one that broke."""
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
-        return self._joined().regroup(generation, self._cycle.checkpoint(), grace(self._context), closed)
+        return self.joined.regroup(
+            generation, self._cycle.checkpoint(), grace(self._context.limits, self._context.unit), closed
+        )
 
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
-        membership = self._joined()
+        membership = self.joined
         if generation.members[0] == self._context.unit.index:
             state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
             return membership.admit(generation, self._cycle.checkpoint(), state)
@@ -236,16 +242,7 @@ class Participation:
             return False
         return membership.generations.is_broken(generation)
 
-    def may_primary_come(self) -> bool:
-        """Return whether the primary, which is away, has not announced that it left."""
-        return not self._joined().presence.departures.is_gone(PRIMARY)
-
-    def learn_ranks(self, ranks: Mapping[int, int]) -> None:
-        """Record indices in the job of members of this generation, by their indices in the unit."""
-        self._joined().presence.global_ranks.update(ranks)
-
     def be_alone(self) -> None:
-        """Continue the rounds without other ranks."""
         unit, membership, generation = self._context.unit, self.membership, self.generation
         others = set(range(unit.size))
         if membership is not None and generation is not None:
@@ -256,7 +253,9 @@ class Participation:
                 others = membership.presence.opened()
         self._rounds.resize([unit.index], others - {unit.index})
 
-    def _joined(self) -> Membership:
+    @property
+    def joined(self) -> Membership:
+        """The membership, once there is a store."""
         if self.membership is None:
             raise RuntimeError("there is no store yet")
         return self.membership

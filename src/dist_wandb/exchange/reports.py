@@ -169,7 +169,7 @@ class Messages:
     def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
         """Warn of cells that were finished before, and are corrected, or not: the others' parts are forgotten."""
         rank, reports = self._context.rank, self._context.reports
-        self._context.rows.lost["that came too late"] += len(lost)
+        self._context.rows.writer.lost["that came too late"] += len(lost)
         reports.values(
             "too late",
             lost,
@@ -196,7 +196,6 @@ class Messages:
             )
 
     def many_open(self) -> None:
-        """Warn that more rows wait for other ranks than `max_pending_rows`."""
         self._context.warn(
             "pending",
             f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
@@ -205,7 +204,6 @@ class Messages:
         )
 
     def many_unsent(self) -> None:
-        """Warn that this rank logs faster than the ranks exchange."""
         self._context.warn(
             "outbox",
             f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
@@ -269,7 +267,6 @@ class Messages:
             )
 
     def not_computed(self, number: int) -> None:
-        """Warn that a device has not computed rows in time."""
         self._context.warn(
             "device",
             f"{number} rows of rank {self._context.rank} are lost: the device has not computed their values, or images "

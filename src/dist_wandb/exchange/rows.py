@@ -1,4 +1,4 @@
-"""Both ends of the exchange: the calls of a rank, and rows of the unit's finished values.
+"""The calls of a rank, before they are combined with those of others: what belongs to them, and where it waits.
 
 Values that are not numbers, or are reduced by ``"first"``, stay on the primary, with the call that they belong to. In a
 shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of other ranks at
@@ -7,50 +7,26 @@ once.
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments.attachment import ATTACHED, Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.attachments.spreads import Spreads
-from dist_wandb.exchange.held import Held, Own, Reductions, RowWriter
-from dist_wandb.exchange.protocol.lanes import (
-    NO_NUMBER,
-    Lanes,
-    Number,
-    lanes_of,
-    lanes_of_floats,
-    number_at,
-    number_of,
-    reduced_numbers,
-)
+from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.notices import Notices
+from dist_wandb.exchange.writing import Writing
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import checked_weight, is_number
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-from dist_wandb.reading.stragglers import RANK, Stragglers, Timing
-from dist_wandb.settings.reduction import (
-    BUSY,
-    DEGRADED,
-    STEP,
-    TIMES,
-    WITHOUT_NANS,
-    PerRankNames,
-    Reduction,
-    matches_any,
-)
+from dist_wandb.settings.reduction import TIMES, WITHOUT_NANS, PerRankNames, Reduction, matches_any, reduction_of
 
 _FLOATS = {float}
-_log = logging.getLogger("dist_wandb")
-_LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
+_MOST_FORMS = 4096  # tuples of names whose reductions are kept
 
 
 class Contribution(NamedTuple):
@@ -85,13 +61,58 @@ class Contribution(NamedTuple):
         )
 
 
+class RowWriter(Protocol):
+    """Writes rows into the run of one rank."""
+
+    label: str | None  # this rank's label in a shared run; `None` in any other
+    is_primary: bool  # whether this rank writes the plain names
+    has_own_run: bool  # whether each rank has a run of its own
+    step_metric: str | None  # name of the x axis in every row; `None` for none
+    lost: Counter[str]  # how many values were accepted and are not in the run, by the cause in words
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run to write to."""
+
+    def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
+        """Write a row at `step` on the x axis, or add to the open row; `commit` as in `wandb.Run.log`."""
+
+
+class Own(NamedTuple):
+    """What this rank alone keeps for the row of one of its calls."""
+
+    values: Mapping[str, Any]  # those that are not combined with other ranks, by final name
+    commit: bool | None  # as in `wandb.Run.log`
+    follows: int = 0  # as in `Contribution`
+
+
+class Reductions:
+    """The reduction of each name, by patterns as in `Rows`."""
+
+    def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
+        self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
+        self.reduce = reduce or {}
+        self.known: dict[str, Reduction] = {}  # of the names that were logged
+        self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
+        self.of_all = lru_cache(_MOST_FORMS)(lambda names: tuple(map(self.of, names)))
+
+    def of(self, name: str) -> Reduction:
+        """Return the reduction of a name: that of the first matching pattern, or the mean."""
+        if name not in self.known:
+            is_time = name.startswith(TIMES)  # general patterns do not apply to times
+            reduce = {one: kind for one, kind in self.reduce.items() if not is_time or one.startswith(TIMES)}
+            pattern, self.known[name] = reduction_of(name, reduce)
+            self.unused.pop(pattern, None)
+        return self.known[name]
+
+
 class Posting:
     """Turns contributions into calls; writes this rank's own values, or keeps them."""
 
-    def __init__(self, held: Held, per_rank: PerRankNames, *, is_first: bool) -> None:
-        self._writer = held.writer
-        self._writes = held.writer.is_primary
-        self._held = held
+    def __init__(self, rows: Rows, per_rank: PerRankNames, *, is_first: bool) -> None:
+        self._writer = rows.writer
+        self._writes = rows.writer.is_primary
+        self._rows = rows
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
         self._usual = Own({}, None)
@@ -100,18 +121,18 @@ class Posting:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
         metrics = known(contribution.metrics)
         if any(isinstance(value, ATTACHED) for value in metrics.values()):
-            alone = [self._held.attachments.alone(name, value) for name, value in metrics.items()]
+            alone = [self._rows.attachments.alone(name, value) for name, value in metrics.items()]
             metrics = {name: value for values in alone for name, value in values.items()}
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
             row = {**metrics, **labelled} if self._writes else self._with_axes(labelled, metrics)
-        self._held.act(contribution.follows)
+        self._rows.act(contribution.follows)
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
         if row:  # the end of an open row replaces what was written into the summary meanwhile, as in wandb
             is_open = contribution.commit is False
-            self._held.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
+            self._rows.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
 
     def post(self, contribution: Contribution, rounds: Rounds, now: float) -> Iterable[str]:
         """Post a contribution whose values are computed, and return its names; write own values, or keep them."""
@@ -129,11 +150,11 @@ class Posting:
             call = rounds.post([*unit, *others], lanes_of(numbers), step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
-                    self._held.attachments.of(others[key.name]).keep(key, others[key.name])
+                    self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
         if mine:
-            self._held.act(contribution.follows)
-            self._writer.write(self._with_axes(mine, values), self._held.x(x), commit=True)
-            self._held.keep_summary(mine, contribution.follows, step, is_open=False)
+            self._rows.act(contribution.follows)
+            self._writer.write(self._with_axes(mine, values), self._rows.x(x), commit=True)
+            self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
         return unit
 
     def _own_of(self, contribution: Contribution) -> Own | None:
@@ -150,7 +171,7 @@ class Posting:
         metrics, weight = contribution.metrics, contribution.weight
         if set(map(type, metrics.values())) != _FLOATS or not (weight is None or type(weight) in (int, float)):
             return None
-        if self._writer.label is not None or "first" in self._held.reductions.of_all((*metrics,)):
+        if self._writer.label is not None or "first" in self._rows.reductions.of_all((*metrics,)):
             return None
         return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
@@ -158,7 +179,7 @@ class Posting:
         """Add the x axes of their call to values under this rank's label: otherwise W&B fills in the last ones."""
         if not labelled:
             return {}
-        names = (*self._held.own_axes(), self._writer.step_metric)
+        names = (*self._rows.own_axes(), self._writer.step_metric)
         axes = {name: values[name] for name in names if name is not None and name in values}
         return {**axes, **labelled}
 
@@ -171,15 +192,15 @@ class Posting:
         mine: dict[str, Any] = {}
         by_name = isinstance(weights, dict)
         for name, value in values.items():
-            if is_number(value) and (kind := self._held.reductions.of(name)) != "first":
+            if is_number(value) and (kind := self._rows.reductions.of(name)) != "first":
                 weight = weights.get(name, 1.0) if by_name else weights
                 unit[name] = number_of(value, weight, ignores_nan=kind in WITHOUT_NANS)
-            elif value is None and self._held.reductions.of(name) != "first":
+            elif value is None and self._rows.reductions.of(name) != "first":
                 unit[name] = NO_NUMBER  # the other ranks need not wait for this one
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = number_of(value) if self._is_first else NO_NUMBER
             elif isinstance(value, ATTACHED):
-                others[self._held.attachments.of(value).series(name, value, rounds.table.names)] = value
+                others[self._rows.attachments.of(value).series(name, value, rounds.table.names)] = value
             elif self._writes:
                 mine[name] = value
         return unit, others, {**mine, **self._labelled(values)}
@@ -189,9 +210,9 @@ class Posting:
         label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
         if label is None or not names.patterns:
             return {}
-        labelled, axes = {}, {axis, *self._held.own_axes()}
+        labelled, axes = {}, {axis, *self._rows.own_axes()}
         for name, value in values.items():
-            self._held.reductions.of(name)  # it is a logged name, also if it is not reduced
+            self._rows.reductions.of(name)  # it is a logged name, also if it is not reduced
             if name in axes or value is None or isinstance(value, ATTACHED):
                 continue
             number = is_number(value)
@@ -203,151 +224,13 @@ class Posting:
         if weight is None or isinstance(weight, (int, float)):
             return 1.0 if weight is None else float(weight)
         if isinstance(weight, Later):
-            return float(checked_weight("weight", weight.number(), self._held.rank))
-        self._held.reductions.weighted.update(weight.keys() - values.keys())
+            return float(checked_weight("weight", weight.number(), self._rows.rank))
+        self._rows.reductions.weighted.update(weight.keys() - values.keys())
         return {name: self._weights(value, values) for name, value in weight.items()}
 
 
-class _OpenRow(NamedTuple):
-    """A row that was left open for further values of its step."""
-
-    values: Mapping[str, Any]
-    x: int | None  # its position
-    since: float  # the time of its last value, in seconds
-
-
-_NONE = _OpenRow({}, None, 0.0)
-
-
-class Writing:
-    """Turns finished rows into rows of this rank's run, if this rank writes the rows of its unit."""
-
-    def __init__(self, held: Held) -> None:
-        self.is_over = False  # whether the run is being finished: nothing more is written
-        self.due: int = 0  # how many rows are being written
-        self.last_position: str = "the start"  # of the last row, for messages
-        self.global_rank_of: Any = lambda index: index  # in the job, given that in the unit
-        self._writer = held.writer
-        self._held = held
-        self._notices = Notices()
-        self._stragglers = Stragglers()
-        self.timings: dict[str, Timing] = defaultdict(Timing)  # by name
-        self._open = _NONE
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write finished rows."""
-        try:
-            for index, row in enumerate(rows):
-                self.due = len(rows) - index
-                if self._writer.is_primary or row.own:
-                    try:
-                        self._write_row(row)
-                    except Exception as error:  # noqa: BLE001  # in the making of the row
-                        self._lose(error, len(row.names))
-        finally:
-            self.due = 0
-        if rows:
-            step, x = rows[-1].step, rows[-1].x
-            self.last_position = f"row {-x}" if step is None and x < 0 else f"step {self._held.x(x)}"
-
-    def end_row(self, now: float = math.inf) -> None:
-        """End a row that was left open, if that is some time ago."""
-        if self._open.values and now - self._open.since >= _LEFT_OPEN:
-            self._write({}, None, commit=None)
-
-    def _write_row(self, row: Row) -> None:
-        values: dict[str, Any] = {}
-        missing = row.missing
-        if self._writer.is_primary and row.names:
-            values, missing = self._values(row)
-        own, commit = {}, row.step is None
-        for one in row.own:
-            own.update(one.values)
-            commit = commit if one.commit is None else one.commit
-        values.update(own)
-        if not values:
-            return
-        follows = max((one.follows for one in row.own), default=None)
-        self._held.act(follows)
-        axes = {name: value for name, value in row.axes.items() if name not in own}
-        if row.corrects or not self._fits(values, axes):
-            self.end_row()
-        values.update(axes)
-        if missing:
-            values[DEGRADED] = missing
-            self._held.marked[DEGRADED] += 1
-        if BUSY in values:
-            values.update(self._stragglers.detect(values.get(STEP)))
-            if RANK in values:
-                self.timings[RANK].counts[values[RANK]] += 1
-        # As in wandb, a row left open without a step takes a framework's axis from the call that ends it.
-        is_open = commit is False and row.step is None and not (self._held.counts or row.corrects)
-        x = None if is_open else self._held.x(row.x)
-        self._write(values, x, commit=True if row.corrects else commit)
-        self._held.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
-
-    def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
-        """Return whether the open row may hold a call too: no name of it yet, and the same place on the user's axes."""
-        same = all(self._open.values.get(name, value) == value for name, value in axes.items())
-        return same and self._open.values.keys().isdisjoint(values.keys() - axes.keys())
-
-    def _values(self, row: Row) -> tuple[dict[str, Any], int]:
-        """Return the reduced values of a row, and how many ranks are missing."""
-        names, held = row.names, self._held
-        numbers = reduced_numbers(*row.lanes, held.reductions.of_all(names), row.ranks[0])
-        values = dict(zip(names, numbers, strict=True))
-        missing = row.missing
-        counts = row.lanes[0][-len(names) :]
-        for index, key in enumerate(row.cells()) if counts.count(0.0) else ():
-            if not counts[index]:  # it has no number, but what the ranks attached
-                del values[key.name]
-                added, lacks = held.attachments.pop_values(key, row.ranks[index], corrects=row.corrects)
-                values.update(added)
-                if lacks:
-                    values[DEGRADED] = lacks  # also if the row has nothing else
-                missing = max(missing, lacks)
-        if held.spreads.found:
-            self._add_spreads(values, row)
-        return values, missing
-
-    def _add_spreads(self, values: dict[str, Any], row: Row) -> None:
-        for index, key in enumerate(row.cells()):
-            spread = self._held.spreads.found.pop(key, None)
-            if spread is None or self._held.reductions.of(key.name) == "first":
-                continue
-            name, number = key.name, number_at(*row.lanes, index, len(row.names))
-            values.update({f"{name}/{kind}": number.reduced(kind) for kind in ("min", "max")})
-            values[f"{name}/std"] = math.sqrt(spread.squares / number.weight)
-            values[f"{name}/argmax_rank"] = self.global_rank_of(spread.largest_at)
-            if name.startswith(TIMES) and row.ranks[index] > 1:
-                rank, largest, ranks = values[f"{name}/argmax_rank"], values[f"{name}/max"], row.ranks[index]
-                self.timings[name].add(rank, largest, values[name], values[f"{name}/min"])
-                if name == BUSY:
-                    self._stragglers.add(rank, largest, (ranks * values[name] - largest) / (ranks - 1))
-
-    def _write(self, row: Mapping[str, Any], x: int | None, *, commit: bool | None) -> None:
-        if self.is_over:
-            return
-        if commit is not False:
-            self._open = _NONE
-        else:
-            before = self._open.values if x == self._open.x else {}
-            self._open = _OpenRow({**before, **row}, x, time.monotonic())
-        try:
-            self._writer.write(row, x, commit=commit)
-        except Exception as error:  # noqa: BLE001  # of W&B
-            self._lose(error, len(row))
-
-    def _lose(self, error: Exception, values: int) -> None:
-        """Report a row that could not be written, once for each kind of error: it must not stop the later ones."""
-        self._writer.lost["that W&B refused"] += values
-        text = "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported"
-        if self._notices.is_first(type(error)):
-            _log.error(text, self._held.rank, exc_info=error)
-
-
 class Rows:
-    """Processes the contributions and the finished rows of one rank."""
+    """What turns the contributions of one rank into rows, and with what."""
 
     def __init__(
         self,
@@ -355,27 +238,43 @@ class Rows:
         reduce: Mapping[str, Reduction] | None,  # by name pattern; the first match applies
         per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable; what ranks also write under their label
         spread: Sequence[str] = (),  # patterns of names whose spread over ranks is wanted
-        own_axes: Callable[[], Collection[str]] = tuple,  # see `Held`, also for the following
-        keep_summary: Callable[..., None] = lambda *_, **__: None,  # `runs.summary.SummaryWrites.keep`
-        act: Callable[..., None] = lambda *_: None,  # `runs.summary.SummaryWrites.act`
+        own_axes: Callable[[], Collection[str]] = tuple,  # the names that are x axes of the user in this rank's run
+        # `runs.summary.SummaryWrites`: after each row, keeps what the user has written there since; before each row,
+        # does what the user did with the run before its call
+        keep_summary: Callable[..., None] = lambda *_, **__: None,
+        act: Callable[..., None] = lambda *_: None,
         *,
-        counts: bool = True,
-        first: int = 0,
+        counts: bool = True,  # whether rows without a step lie at the number of calls on the x axis
+        first: int = 0,  # position of the first of these rows
         rank: int = 0,  # in the job, for messages
         index: int = 0,  # in the unit
     ) -> None:
-        self.writes: bool = writer.is_primary
+        self.writer = writer
+        self.rank = rank
+        self.own_axes = own_axes
+        self.keep_summary = keep_summary
+        self.act = act
+        self.first: int | None = first if counts else None
+        self.reductions: Reductions = Reductions(reduce)
         metrics = FusedMetrics(rank, merges=self.writes, lost=writer.lost)
         gathers = FusedGathers(rank, merges=self.writes, lost=writer.lost)
-        attachments = Attachments({Snapshot: metrics, Gathered: gathers})
-        spreads = Spreads(index, lambda name: matches_any(name, spread))
-        parts = (Reductions(reduce), attachments, spreads)
-        self.held: Held = Held(writer, rank, *parts, own_axes, keep_summary, act, counts, first)
-        self.posting: Posting = Posting(self.held, per_rank, is_first=not index)
-        self.writing: Writing = Writing(self.held)
-        self.lost: Counter[str] = writer.lost  # how many values of this rank, by the cause in words
+        self.attachments: Attachments = Attachments({Snapshot: metrics, Gathered: gathers})
+        self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
+        self.posting: Posting = Posting(self, per_rank, is_first=not index)
+        self.writing: Writing = Writing(self)
 
     @property
-    def has_run(self) -> bool:
-        """Whether there is a run to write to."""
-        return self.held.writer.has_run
+    def writes(self) -> bool:
+        """Whether this rank writes the rows of its unit."""
+        return self.writer.is_primary
+
+    def axes(self) -> list[str]:
+        """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
+        chosen = {one: kind for one, kind in self.reductions.reduce.items() if one != "*"}
+        return [name for name in self.own_axes() if not reduction_of(name, chosen)[0]]
+
+    def x(self, x: int) -> int | None:
+        """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""
+        if x >= 0:
+            return x
+        return 0 if self.first is None else self.first - 1 - x

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
 from dist_wandb.exchange.membership import generations
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import Context, Messages
@@ -51,7 +51,6 @@ class Inbox:
     # On the user's threads
 
     def put(self, contribution: Contribution) -> None:
-        """Add a contribution."""
         self.was_used = True
         self._unread.put(contribution)
         if self._unread.qsize() > _MANY_AT_ONCE:
@@ -78,7 +77,6 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no contribution is on its way to the rounds."""
         return self._unread.empty() and not self._computing
 
     # On the thread of the exchange
@@ -122,14 +120,12 @@ class Inbox:
             self.drain()
 
     def pass_on(self, put: Callable[[Contribution], None]) -> None:
-        """Pass all contributions on to another exchange."""
         while self._read(0.0):
             pass
         while self._computing:
             put(self._computing.popleft())
 
     def answer(self, flushes: list[Flush]) -> None:
-        """Complete flush requests."""
         for flush in flushes:
             flush.set()
             self.flushes.remove(flush)
@@ -177,7 +173,7 @@ class Turns:
         rows = self._context.rows
         if rows.writes:
             return self.backlog + len(self._rounds.table.open) + rows.writing.due
-        return self._inbox.unread + self._inbox.computing if rows.has_run else 0  # values under its label
+        return self._inbox.unread + self._inbox.computing if rows.writer.has_run else 0  # values under its label
 
     def is_due(self) -> bool:
         """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""

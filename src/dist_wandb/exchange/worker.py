@@ -27,11 +27,11 @@ from typing import cast
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.meeting import Moved, Over, Stopped
 from dist_wandb.exchange.membership.membership import Situation
-from dist_wandb.exchange.participation import Participation
-from dist_wandb.exchange.protocol.offers import Intent
+from dist_wandb.exchange.participation import PRIMARY, Participation
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import Context, Messages, report_lost
@@ -95,7 +95,9 @@ class Worker:
             self._continue_alone()
         finally:
             self._write_rest(is_closed=is_closed)
-            report_lost(self._context.rank, self._context.rows.lost)  # other messages appear once for many values
+            report_lost(
+                self._context.rank, self._context.rows.writer.lost
+            )  # other messages appear once for many values
             self._context.lifecycle.end()
             self.inbox.answer(list(self.inbox.flushes))
             # releases the store: in reference cycles, its connections would stay open until garbage collection
@@ -127,10 +129,10 @@ class Worker:
         participation = self.participation
         if participation.catch_up(generation):
             return None
-        generation = participation.enter(generation)
+        generation, membership = participation.enter(generation), participation.joined
         try:
-            group = participation.form(generation, self._should_abort)
-            self.cycle.begin(group, generation.members, participation.learn_ranks)
+            group = membership.forming.form(generation, self._should_abort)
+            self.cycle.begin(group, generation.members, membership.presence.global_ranks.update)
             while True:
                 outcome = self._round()
                 if outcome.closed:
@@ -172,14 +174,14 @@ class Worker:
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()
-        self._rounds.side_data.axes = self._context.rows.held.axes()
+        self._rounds.side_data.axes = self._context.rows.axes()
 
     def _post(self, contribution: Contribution) -> None:
         try:
             now = time.monotonic()
             self.messages.names.update(self._context.rows.posting.post(contribution, self._rounds, now))
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
-            self._context.rows.lost["that could not be processed"] += len(contribution.metrics)
+            self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(
                 "dist_wandb: a row of rank %d could not be processed and is lost: %r",
                 self._context.rank,
@@ -189,7 +191,7 @@ class Worker:
     def _awaits_primary(self) -> bool:
         """Return whether the rank that writes is away, but may return for the values kept for it."""
         may_come = self.cycle.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
-        return may_come and self.participation.may_primary_come()
+        return may_come and not self.participation.joined.presence.departures.is_gone(PRIMARY)
 
     def _gives_up_waiting(self) -> bool:
         """Return whether there is no reason to wait for other ranks to arrive."""

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.direct import DirectExchange
+from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import (

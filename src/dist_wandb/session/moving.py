@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.forming import Stopped
 from dist_wandb.exchange.membership.generations import Presence, keys_of
-from dist_wandb.exchange.membership.meeting import Stopped
 from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.session import registry
 from dist_wandb.store.job_store import LONGEST_PAUSE

@@ -28,7 +28,7 @@ from dist_wandb.user_lines import named_line, users_line, warn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dist_wandb.exchange.held import Reductions
+    from dist_wandb.exchange.rows import Reductions
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.plan import RunPlan

@@ -112,7 +112,7 @@ class Session(AsRun):
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)
         if handed_over is not None and self._intake.rows:
-            self._notices.unused_names(handed_over.held.reductions)
+            self._notices.unused_names(handed_over.reductions)
             self._notices.slow_ranks(handed_over.writing.timings)
 
     def start(self, log: Callable[..., None]) -> None:

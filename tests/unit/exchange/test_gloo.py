@@ -19,7 +19,7 @@ import torch.distributed as dist
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed, undestroyed
+from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed, members_of, undestroyed
 
 if TYPE_CHECKING:
     from tests.conftest import OnRanks
@@ -109,12 +109,13 @@ def test_tensors_are_reduced_in_place(form: Form, on_ranks: OnRanks, size: int) 
     ],
     ids=["lengths", "some empty", "all empty", "zeros", "long"],
 )
-def test_gather_returns_bytes_of_any_length_in_member_order(form: Form, on_ranks: OnRanks, sent: list[bytes]) -> None:
+def test_a_tally_has_bytes_of_any_length_with_their_members(form: Form, on_ranks: OnRanks, sent: list[bytes]) -> None:
     groups = form(3)
-    assert on_ranks(3, lambda rank: groups[rank].gather(sent[rank])) == [sent] * 3
+    tallies = on_ranks(3, lambda rank: [*groups[rank].tally(sent[rank]).items()])
+    assert tallies == [[*members_of(sent).items()]] * 3
 
 
-@pytest.mark.parametrize("how", ["gather", "collect"])
+@pytest.mark.parametrize("how", ["tally", "collect"])
 def test_oversized_messages_are_refused_and_the_group_stays_usable(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -122,13 +123,13 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
     monkeypatch.setattr(gloo, "MOST_GATHERED", 100)
     monkeypatch.setattr(gloo, "MOST_COLLECTED", 100)
 
-    def give(rank: int, size: int) -> list[bytes]:
-        given: list[bytes] = getattr(groups[rank], how)(b"x" * size if rank == 1 else b"y")
-        return given
+    def give(rank: int, size: int) -> Any:
+        return getattr(groups[rank], how)(b"x" * size if rank == 1 else b"y")
 
     with pytest.raises(ConfigurationError, match="Member 1 of the group announced 101 bytes, but the limit is 100"):
         on_ranks(3, lambda rank: give(rank, 101))
-    assert on_ranks(3, lambda rank: give(rank, 100))[0] == [b"y", b"x" * 100, b"y"]
+    given = [b"y", b"x" * 100, b"y"]
+    assert on_ranks(3, lambda rank: give(rank, 100))[0] == (members_of(given) if how == "tally" else given)
 
 
 @pytest.mark.parametrize("length", [-1, 2**62])
@@ -141,7 +142,7 @@ def test_an_absurd_announced_length_raises_no_memory_error(form: Form, on_ranks:
             groups[0]._group.allgather([lengths], [torch.tensor([length])], groups[0]._options.gather).wait()
             return
         with pytest.raises(ConfigurationError, match=f"Member 0 of the group announced {length:,} bytes"):
-            groups[1].gather(b"")
+            groups[1].collect(b"")
 
     on_ranks(2, give)
 
@@ -150,18 +151,18 @@ def test_a_group_can_be_used_repeatedly(form: Form, on_ranks: OnRanks) -> None:
     groups = form(2)
 
     def use(rank: int) -> list[Any]:
-        return [(groups[rank].reduce([n], [rank * n]), groups[rank].gather(str(n + rank).encode())) for n in range(20)]
+        return [(groups[rank].reduce([n], [rank * n]), groups[rank].tally(str(n + rank).encode())) for n in range(20)]
 
-    expected = [(([2.0 * n], [float(n)]), [str(n).encode(), str(n + 1).encode()]) for n in range(20)]
+    expected = [(([2.0 * n], [float(n)]), members_of([str(n).encode(), str(n + 1).encode()])) for n in range(20)]
     assert on_ranks(2, use) == [expected] * 2
-    assert groups[0].collectives == 20 * 3
+    assert groups[0].collectives == 20 * 2
     assert groups[0].bytes_given >= 20 * 2 * 8
 
 
 def test_a_group_of_one_returns_its_own_values() -> None:
     alone = Group()
     assert alone.reduce([1.0], [2.0, 3.0]) == ([1.0], [2.0, 3.0])
-    assert alone.gather(b"me") == [b"me"]
+    assert alone.tally(b"me") == {b"me": frozenset({0})}
     alone.close()
     assert alone.reduce([], []) == ([], [])
 
@@ -174,7 +175,7 @@ def test_a_group_whose_members_do_not_connect_in_time_is_broken() -> None:
         GlooGroup(dist.HashStore(), 0, 2, 0.3, lambda: False)
 
 
-@pytest.mark.parametrize("use", [reduce_alone, lambda group: group.gather(b"x")], ids=["reduce", "gather"])
+@pytest.mark.parametrize("use", [reduce_alone, lambda group: group.tally(b"x")], ids=["reduce", "tally"])
 def test_a_missing_member_breaks_the_group_after_the_timeout(form: Form, use: Callable[[GlooGroup], Any]) -> None:
     first, _ = form(2)
     first._timeout = 0.4  # not while they connect, which may take longer
@@ -216,7 +217,7 @@ def test_waiting_ends_soon_after_is_over_returns_true(form: Form) -> None:
 def test_waiting_is_short_if_is_over_is_true_from_the_start(form: Form) -> None:
     first, _ = form(2, timeout=60.0, is_over=lambda: True)
     with taking(0, SOON), pytest.raises(BrokenError):
-        first.gather(b"x")
+        first.tally(b"x")
 
 
 def test_a_closed_member_breaks_a_later_collective_at_once(form: Form) -> None:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -17,21 +16,13 @@ from counting import CountedStore, Counts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.forming import Forming
 from dist_wandb.exchange.membership import generations, membership
-from dist_wandb.exchange.membership.generations import (
-    Checkpoint,
-    CheckpointSummary,
-    Departure,
-    Generation,
-    Result,
-    publish_opened,
-)
-from dist_wandb.exchange.membership.meeting import Moved, Over, Stopped
+from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
+from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Result, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.layout import GroupLayout
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -54,7 +45,8 @@ class Job:
 
     def rank(self, index: int) -> Membership:
         if index not in self._ranks:
-            self._ranks[index] = Membership(self.unit(index), self.keys(index), lambda: index in self.stopped)
+            unit, keys = self.unit(index), self.keys(index)
+            self._ranks[index] = Membership(unit, DEFAULT_LIMITS, keys, lambda: index in self.stopped)
         return self._ranks[index]
 
     def unit(self, index: int) -> Unit:
@@ -266,7 +258,7 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for_again() -
     group = GroupLayout(0, before.members, 0)
 
     def meet_in_vain(rank: Membership) -> Generation:
-        assert not rank.meeting.wait(before, group, SHORT)
+        assert not rank.forming.meet(before, group, SHORT)
         return rank.regroup(before, knows(6), LONG)
 
     start = time.monotonic()
@@ -276,18 +268,18 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for_again() -
 
 def test_members_wait_less_for_each_other_after_a_broken_generation() -> None:
     found: list[float] = []
-    meeting = SimpleNamespace(wait=lambda _generation, _group, within: found.append(within))
-    context: Any = SimpleNamespace(unit=Unit("", 0, 3, 0, range(3)), limits=Limits(peer_timeout=100.0))
+    own: Any = Membership(Job(3).unit(0), Limits(peer_timeout=100.0), Job(3).keys(0), lambda: False).forming
+    own.meet = lambda _generation, _group, within: found.append(within)
     for generation in (Generation(0, (0, 1)), Generation(2, (0, 1), joined=(1,)), Generation(2, (0, 1))):
         with pytest.raises(BrokenError):
-            Forming(context).form(cast("Any", SimpleNamespace(meeting=meeting)), generation, lambda: False)
+            own.form(generation, lambda: False)
     assert found == [100.0, 100.0, 5.0]
 
 
 def test_another_rank_regroups_if_the_first_reader_dies() -> None:
     job = Job(4)
     before = job.begin()
-    job.rank(3).generations.summaries(before).append(CheckpointSummary(3, 6))  # the first one; then it dies
+    job.rank(3).generations.summaries(before).append((3, 6))  # the first one; then it dies
     began = time.monotonic()
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
     assert following.members == (0, 1, 2, 3), "its checkpoint was there, so the next generation finds that it is gone"
@@ -299,7 +291,7 @@ def test_another_rank_regroups_if_the_first_reader_dies() -> None:
 def test_another_rank_regroups_if_successive_elected_ranks_die() -> None:
     job = Job(5)
     before = job.begin()
-    job.rank(4).generations.summaries(before).append(CheckpointSummary(4, 6))
+    job.rank(4).generations.summaries(before).append((4, 6))
     assert job.rank(4).generations.is_elected(1, 0)
     assert job.rank(3).generations.is_elected(1, 1)
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
@@ -341,8 +333,8 @@ def test_leaving_breaks_a_newer_generation_that_includes_the_rank(*, is_closed: 
     job = Job(3)
     before = job.begin()
     for rank in range(3):
-        job.rank(rank).generations.summaries(before).append(CheckpointSummary(rank, 6))
-    following = job.rank(0)._claim_next(before, {rank: CheckpointSummary(rank, 6) for rank in range(3)})
+        job.rank(rank).generations.summaries(before).append((rank, 6))
+    following = job.rank(0)._claim_next(before, dict.fromkeys(range(3), 6))
     assert not job.rank(1).generations.is_broken(following)
     job.rank(2).leave(before, knows(6), failed=not is_closed, delivered=is_closed, is_closed=is_closed)
     assert job.rank(1).generations.is_broken(following)
@@ -375,7 +367,7 @@ def test_a_generation_is_broken_at_once_if_a_member_leaves_during_the_claim(
         return claim(generation)
 
     monkeypatch.setattr(job.rank(0).generations, "claim", claim_late)
-    following = job.rank(0)._claim_next(before, {rank: CheckpointSummary(rank, 6) for rank in range(3)})
+    following = job.rank(0)._claim_next(before, dict.fromkeys(range(3), 6))
     assert following.members == (0, 1, 2)
     assert job.rank(1).generations.is_broken(following)
 

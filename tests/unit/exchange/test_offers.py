@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.protocol.calls import Key, Outbox
+from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.lanes import NOTHING
-from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
 
 NAMES = [f"name {number}" for number in range(12)]
 NUMBERS = {name: number for number, name in enumerate(NAMES)}

@@ -13,7 +13,7 @@ from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.table import Row, encoded
 from dist_wandb.exchange.reports import Context, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.group import Group
@@ -131,13 +131,13 @@ def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_coun
     rounds.resize([1], {0})
     context = Context(unit_of(second, "global"), DEFAULT_LIMITS, rows, reports, Lifecycle())
     cycle = Cycle(context, rounds, Pacer(DEFAULT_LIMITS, now))
-    kept = Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,)).as_list()
-    cycle.restore({**cycle.snapshot(), "unwritten": [kept] * 20_000})
+    kept = Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,))
+    cycle.restore({**cycle.snapshot(), "unwritten": encoded([kept] * 20_000)})
     cycle.begin(Group(), (1,), lambda _: None)
     rows.posting.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
     for _ in range(3):
         cycle.round()
     what = "more than 20,000 rows wait on rank 1 for the rank that writes them, which is away: the oldest are lost"
     assert logged(caplog) == [f"dist_wandb: {what}, and counted at the end."]
-    assert rows.lost == {"that could not be kept for the rank that writes them": 1}
+    assert writer.lost == {"that could not be kept for the rank that writes them": 1}
     assert cycle.keeps_rows

@@ -17,10 +17,9 @@ from row_model import Judge
 from row_units import Unit
 
 from dist_wandb.exchange.protocol import choosing, table
-from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
-from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.placing import Cell, Placing
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row

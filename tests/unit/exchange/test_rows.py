@@ -17,8 +17,8 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
@@ -112,7 +112,7 @@ class Unit:
         self.now += seconds
         offers: dict[bytes, frozenset[int]] = {}
         for rank, (machine, own) in enumerate(zip(self.rounds, self.ranks, strict=True)):
-            machine.side_data.axes = own.held.axes()
+            machine.side_data.axes = own.axes()
             offer = machine.offer(self.now)
             offers[offer] = offers.get(offer, frozenset()) | {rank}
         have_numbers = [machine.plan(offers) for machine in self.rounds]
@@ -120,12 +120,12 @@ class Unit:
         lists = [group.reduce(*machine.pack()) for machine in self.rounds][-1] if have_numbers[0] else ([], [])
         outcomes = [machine.unpack(*lists) for machine in self.rounds]
         for machine, own in zip(self.rounds, self.ranks, strict=True):
-            own.held.spreads.keep(machine.outbox.last)
-            own.held.attachments.settle(machine.outbox, machine.table.names)
+            own.spreads.keep(machine.outbox.last)
+            own.attachments.settle(machine.outbox, machine.table.names)
         spreads: Any = Reduction()
         for _ in range(2):
             for own, outcome in zip(self.ranks, outcomes, strict=True):
-                own.held.spreads.exchange(own.held.spreads.due(outcome.rows), spreads)
+                own.spreads.exchange(own.spreads.due(outcome.rows), spreads)
             spreads.is_known = True
         for own, outcome in zip(self.ranks, outcomes, strict=True):
             own.writing.write(outcome.rows)
@@ -222,9 +222,9 @@ def test_a_name_without_a_matching_pattern_is_averaged() -> None:
 
 def test_unused_patterns_are_kept_in_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
-    assert list(unit.ranks[0].held.reductions.unused) == ["a", "loss", "l*", "b"]
+    assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
-    assert list(unit.ranks[0].held.reductions.unused) == ["a", "l*", "b"]
+    assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
 
 
 def test_first_values_and_other_objects_are_written_in_the_primarys_row() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
-from dist_wandb.exchange import forming
+from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Group

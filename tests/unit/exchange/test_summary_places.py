@@ -20,7 +20,7 @@ def recorded(unit: Unit, rank: int = 0) -> list[Place]:
     def keep(names: Iterable[str], follows: Any, x: Any, *, is_open: bool, corrects: bool = False) -> None:
         places.append(([*names], follows, x, is_open, corrects))
 
-    object.__setattr__(unit.ranks[rank].held, "keep_summary", keep)
+    unit.ranks[rank].keep_summary = keep
     return places
 
 
@@ -106,10 +106,10 @@ def test_a_row_that_cannot_be_made_costs_no_other_row(caplog: pytest.LogCaptureF
         if next(fails, False):
             raise ValueError("cannot be carried out")
 
-    object.__setattr__(unit.ranks[0].held, "act", act)
+    unit.ranks[0].act = act
     for step in range(4):
         for rank in range(2):
             log(unit, rank, {"loss": 1.0}, step, 0)
     assert [row["global_step"] for row in unit.close()] == [2, 3]
-    assert unit.ranks[0].lost == {"that W&B refused": 2}
+    assert unit.ranks[0].writer.lost == {"that W&B refused": 2}
     assert caplog.text.count("could not write a row") == 1

@@ -104,7 +104,7 @@ def test_many_numbers_are_reduced_in_pieces(
 
 @pytest.mark.parametrize(("size", "fan_out"), SHAPES)
 @pytest.mark.parametrize("piece", [24, 2**20])
-def test_bytes_of_any_length_are_gathered_in_member_order(
+def test_bytes_of_any_length_are_collected_in_member_order(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece)
@@ -115,11 +115,11 @@ def test_bytes_of_any_length_are_gathered_in_member_order(
 
     def give(rank: int) -> list[Any]:
         group, own = groups[rank], sent[rank]
-        return [group.gather(own), group.collect(own[:9], b"", own[9:]), group.gather(b""), group.collect(b"")]
+        return [group.collect(own[:9], b"", own[9:]), group.collect(b"")]
 
     first, *others = on_ranks(size, give)
-    assert first == [sent, sent, nothing, nothing]
-    assert others == [[sent, [], nothing, []]] * (size - 1)
+    assert first == [sent, nothing]
+    assert others == [[[], []]] * (size - 1)
 
 
 @pytest.mark.slow
@@ -148,13 +148,13 @@ def test_impossible_lengths_of_another_version_are_refused(form: Form, on_ranks:
         if rank == 3:
             return str(groups[rank].reduce([math.nan], [math.inf])[1])
         with pytest.raises(ConfigurationError, match="A member of the group announced an impossible number of bytes"):
-            groups[rank].gather(b"y")
+            groups[rank].tally(b"y")
         return "refused"
 
     assert on_ranks(5, give) == ["refused"] * 3 + ["[inf]", "refused"]
 
 
-@pytest.mark.parametrize("how", ["gather", "tally", "collect"])
+@pytest.mark.parametrize("how", ["tally", "collect"])
 def test_oversized_messages_are_refused_and_the_group_stays_usable(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -172,7 +172,7 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
         assert refusal.startswith("Member 1 of the group announced 101 bytes, but the limit is 100.")
     given = [b"y", b"x" * 100, b"y", b"x" * 100, b"y"]
     assert on_ranks(5, lambda rank: give(rank, 100))[0] == (members_of(given) if how == "tally" else given)
-    together = {"gather": 203, "tally": 101 + 2 * 12 + 5 * 8}.get(how, 0)
+    together = 101 + 2 * 12 + 5 * 8 if how == "tally" else 0
     monkeypatch.setattr(tree, "_MOST_TOGETHER", together - 1)
     if together:
         for refusal in on_ranks(5, lambda rank: give(rank, 100)):
@@ -181,13 +181,12 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 4, 8])
-@pytest.mark.parametrize("how", ["reduce", "gather", "tally", "collect"])
+@pytest.mark.parametrize("how", ["reduce", "tally", "collect"])
 def test_all_other_members_notice_a_lost_member(form: Form, on_ranks: OnRanks, lost: int, how: str) -> None:
     """As in the exchange, a member that detects it closes its groups."""
     groups = form(9, 3, timeout=60.0)
     calls: dict[str, Callable[[TreeGroup], Any]] = {
         "reduce": lambda group: group.reduce([1.0], [1.0]),
-        "gather": lambda group: group.gather(b"x" * 100),
         "tally": lambda group: group.tally(b"x" * 100),
         "collect": lambda group: group.collect(b"x" * 100),
     }
@@ -271,12 +270,16 @@ def test_lower_levels_learn_whether_upper_groups_have_formed(
     assert on_ranks(9, hand_down) == [all_formed] * 9
 
 
-def test_malformed_gathered_bytes_are_refused() -> None:
-    good = tree._HEAD.pack(0, 1) + b"a" + tree._HEAD.pack(2, 0) + tree._HEAD.pack(1, 2) + b"bc"
-    assert tree._apart(good, 3) == [b"a", b"bc", b""]
-    for bad in (good[:-1], good + b"d", good + tree._HEAD.pack(5, 0), good[: tree._HEAD.size + 1]):
-        with pytest.raises(ConfigurationError, match="is malformed"):
-            tree._apart(bad, 3)
+def test_collected_data_without_a_members_part_is_refused(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(5, 2)
+    groups[3].rank = 4
+
+    def collect(rank: int) -> None:
+        with pytest.raises(ConfigurationError if rank == 0 else BrokenError, match="malformed" if rank == 0 else None):
+            groups[rank].collect(b"x")
+        groups[rank].close()
+
+    on_ranks(5, collect)
 
 
 def test_malformed_tallies_are_refused() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from dist_wandb.exchange import turns as turns_module
 from dist_wandb.exchange.interface import Demand, Lifecycle
+from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.offers import Intent
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.turns import Turns

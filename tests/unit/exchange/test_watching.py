@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dist_wandb.exchange.direct import WatchingExchange
 from dist_wandb.exchange.rows import Contribution
-from dist_wandb.exchange.watching import WatchingExchange
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import unit_of
 from dist_wandb.topology.model import Topology

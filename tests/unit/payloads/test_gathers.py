@@ -30,6 +30,7 @@ from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
+from dist_wandb.exchange.transport.group import members_of
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers
 from dist_wandb.payloads.media.cells import Part
@@ -388,8 +389,8 @@ class Peer:
     def __init__(self, amounts: bytes, data: bytes | None) -> None:
         self._amounts, self._data = amounts, data
 
-    def gather(self, own: bytes) -> list[bytes]:
-        return [own, self._amounts]
+    def tally(self, own: bytes) -> dict[bytes, frozenset[int]]:
+        return members_of([own, self._amounts])
 
     def collect(self, own: bytes) -> list[bytes]:
         if self._data is None:

@@ -266,8 +266,8 @@ def test_values_of_other_ranks_without_a_step_use_the_primarys_step(
 def test_a_resumed_run_continues_its_count_until_a_step_is_given() -> None:
     written: Any = SimpleNamespace()
     plan = plan_run(Topology.single(), "auto", "global", "base")
-    held = Rows(RunWriter(written, plan, "global_step"), None, first=50).held
-    assert [held.x(-3), held.x(7), held.x(9)] == [52, 7, 9]
+    rows = Rows(RunWriter(written, plan, "global_step"), None, first=50)
+    assert [rows.x(-3), rows.x(7), rows.x(9)] == [52, 7, 9]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -67,7 +67,6 @@ class Contributions(Generic[_T]):
             )
 
     def get(self, key: Key) -> _T | None:
-        """Return the contribution to a cell, if it is still kept."""
         found = self._waiting.get(key) or self._sent.get(key) or self._delivered.get(key)
         return None if found is None else found[0]
 
@@ -78,15 +77,12 @@ class Contributions(Generic[_T]):
         return value
 
     def waiting(self, series: str) -> list[_T]:
-        """Return the contributions to a series that wait."""
         return [value for key, (value, _) in self._waiting.items() if key.name == series]
 
     def cells(self) -> list[Key]:
-        """Return all cells whose contributions are kept."""
         return [*self._waiting, *self._sent, *self._delivered]
 
     def sent(self, keys: Iterable[Key]) -> None:
-        """Note that contributions to cells were sent."""
         for key in keys:
             if key in self._waiting:
                 self._sent[key] = self._waiting[key]
@@ -175,7 +171,6 @@ class Attachments:
         self._notices = Notices()
 
     def of(self, value: Any) -> Attachment[Any]:
-        """Return this rank's part for a value."""
         return self._by_type[type(value)]
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
@@ -184,16 +179,13 @@ class Attachments:
         return {name: value} if attachment is None else attachment.alone(name, value)
 
     def kept(self) -> list[Key]:
-        """Return the cells to which this rank's contributions are kept."""
         return [key for attachment in self._by_type.values() for key in attachment.contributions.cells()]
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> None:
-        """Move pending values to series that the ranks have agreed on, if they fit."""
         for attachment in self._by_type.values():
             attachment.settle(outbox, known)
 
     def needs_primary(self, series: str) -> bool:
-        """Return whether the primary needs its own contribution to merge a series."""
         attachment = self._of(series)
         return attachment is not None and attachment.needs_own_part
 
@@ -207,11 +199,9 @@ class Attachments:
         return [due[id(attachment)] for attachment in self._by_type.values() if id(attachment) in due]
 
     def has_sent_much(self) -> bool:
-        """Return whether the end of the next round releases much memory."""
         return any(attachment.contributions.has_sent_much for attachment in self._by_type.values())
 
     def passed(self) -> None:
-        """Note the end of a round, which shows that all ranks have completed the exchange before it."""
         for attachment in self._by_type.values():
             attachment.contributions.passed()
 

@@ -21,7 +21,7 @@ from dist_wandb.exchange.transport.group import Group
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
-from dist_wandb.payloads.media.panels import MergedImages, MergedTable, differ
+from dist_wandb.payloads.media.panels import differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.topology.ranges import named
 
@@ -37,7 +37,6 @@ class FusedGathers(Attachment[Encoded]):
     not_merged = "that could not be put together"
 
     def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
-        """Return the series of a table or of images."""
         self._warn_of_replaced(name, value)
         return Series(name, value.kind).text
 
@@ -51,14 +50,13 @@ class FusedGathers(Attachment[Encoded]):
             )
 
     def alone(self, name: str, value: Gathered) -> dict[str, Any]:
-        """Return the table or images of this rank alone."""
         self._warn_of_replaced(name, value)
         parts = [value.part(self._rank)]
         self._warn_of_cuts(name, value.kind, parts)
-        return _named(name, whole(value.kind, parts))
+        found = whole(value.kind, parts)
+        return {} if found is None else {name: found}
 
     def keep(self, key: Key, value: Gathered) -> None:
-        """Keep this rank's contribution to a cell."""
         try:
             encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
             self.contributions.add(key, encoded, encoded.size)
@@ -70,7 +68,9 @@ class FusedGathers(Attachment[Encoded]):
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         mine = [self.contributions.get(key) for key in keys]
-        amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
+        told = group.tally(json.dumps([*map(_amount, mine)]).encode())
+        by_rank = {rank: self._amounts(text, len(keys)) for text, ranks in told.items() for rank in ranks}
+        amounts = [by_rank[rank] for rank in sorted(by_rank)]
         shares = [
             fair([count for count, _, _ in column], max(limit for *_, limit in column))
             for column in zip(*amounts, strict=True)
@@ -123,7 +123,7 @@ class FusedGathers(Attachment[Encoded]):
                 f"whole {name}", f"{name!r} could not be put together from the parts of the ranks: {error!r}"
             )
             return {}, len(blobs)
-        return _named(name, value), len(blobs)
+        return {} if value is None else {name: value}, len(blobs)
 
     def _warn_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
         what = "rows" if kind == "table" else "images"
@@ -160,7 +160,3 @@ def _amount(own: Encoded | None) -> tuple[int, int, int]:
 def _is_amount(amount: Any) -> bool:
     parts = isinstance(amount, list) and len(amount) == len(_amount(None))
     return parts and all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in amount)
-
-
-def _named(name: str, value: MergedTable | MergedImages | None) -> dict[str, Any]:
-    return {} if value is None else {name: value}

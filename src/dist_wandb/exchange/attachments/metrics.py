@@ -56,16 +56,21 @@ class FusedMetrics(Attachment[Snapshot]):
 
     def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
         """Return the series of a metric: a known one if the states fit its layout, otherwise a new one."""
-        snapshot, prefix = value, Series(name, _METRIC).text
+        prefix = Series(name, _METRIC).text
         others = [other for other in known if other.startswith(prefix) and self._is_understood(other)]
         if len(others) > 1:  # all ranks try them in the same order, those that were made without data last
             others.sort(key=lambda other: _layout(other).is_tentative)
         for other in others:
-            if self._adopts(snapshot, other):
-                return other
-        if snapshot.fallback is not None:
-            self._notices.warn(name, f"{name!r} on rank {self._rank}: {snapshot.fallback}")
-        return Series(name, _METRIC, snapshot.signature).text
+            try:
+                if value.adopt(series_of(other).layout):
+                    return other
+            except Exception as error:  # noqa: BLE001, PERF203  # an error of a metric must not end the exchange
+                self._notices.warn(
+                    f"adopt {other}", f"the states of {name!r} on rank {self._rank} cannot be sent: {error!r}"
+                )
+        if value.fallback is not None:
+            self._notices.warn(name, f"{name!r} on rank {self._rank}: {value.fallback}")
+        return Series(name, _METRIC, value.signature).text
 
     def alone(self, name: str, value: Snapshot) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row. Waits for the metric's device."""
@@ -76,16 +81,6 @@ class FusedMetrics(Attachment[Snapshot]):
             self._warn_of_left_out(name, value, "its states", error)
             return {}
         return {name + suffix: number for suffix, number in values.items()}
-
-    def _adopts(self, snapshot: Snapshot, series: str) -> bool:
-        try:
-            return snapshot.adopt(series_of(series).layout)
-        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
-            self._notices.warn(
-                f"adopt {series}",
-                f"the states of {series_of(series).name!r} on rank {self._rank} cannot be sent: {error!r}",
-            )
-            return False
 
     def _is_understood(self, series: str) -> bool:
         """Return whether a series has a valid layout; equal on all ranks, because its text is."""
@@ -98,7 +93,6 @@ class FusedMetrics(Attachment[Snapshot]):
             return False
 
     def keep(self, key: Key, value: Snapshot) -> None:
-        """Keep this rank's contribution to a cell."""
         try:
             self.contributions.add(key, value, value.size)
             if self.merges:

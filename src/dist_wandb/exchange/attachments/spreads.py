@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dist_wandb.exchange.protocol.calls import Call, Key, Names
+from dist_wandb.exchange.protocol.calls import Call, Key
 from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.transport.group import Group
@@ -34,13 +34,11 @@ class Spreads:
     def __init__(self, rank: int, has_spread: Callable[[str], bool]) -> None:
         self._rank = rank  # in the unit
         self.has_spread = has_spread
-        self._of = lru_cache(_MOST_FORMS)(self._places)  # by the names of a row: the indices of those with a spread
+        # by the names of a row: the indices of those with a spread
+        self._of = lru_cache(_MOST_FORMS)(lambda names: tuple(at for at, name in enumerate(names) if has_spread(name)))
         # own numbers by cell; plain tuples, which the garbage collector does not track
         self._own: OrderedDict[tuple[str, int | None, int], tuple[float, ...]] = OrderedDict()
         self.found: dict[Key, Spread] = {}  # those that no row has got yet
-
-    def _places(self, names: Names) -> tuple[int, ...]:
-        return tuple(at for at, name in enumerate(names) if self.has_spread(name))
 
     def keep(self, calls: Iterable[Call]) -> None:
         """Remember this rank's contributions to cells whose spread is wanted."""

@@ -22,13 +22,6 @@ _OPENED = "opened"  # list of the ranks that have opened a session
 _BEFORE = "before"  # those that had the session which this one continues
 
 
-class CheckpointSummary(NamedTuple):
-    """A summary of a member's checkpoint."""
-
-    member: int  # its index in the unit
-    round: int  # number of the last round that it took part in
-
-
 class Departure(NamedTuple):
     """How a rank has left."""
 
@@ -61,7 +54,6 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Checkpoint:
-        """Decode a value of `as_json`."""
         if stored["result"] is None:
             return cls(stored["round"], None)
         offers, *lists = stored["result"]
@@ -86,7 +78,6 @@ class Generation:
     nodes: tuple[int, ...] = ()  # the node rank of each member; -1 if unknown
 
     def follows(self, other: Generation | None) -> bool:
-        """Return whether this generation immediately follows another one."""
         return other is not None and other.number == self.number - 1
 
     def as_list(self) -> list[Any]:
@@ -96,7 +87,6 @@ class Generation:
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
-        """Decode a value of `as_list`."""
         members, joined, last_round, source, lost, gone, nodes = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
         return cls(number, members, joined, last_round, source, lost, _unpacked(gone), tuple(values_in(nodes)))
@@ -110,7 +100,7 @@ class GenerationStore:
         self._index = index
 
     def summaries(self, generation: Generation) -> SharedList:
-        """Return the list of `CheckpointSummary`s that the remaining members publish when a generation breaks."""
+        """Return the list in which members publish, when a generation breaks, their index and their last round."""
         return SharedList(self._keys, f"summaries/{generation.number}")
 
     def join_requests(self, generation: Generation) -> SharedList:
@@ -127,7 +117,6 @@ class GenerationStore:
         return None if stored is None else Generation.from_list(number, stored)
 
     def following(self, generation: Generation) -> Generation | None:
-        """Return the next generation, or `None` if it was not claimed yet."""
         return self.get(generation.number + 1)
 
     def latest(self, generation: Generation) -> Generation:
@@ -142,15 +131,12 @@ class GenerationStore:
         return Generation.from_list(generation.number, stored)
 
     def mark_broken(self, generation: Generation) -> None:
-        """Publish that a generation is over."""
         self._keys.publish(f"broken/{generation.number}", self._index)
 
     def is_broken(self, generation: Generation) -> bool:
-        """Return whether any member has marked a generation as broken."""
         return self._keys.try_get_soon(f"broken/{generation.number}") is not None
 
     def publish_checkpoint(self, generation: Generation, checkpoint: Checkpoint) -> None:
-        """Publish this rank's checkpoint at the end of a generation."""
         self._keys.publish(f"checkpoint/{generation.number}/{self._index}", checkpoint.as_json())
 
     def checkpoint_before(self, generation: Generation) -> Checkpoint | None:
@@ -206,7 +192,7 @@ class DepartureRecord(NamedTuple):
     how: str  # as in `Departure`
     global_rank: int
     number: int | None  # of its last generation; `None` if it was in none
-    round: int  # as in `CheckpointSummary`
+    round: int  # number of the last round that it took part in
 
 
 class Departures:
@@ -214,7 +200,7 @@ class Departures:
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
         self.known: dict[int, Departure] = {}  # by index in the unit
-        self.summaries: dict[int, dict[int, CheckpointSummary]] = {}  # of their last checkpoints, by generation
+        self.rounds: dict[int, dict[int, int]] = {}  # the last ones of ranks, by number of their last generation
         self._unit = unit
         self._entries = SharedList(keys, "gone")
         self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
@@ -235,12 +221,10 @@ class Departures:
             record = DepartureRecord(*entry)
             self.known[record.member] = Departure(record.how, record.global_rank)
             if record.number is not None:
-                summary = CheckpointSummary(record.member, record.round)
-                self.summaries.setdefault(record.number, {})[record.member] = summary
+                self.rounds.setdefault(record.number, {})[record.member] = record.round
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
-        """Return whether all of some ranks have published their departure."""
         return self._entries.count() >= len(ranks) and self.among(ranks) == set(ranks)
 
     def is_gone(self, rank: int) -> bool:
@@ -251,22 +235,18 @@ class Departures:
 
 
 def keys_of(unit: Unit) -> str:
-    """Return the prefix of a unit's keys among the keys of a session."""
     return f"unit/{unit.name}"
 
 
 def publish_opened(keys: JobStore, unit: Unit) -> None:
-    """Publish that this rank opens its session, so that the others wait for it."""
     SharedList(keys, _OPENED).append_once(unit.index)
 
 
 def has_opened(keys: JobStore, index: int) -> bool:
-    """Return whether a rank of the unit has opened its session."""
     return keys.has([f"{_OPENED}/of/{index}"])
 
 
 def number_opened(keys: JobStore) -> int:
-    """Return how many ranks of a unit have opened their sessions."""
     return SharedList(keys, _OPENED).count()
 
 
@@ -297,7 +277,6 @@ class Presence:
         return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
 
     def own_arrival(self) -> Arrival:
-        """Return this rank's entry."""
         node = self._keys.topology.node_rank
         return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
 
@@ -312,7 +291,6 @@ class Presence:
         return self._arrived
 
     def present(self) -> set[int]:
-        """Return the ranks that have arrived and are not gone."""
         arrived = self.arrived()
         return arrived - self.departures.among(arrived)
 
@@ -333,7 +311,6 @@ class Presence:
             self._keys.claim(_BEFORE, [former._unit.ranks[index] for index in there - left])
 
     def before(self) -> set[int]:
-        """Return what a rank has published with `publish_before`."""
         return {self._unit.ranks.index(rank) for rank in self._keys.try_get(_BEFORE) or ()}
 
     def choose_stand_in(self, within: float) -> None:

@@ -22,11 +22,11 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   there is a generation, the coordinator has ended its session, or the primary could not open its run.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
   have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
-  round, with what it has shown to all. It adds a `CheckpointSummary` to a list. The first member in the list reads the
-  summaries, and claims the next generation with the members whose summaries arrived in time (`regroup`). It does not
-  wait for a member that it has waited for in vain when the generation began (`meeting`). No member can finish a round
-  before all members have entered it, so members differ by at most one round. A member that is a round behind takes the
-  result from the checkpoint of the `source`.
+  round, with what it has shown to all. It adds that number to a list. The first member in the list reads the others',
+  and claims the next generation with the members whose numbers arrived in time (`regroup`). It does not wait for a
+  member that it has waited for in vain when the generation began (`forming`). No member can finish a round before all
+  members have entered it, so members differ by at most one round. A member that is a round behind takes the result from
+  the checkpoint of the `source`.
 - *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
   learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
   claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
@@ -61,10 +61,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.forming import Forming, Moved, Over, Stopped, poll_until_stopped
 from dist_wandb.exchange.membership.generations import (
     Arrival,
     Checkpoint,
-    CheckpointSummary,
     Departure,
     Generation,
     GenerationStore,
@@ -72,8 +72,8 @@ from dist_wandb.exchange.membership.generations import (
     has_opened,
     least_wait,
 )
-from dist_wandb.exchange.membership.meeting import Meeting, Moved, Over, Stopped, poll_until_stopped
 from dist_wandb.exchange.protocol.pacing import Interval
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
@@ -237,10 +237,10 @@ class Membership:
     `RendezvousError` if the store is gone.
     """
 
-    def __init__(self, unit: Unit, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, unit: Unit, limits: Limits, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
         self.presence: Presence = Presence(unit, keys)
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
-        self.meeting: Meeting = Meeting(keys, unit.index, self.generations, is_stopped)
+        self.forming: Forming = Forming(unit, limits, keys, self.generations, self.presence.global_rank, is_stopped)
         self._unit = unit
         self._keys = keys  # of the unit, on a dedicated connection
         self._is_stopped = is_stopped
@@ -275,17 +275,17 @@ class Membership:
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         summaries = self.generations.summaries(generation)
-        is_first = summaries.append(CheckpointSummary(self._unit.index, checkpoint.round)) == 1
+        is_first = summaries.append([self._unit.index, checkpoint.round]) == 1
         self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
-        read: dict[int, CheckpointSummary] = {}
+        read: dict[int, int] = {}
 
         def claimed() -> Generation | None:
             following = self.generations.following(generation)
             return following or (claim() if is_first and are_complete() else None)
 
         def are_complete() -> bool:
-            read.update({summary[0]: CheckpointSummary(*summary) for summary in summaries.read_new()})
-            gone = self.presence.departures.among(generation.members) | self.meeting.missing
+            read.update(dict(summaries.read_new()))
+            gone = self.presence.departures.among(generation.members) | self.forming.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
@@ -296,16 +296,16 @@ class Membership:
         return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
 
     def _claim_next(
-        self, generation: Generation, summaries: Mapping[int, CheckpointSummary], closed: Collection[int] = ()
+        self, generation: Generation, rounds: Mapping[int, int], closed: Collection[int] = ()
     ) -> Generation:
-        """Claim the generation after a broken one, with the members that published a summary and are not gone."""
-        known = [*summaries.values(), *self.presence.departures.summaries.get(generation.number, {}).values()]
-        source = max(known, key=lambda summary: summary.round)
+        """Claim the generation after a broken one, with the members that published their `rounds` and are not gone."""
         departures = self.presence.departures
-        members = tuple(sorted(summaries.keys() - departures.known.keys()))
+        known = {**departures.rounds.get(generation.number, {}), **rounds}
+        source = max(known, key=known.__getitem__)
+        members = tuple(sorted(rounds.keys() - departures.known.keys()))
         finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
         departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
-        following = Generation(generation.number + 1, members, (), source.round, source.member)
+        following = Generation(generation.number + 1, members, (), known[source], source)
         return self.claim(following, generation)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
@@ -359,11 +359,9 @@ class Membership:
         return following
 
     def has_ended(self, generation: Generation) -> bool:
-        """Return whether all members of a generation have published their departure."""
         return self.presence.departures.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
-        """Return the ranks that request to join the next generation."""
         if generation.number not in self._join_requests:
             self._join_requests = {generation.number: self.generations.join_requests(generation)}
         join_requests = self._join_requests[generation.number]

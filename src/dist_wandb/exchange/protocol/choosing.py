@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count, zip_longest
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.calls import Block, Key, Party, cells_and_axes
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
-from dist_wandb.exchange.protocol.offers import Block, Party, cells_and_axes
 from dist_wandb.exchange.protocol.table import Table
 
 
@@ -203,7 +202,6 @@ def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
 
 
 def _groups(calls: Sequence[Taken]) -> list[list[Taken]]:
-    """Return the calls that share cells, directly or not."""
     root = list(range(len(calls)))
 
     def root_of(number: int) -> int:

@@ -130,7 +130,6 @@ class Contributors:
             self.version += 1
 
     def note_usual(self, names: Iterable[str], ranks: Ranks) -> None:
-        """Record that ranks log some names."""
         for name in names:
             usual = self.usual.get(name)
             if usual is None or not (ranks is usual or ranks <= usual):
@@ -157,7 +156,6 @@ class Contributors:
     # Ranks come and go
 
     def resize(self, members: Ranks, lost: Ranks, number: int) -> None:
-        """Continue with other ranks after the round of this number; see `Rounds.resize`."""
         self.members, self.closed = members, self.closed & members
         self.lost = {rank: self.lost.get(rank, number + 1) for rank in sorted(lost)}
         self.silent = {rank: since for rank, since in self.silent.items() if rank in members}
@@ -165,11 +163,9 @@ class Contributors:
         self.version += 1
 
     def close(self, ranks: Ranks) -> None:
-        """Record that ranks contribute nothing more."""
         self.closed |= ranks
         self.version += 1
 
     def interleave(self, ranks: Ranks) -> None:
-        """Record that the order of these ranks proves nothing."""
         self.interleaved |= ranks
         self.version += 1

@@ -34,7 +34,6 @@ class Number(NamedTuple):
     minus_smallest: float = NOTHING  # the smallest x, negated
 
     def plus(self, other: Number) -> Number:
-        """Return what the ranks of both gave."""
         return Number(
             self.weighted + other.weighted,
             self.weight + other.weight,
@@ -51,7 +50,6 @@ class Number(NamedTuple):
 
     @property
     def is_nan(self) -> bool:
-        """Whether one of these numbers is NaN."""
         return self.counts >= _NAN
 
     def reduced(self, reduction: str) -> float:
@@ -92,7 +90,6 @@ def number_of(value: float, weight: float = 1.0, *, ignores_nan: bool = False) -
 
 
 def lanes_of(numbers: Sequence[Number]) -> Lanes:
-    """Return the lanes of some names."""
     columns = list(zip(*numbers, strict=True)) or [()] * (SUMS + MAXIMA)
     return [number for column in columns[:SUMS] for number in column], [*columns[SUMS], *columns[SUMS + 1]]
 
@@ -116,7 +113,6 @@ def number_at(sums: Sequence[float], maxima: Sequence[float], index: int, names:
 def reduced_numbers(
     sums: Sequence[float], maxima: Sequence[float], reductions: Sequence[str], given: int
 ) -> list[float]:
-    """Return the results of all names of a row."""
     names = len(reductions)
     # faster, if all are means, and so many ranks have given a number that is no integer and not NaN under each name
     if reductions.count("mean") == names and sums[SUMS * names - names : SUMS * names].count(float(given)) == names:

@@ -76,21 +76,18 @@ class Pacer:
         if oldest is None:
             self._rounds.clear()
         else:
-            self._note_round(now, number, oldest)
+            stood_still = now - self._last_round - _STANDSTILL_HEARTBEATS * self._limits.heartbeat
+            if stood_still > 0:
+                self._move_rounds(stood_still)
+            if not self._rounds or now - self._rounds[-1][1] >= _APART:
+                self._rounds.append((number, now))
+            while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
+                self._rounds.popleft()
             overdue = Overdue(
                 self._last_before(now - self.new_name_patience), self._last_before(now - self._limits.peer_timeout)
             )
         self._last_round = now
         return overdue
-
-    def _note_round(self, now: float, number: int, oldest: int) -> None:
-        stood_still = now - self._last_round - _STANDSTILL_HEARTBEATS * self._limits.heartbeat
-        if stood_still > 0:
-            self._move_rounds(stood_still)
-        if not self._rounds or now - self._rounds[-1][1] >= _APART:
-            self._rounds.append((number, now))
-        while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
-            self._rounds.popleft()
 
     def _last_before(self, since: float) -> int | None:
         index = bisect_right(self._rounds, since, key=itemgetter(1))

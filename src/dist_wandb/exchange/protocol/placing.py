@@ -46,7 +46,6 @@ class Remembered(NamedTuple):
 
     @property
     def keys(self) -> list[Key]:
-        """Its cells."""
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
 
@@ -89,7 +88,6 @@ class Memory:
         return Remembered(owner, names, occurrences, step, x, dict(axes), serial, ranks, lacks, lanes)
 
     def pop(self, owner: Owner) -> Remembered:
-        """Remove and return a row."""
         row = self._row(owner)
         for key in row.keys:
             if self._index.get(key) == owner:
@@ -244,7 +242,6 @@ class Placing:
             self.reopen(row)
 
     def reopen(self, row: Owner) -> None:
-        """Let a row be written, or written again."""
         self.open[row] = None
         for name, key in self.rows[row].items():
             self.by_name.setdefault(name, {})[key] = None

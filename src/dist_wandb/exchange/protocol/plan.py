@@ -8,18 +8,15 @@ that rank fills; behind the row's sums, or before those of all cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from dist_wandb.exchange.protocol.calls import Call, Key
+from dist_wandb.exchange.protocol.calls import Call, Intent, Key, Offer, parties_of
 from dist_wandb.exchange.protocol.choosing import Segment, Taken, chosen, matched
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
-from dist_wandb.exchange.protocol.lanes import MAXIMA, NOTHING, SUMS, Lanes, Number, number_at
-from dist_wandb.exchange.protocol.offers import Intent, Offer, parties_of
+from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at
 from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
 from dist_wandb.exchange.protocol.table import Row, Table
-
-_NONE = Number()
 
 
 class Plan:
@@ -41,12 +38,10 @@ class Plan:
 
     @property
     def taken(self) -> int:
-        """Number of calls of this rank that are taken."""
         return self._party.taken if self._party else 0
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there are numbers to reduce."""
         return any(one.rows.names for one in self._segments) or bool(self.touched)
 
     @property
@@ -68,7 +63,6 @@ class Plan:
     # The lists
 
     def pack(self) -> Lanes:
-        """Return this rank's part in the lists of the round; see `Rounds.pack`."""
         sums: list[float] = []
         maxima: list[float] = []
         for segment in self._segments:
@@ -105,7 +99,7 @@ class Plan:
             is_owner = one.party.lowest == self._rank
             sums += [_of_axis(numbers[at]) if is_owner else 0.0 for at in one.axes.values()]
         for key in self.touched:
-            number = mine.get(key, _NONE)
+            number = mine.get(key, NO_NUMBER)
             sums += number[:SUMS]
             maxima += number[SUMS:]
 
@@ -113,8 +107,19 @@ class Plan:
         """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
         rest = iter(sums), iter(maxima)
         rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
-        places = self._enter(*rest)
-        taken = self._table.taken
+        table, taken, places = self._table, self._table.taken, dict[Owner, int]()
+        calls = table.placing.calls
+        for place, one in enumerate(self._chosen):
+            axes, lowest = _axes(one.axes, rest[0]), one.party.lowest
+            known, owner = Known(one.step, one.x, axes, list(one.cells)), (lowest, taken.get(lowest, 0) + one.number)
+            for other in {table.cells[key].owner for key in known.keys if key in table.cells}:
+                before = calls[other].axes if other in calls else {}
+                self.differing.update((name, None) for name, value in axes.items() if before.get(name, value) != value)
+            places[owner] = place
+            table.enter(owner, known, one.party.ranks)
+        for key in self.touched:
+            cell = table.cells[key]
+            cell.number = cell.number.plus(Number(*islice(rest[0], SUMS), *islice(rest[1], MAXIMA)))
         for party in self._parties:
             if party.taken:
                 taken.update((rank, taken.get(rank, 0) + party.taken) for rank in party.ranks)
@@ -130,7 +135,11 @@ class Plan:
         for index in range(segment.rows.number):
             table.serial += 1
             lanes = [*islice(sums, wide)], [*islice(maxima, high)]
-            axes = self._axes_of(segment, lanes, sums) if segment.axes else {}
+            for at in segment.axes:
+                number = number_at(*lanes, at, len(names))
+                if number.largest > -number.minus_smallest:
+                    self.differing[names[at]] = None
+            axes = _axes([names[at] for at in segment.axes], sums) if segment.axes else {}
             _, occurrences, step, _, x, *_ = segment.rows.from_call(index)
             row = Row(names, occurrences, step, x, lanes, axes, counts, missing)
             if not is_without_axes:
@@ -150,36 +159,6 @@ class Plan:
         for those, of_those in by_ranks.items():
             table.ranks.note(of_those, those, table.serial, table.round)
             table.ranks.note_usual(of_those, those)
-
-    def _axes_of(self, segment: Segment, lanes: Lanes, slots: Iterator[float]) -> dict[str, float]:
-        names = segment.rows.names
-        for index in segment.axes:
-            number = number_at(*lanes, index, len(names))
-            if number.largest > -number.minus_smallest:
-                self.differing[names[index]] = None
-        return _axes([names[index] for index in segment.axes], slots)
-
-    def _enter(self, sums: Iterator[float], maxima: Iterator[float]) -> dict[Owner, int]:
-        table, places = self._table, dict[Owner, int]()
-        for place, one in enumerate(self._chosen):
-            axes, lowest = _axes(one.axes, sums), one.party.lowest
-            known, owner = (
-                Known(one.step, one.x, axes, list(one.cells)),
-                (lowest, table.taken.get(lowest, 0) + one.number),
-            )
-            self._note_differing(known.keys, axes)
-            places[owner] = place
-            table.enter(owner, known, one.party.ranks)
-        for key in self.touched:
-            cell = table.cells[key]
-            cell.number = cell.number.plus(Number(*islice(sums, SUMS), *islice(maxima, MAXIMA)))
-        return places
-
-    def _note_differing(self, keys: Sequence[Key], axes: Mapping[str, float]) -> None:
-        calls, cells = self._table.placing.calls, self._table.cells
-        for owner in {cells[key].owner for key in keys if key in cells}:
-            of_owner = calls[owner].axes if owner in calls else {}
-            self.differing.update((name, None) for name, value in axes.items() if of_owner.get(name, value) != value)
 
 
 def _placed(call: Call, places: Sequence[int] | None, names: int) -> Lanes:

@@ -38,11 +38,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Call, Key, Outbox
+from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.choosing import Taken
 from dist_wandb.exchange.protocol.contributors import Ranks
 from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
-from dist_wandb.exchange.protocol.offers import MOST_VALUES, Block, Intent, Offer, blocks_of
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
@@ -213,7 +212,6 @@ class Rounds:
         return self._plan.pack()
 
     def unpack(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
-        """Apply the reduced lists of the round."""
         plan, table = self._plan, self.table
         if plan is None:
             raise RuntimeError("a round needs a plan")
@@ -256,7 +254,7 @@ class Rounds:
             lost=lost,
             silent=tuple(key for what, key, ranks in table.told if what == "gave up" and self._rank in ranks),
             differing=tuple(plan.differing),
-            uneven=_uneven(table.counts) if is_closed else {},
+            uneven={name: those for name, those in table.counts.items() if is_closed and len({*those.values()}) > 1},
         )
 
     # Between rounds, on all ranks
@@ -280,7 +278,6 @@ class Rounds:
 
     @property
     def busy(self) -> bool:
-        """Whether another round is needed: for calls that wait, or open rows."""
         return bool(self.outbox.waiting or self.table.open)
 
     @property
@@ -306,10 +303,6 @@ def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str,
             table.ranks.interleave(ranks)
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
-
-
-def _uneven(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, int]]:
-    return {name: of_ranks for name, of_ranks in counts.items() if len(set(of_ranks.values())) > 1}
 
 
 def _patience(plan: Plan, terms: _Terms) -> Patience:

@@ -25,7 +25,6 @@ from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributor
 from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
 from dist_wandb.exchange.protocol.placing import Cell, Known, Memory, Owner, Placing, Remembered
 
-_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number)}
 _FEW = 64  # open rows that are all checked in each round
 
 
@@ -44,18 +43,7 @@ class Row(NamedTuple):
     own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
 
     def cells(self) -> list[Key]:
-        """Return its cells."""
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
-
-    def as_list(self) -> list[Any]:
-        """Return it as JSON values, without `own`."""
-        return [*self[:-1]]
-
-    @classmethod
-    def from_list(cls, items: Sequence[Any]) -> Row:
-        """Return the inverse of `as_list`."""
-        names, occurrences, *rest = items
-        return cls(tuple(names), tuple(occurrences), *rest)
 
 
 class Table:
@@ -75,7 +63,6 @@ class Table:
 
     @property
     def cells(self) -> Mapping[Key, Cell]:
-        """The cells of open rows."""
         return self.placing.cells
 
     @property
@@ -88,7 +75,6 @@ class Table:
         return key not in self.cells and self.memory.row_of(key) is None
 
     def unwritten(self) -> Iterator[Key]:
-        """Yield the cells whose contributions are not written yet."""
         rows, cells = self.placing.rows, self.cells
         return (key for row in self.open for key in rows[row].values() if cells[key].shown != cells[key].ranks)
 
@@ -118,7 +104,6 @@ class Table:
     # Ranks come and go
 
     def resize(self, members: Ranks, lost: Ranks) -> None:
-        """Continue with other ranks; see `Rounds.resize`."""
         is_new, joined = not lost <= self.ranks.lost.keys(), members - self.ranks.members
         self.ranks.resize(members, lost, self.round)
         if is_new:  # rows were written before it was known that a lost rank logs their names
@@ -163,7 +148,6 @@ class Table:
         return cell.lacks - cell.ranks - self.ranks.closed if cell.lacks else NOBODY
 
     def close(self, row: Owner) -> None:
-        """Remember a row that was written."""
         if row in self.memory:
             self.recall(row)
         known, kept = self.placing.take(row)
@@ -174,6 +158,7 @@ class Table:
         self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
 
 
+_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
 _OBJECTS = {kind.__name__: kind for kind in (Cell, Contributors, Memory, Placing, Progress, Table)}
 
 
@@ -195,7 +180,6 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the inverse of `encoded`."""
     if isinstance(value, dict):
         made = object.__new__(_OBJECTS[value[""]])
         for name, item in value.items():

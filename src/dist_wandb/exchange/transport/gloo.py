@@ -14,7 +14,7 @@ import ctypes
 import struct
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from operator import add
 from types import SimpleNamespace
@@ -105,11 +105,16 @@ class _Undestroyed:
 
 
 def too_much(sender: str, length: int, most: int) -> ConfigurationError:
-    """Return the error for a message that exceeds a limit of bytes."""
     return ConfigurationError(
         f"{sender} announced {length:,} bytes, but the limit is {most:,}. Log smaller states or tables, and install "
         "the same version of dist_wandb on all ranks."
     )
+
+
+def _check(lengths: Iterable[int], most: int) -> None:
+    for member, announced in enumerate(lengths):
+        if not 0 <= announced <= most:
+            raise too_much(f"Member {member} of the group", announced, most)
 
 
 def _with_deadline(options: Any, deadline: float | None) -> Any:
@@ -174,7 +179,6 @@ class GlooGroup(Group):
         self.bytes_given: int = 0  # to these by this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the elementwise sums and maxima over all members."""
         length = len(sums) + len(maxima)
         # Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
         if self.size == _PAIR or length <= _MOST_BY_ALL:
@@ -182,9 +186,7 @@ class GlooGroup(Group):
             own.numbers[:] = array("d", [*sums, *maxima])
             received = [self._buffer(f"of {member}", length) for member in range(self.size)]
             if length:
-                tensors = [[buffer.tensor for buffer in received]]
-                size = own.tensor.nbytes
-                self._wait(lambda group: [group.allgather(tensors, [own.tensor], self._options.gather)], size)
+                self._all_gather([buffer.tensor for buffer in received], own.tensor)
             return _combined(received, len(sums))
         summed, largest = self._buffer("sums", len(sums)), self._buffer("maxima", len(maxima))
         summed.numbers[:], largest.numbers[:] = array("d", sums), array("d", maxima)
@@ -203,7 +205,7 @@ class GlooGroup(Group):
             own = torch.cat((sums, maxima))
             first, second = received = [torch.empty_like(own) for _ in range(_PAIR)]
             if own.numel():
-                self._wait(lambda group: [group.allgather([received], [own], self._options.gather)], own.nbytes)
+                self._all_gather(received, own)
             torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
             torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
             return sums, maxima
@@ -214,28 +216,20 @@ class GlooGroup(Group):
         )
         return sums, maxima
 
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all members, in their order, by two collectives."""
-        lengths = self._lengths(len(data), MOST_GATHERED)
-        longest = max(lengths)
-        if longest == 0:
-            return [b""] * self.size
-        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
-        received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self._wait(lambda group: [group.allgather([received], [padded], self._options.gather)], longest)
-        return [bytes(tensor.numpy()[:length]) for tensor, length in zip(received, lengths, strict=True)]
-
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
-        """As `Group`: one collective, with room for twice the last longest data; longer data take two more."""
-        room, head = self._room, _LENGTH.size
-        own = torch.frombuffer(bytearray(_LENGTH.pack(len(data)) + data[:room].ljust(room, b"\0")), dtype=torch.uint8)
-        received = list(torch.empty((self.size, head + room), dtype=torch.uint8).unbind())
-        self._wait(lambda group: [group.allgather([received], [own], self._options.gather)], head + room)
-        found = [tensor.numpy().tobytes() for tensor in received]
-        lengths = [int(_LENGTH.unpack_from(one)[0]) for one in found]
-        self._room = max(_LEAST_ROOM, 1 << min(max(lengths), PIECE).bit_length())
-        if max(lengths) > room:
-            return members_of(self.gather(data))
+        """As `Group`: one collective, with room for twice the last longest data; longer data take another one."""
+        room, longest = 0, self._room
+        while longest > room:
+            room, head = longest, _LENGTH.size
+            framed = bytearray(_LENGTH.pack(len(data)) + data[:room].ljust(room, b"\0"))
+            own = torch.frombuffer(framed, dtype=torch.uint8)
+            received = list(torch.empty((self.size, head + room), dtype=torch.uint8).unbind())
+            self._all_gather(received, own)
+            found = [tensor.numpy().tobytes() for tensor in received]
+            lengths = [int(_LENGTH.unpack_from(one)[0]) for one in found]
+            _check(lengths, MOST_GATHERED)
+            longest = max(lengths)
+        self._room = max(_LEAST_ROOM, 1 << min(longest, PIECE).bit_length())
         return members_of(one[head : head + length] for one, length in zip(found, lengths, strict=True))
 
     def collect(self, *data: Bytes, deadline: float | None = None) -> list[bytes]:
@@ -258,6 +252,10 @@ class GlooGroup(Group):
                 whole[start:end] = tensor.numpy().data[: end - start]
         return found
 
+    def _all_gather(self, received: list[torch.Tensor], own: torch.Tensor, deadline: float | None = None) -> None:
+        options = _with_deadline(self._options.gather, deadline)
+        self._wait(lambda group: [group.allgather([received], [own], options)], own.nbytes, deadline)
+
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
         """Send this member's numbers to the first one, which gives an output for each; `None`: the group's timeout."""
         outputs = [received] if self.rank == 0 else []
@@ -271,12 +269,9 @@ class GlooGroup(Group):
     def _lengths(self, length: int, most: int, deadline: float | None = None) -> list[int]:
         """Return the bytes of each member. Checked, so that nobody allocates more than is ever sent."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        own, options = torch.tensor([length]), _with_deadline(self._options.gather, deadline)
-        self._wait(lambda group: [group.allgather([lengths], [own], options)], own.nbytes, deadline)
+        self._all_gather(lengths, torch.tensor([length]), deadline)
         found = [int(one) for one in lengths]
-        for member, announced in enumerate(found):
-            if not 0 <= announced <= most:
-                raise too_much(f"Member {member} of the group", announced, most)
+        _check(found, most)
         return found
 
     def close(self) -> None:

@@ -60,9 +60,9 @@ def slices_of(data: Iterable[Bytes], size: int) -> Iterator[bytearray]:
 class Group:
     """The members of a generation, from the view of one of them; as such, the group of a single member.
 
-    All methods except `close` raise a `BrokenError` if a member is gone or too late, or waiting was stopped. `gather`,
-    `tally` and `collect` raise a `ConfigurationError` on all members if the data of a member, or of all together,
-    exceeds a limit; the group stays usable then.
+    All methods except `close` raise a `BrokenError` if a member is gone or too late, or waiting was stopped. `tally`
+    and `collect` raise a `ConfigurationError` on all members if the data of a member, or of all together, exceeds a
+    limit; the group stays usable then.
     """
 
     rank: int = 0  # index of this member
@@ -75,13 +75,9 @@ class Group:
         """Reduce float64 tensors on the host, like `reduce`; perhaps in place."""
         return sums, maxima
 
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all members, in their order."""
-        return [data]
-
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """Return the distinct data of all members, each with these members, in the same order on all members."""
-        return members_of(self.gather(data))
+        return {data: frozenset((0,))}
 
     def collect(self, *data: Bytes) -> list[bytes]:
         """Return the data of all members, in their order, on the first member, and an empty list on the others.

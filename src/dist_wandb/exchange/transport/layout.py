@@ -24,7 +24,6 @@ class GroupLayout(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A unique name in the tree."""
         return f"{self.level}/{self.members[0]}"
 
 

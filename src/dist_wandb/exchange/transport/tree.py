@@ -28,12 +28,11 @@ from dist_wandb.exchange.transport.group import Group, slices_of
 from dist_wandb.payloads.framing import Bytes
 from dist_wandb.topology.ranges import numbers_in, spans_of
 
-_MOST_TOGETHER = 2**32  # maximum bytes of all members together in a gather
+_MOST_TOGETHER = 2**32  # maximum bytes of all members together in a tally
 _MOST_HELD = 2**26  # maximum bytes of all members that the first members of groups hold at once in a collect
 _EXACT = 2.0**53  # a float64 represents all integers up to here
 _CONTENT = struct.Struct("<IQ")  # precedes a content: how many spans of members sent it, and its length in bytes
 _SPAN = struct.Struct("<II")  # the first and the last member of a span
-_HEAD = struct.Struct("<IQ")  # precedes the data of a member: its index, and the length in bytes
 
 
 class TreeGroup(Group):
@@ -48,7 +47,6 @@ class TreeGroup(Group):
         self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the elementwise sums and maxima over all members."""
         own = array("d", [*sums, *maxima])
         if len(self._buffer.numbers) != len(own):
             self._buffer = Buffer(len(own))
@@ -58,7 +56,6 @@ class TreeGroup(Group):
         return reduced[: len(sums)], reduced[len(sums) :]
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host in place, like `reduce`."""
         both = torch.cat((sums, maxima))
         self._reduce(both, sums.numel())
         sums.copy_(both[: sums.numel()])
@@ -90,36 +87,20 @@ class TreeGroup(Group):
         for group in reversed(self._groups):
             group.receive_from_first(numbers, deadline)
 
-    def _hand_down_bytes(self, data: bytes, length: int, deadline: float) -> bytes:
-        handed = bytearray(data[:length].ljust(length, b"\0"))
-        numbers = torch.frombuffer(handed, dtype=torch.uint8)
-        for start in range(0, length, gloo.PIECE):
-            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
-        return bytes(handed)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all members, in their order."""
-        length, _ = self._lengths(len(data), gloo.MOST_GATHERED)
-        _check_together(length)
-        if not length:
-            return [b""] * self._size
-        deadline = _deadline(self._timeout, length)
-        together = self._collected(data, deadline)
-        return _apart(self._hand_down_bytes(together, length + self._size * _HEAD.size, deadline), self._size)
-
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """As `Group`. First members of groups merge equal contents: the work grows with these, not with the members."""
         deadline = _deadline(self._timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
-        contents = {data: frozenset((self.rank,))}
-        for group in self._groups:
-            together = b"".join(group.collect(_packed(contents), deadline=deadline))
-            contents = _unpacked(together) if together else contents
-        packed = _packed(contents)
+        packed = _packed(self._contents(data, deadline))
         number = torch.tensor([len(packed)], dtype=torch.float64)
         self._hand_down(number, deadline)
         length = int(number)
-        _check_together(length)
-        return _unpacked(self._hand_down_bytes(packed, length, deadline))
+        if length > _MOST_TOGETHER:
+            raise too_much("All members of the group together", length, _MOST_TOGETHER)
+        handed = bytearray(packed[:length].ljust(length, b"\0"))
+        numbers = torch.frombuffer(handed, dtype=torch.uint8)
+        for start in range(0, length, gloo.PIECE):
+            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
+        return _unpacked(bytes(handed))
 
     def collect(self, *data: Bytes) -> list[bytes]:
         """As `Group`. All wait until member 0 has everything. The first members of groups pass it on in slices."""
@@ -128,11 +109,22 @@ class TreeGroup(Group):
         found: list[Any] = [bytearray() for _ in range(0 if self.rank else self._size)]
         size = max(1, _MOST_HELD // self._size)
         for _, own in zip(range(0, longest, size), slices_of(data, size), strict=False):
-            together = self._collected(own, deadline)
-            for member, part in enumerate(_apart(together, self._size) if found else ()):
-                found[member] += part
+            contents = self._contents(bytes(own), deadline)
+            if found and frozenset[int]().union(*contents.values()) != set(range(self._size)):
+                raise _malformed()
+            for content, members in contents.items() if found else ():
+                for member in members:
+                    found[member] += content
         self._hand_down(torch.zeros(1), deadline)
         return found
+
+    def _contents(self, data: bytes, deadline: float) -> dict[bytes, frozenset[int]]:
+        """Return the distinct data of this member and of all members below it, each with these members."""
+        contents = {data: frozenset((self.rank,))}
+        for group in self._groups:
+            together = b"".join(group.collect(_packed(contents), deadline=deadline))
+            contents = _unpacked(together) if together else contents
+        return contents
 
     def _lengths(self, length: int, most: int) -> tuple[int, int]:
         """Return the bytes of all members, and of the largest. Checked: nobody allocates more than is ever sent."""
@@ -148,15 +140,7 @@ class TreeGroup(Group):
             raise too_much(f"Member {size - 1 - member} of the group", longest, most)
         return int(total), longest
 
-    def _collected(self, data: Bytes, deadline: float) -> bytes:
-        """Return the data of this member and of all members below it, each preceded by its head."""
-        together = _HEAD.pack(self.rank, len(data)) + data
-        for group in self._groups:
-            together = b"".join(group.collect(together, deadline=deadline))
-        return together
-
     def close(self) -> None:
-        """Detach from the other members."""
         for group in self._groups:
             group.close()
 
@@ -185,25 +169,6 @@ def _reduce_rows(rows: torch.Tensor, into: torch.Tensor, summed: int) -> None:
 
 def _deadline(timeout: float, length: int) -> float:
     return time.monotonic() + timeout * (2 + length // gloo.PIECE)  # each piece may take the timeout
-
-
-def _check_together(length: int) -> None:
-    if length > _MOST_TOGETHER:
-        raise too_much("All members of the group together", length, _MOST_TOGETHER)
-
-
-def _apart(together: bytes, size: int) -> list[bytes]:
-    """Return the data of each of `size` members."""
-    parts: dict[int, bytes] = {}
-    start = 0
-    while start + _HEAD.size <= len(together):
-        member, length = _HEAD.unpack_from(together, start)
-        start += _HEAD.size
-        parts[member] = together[start : start + length]
-        start += length
-    if start != len(together) or parts.keys() != set(range(size)):
-        raise _malformed()
-    return [parts[member] for member in range(size)]
 
 
 def _packed(contents: Mapping[bytes, frozenset[int]]) -> bytes:

@@ -1,0 +1,159 @@
+"""The rows of a unit's finished values, as they are written into the run of one rank."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dist_wandb.exchange.protocol.lanes import number_at, reduced_numbers
+from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.notices import Notices
+from dist_wandb.reading.stragglers import RANK, Stragglers, Timing
+from dist_wandb.settings.reduction import BUSY, DEGRADED, STEP, TIMES
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.rows import Rows
+
+_log = logging.getLogger("dist_wandb")
+_LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
+
+
+class _OpenRow(NamedTuple):
+    """A row that was left open for further values of its step."""
+
+    values: Mapping[str, Any]
+    x: int | None  # its position
+    since: float  # the time of its last value, in seconds
+
+
+_NONE = _OpenRow({}, None, 0.0)
+
+
+class Writing:
+    """Turns finished rows into rows of this rank's run, if this rank writes the rows of its unit."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.is_over = False  # whether the run is being finished: nothing more is written
+        self.due: int = 0  # how many rows are being written
+        self.marked: int = 0  # how many rows lack a rank
+        self.last_position: str = "the start"  # of the last row, for messages
+        self.global_rank_of: Any = lambda index: index  # in the job, given that in the unit
+        self._rows = rows
+        self._notices = Notices()
+        self._stragglers = Stragglers()
+        self.timings: dict[str, Timing] = defaultdict(Timing)  # by name
+        self._open = _NONE
+
+    def write(self, rows: Sequence[Row]) -> None:
+        try:
+            for index, row in enumerate(rows):
+                self.due = len(rows) - index
+                if self._rows.writer.is_primary or row.own:
+                    try:
+                        self._write_row(row)
+                    except Exception as error:  # noqa: BLE001  # in the making of the row
+                        self._lose(error, len(row.names))
+        finally:
+            self.due = 0
+        if rows:
+            step, x = rows[-1].step, rows[-1].x
+            self.last_position = f"row {-x}" if step is None and x < 0 else f"step {self._rows.x(x)}"
+
+    def end_row(self, now: float = math.inf) -> None:
+        """End a row that was left open, if that is some time ago."""
+        if self._open.values and now - self._open.since >= _LEFT_OPEN:
+            self._write({}, None, commit=None)
+
+    def _write_row(self, row: Row) -> None:
+        values: dict[str, Any] = {}
+        missing = row.missing
+        if self._rows.writer.is_primary and row.names:
+            values, missing = self._values(row)
+        own, commit = {}, row.step is None
+        for one in row.own:
+            own.update(one.values)
+            commit = commit if one.commit is None else one.commit
+        values.update(own)
+        if not values:
+            return
+        follows = max((one.follows for one in row.own), default=None)
+        self._rows.act(follows)
+        axes = {name: value for name, value in row.axes.items() if name not in own}
+        if row.corrects or not self._fits(values, axes):
+            self.end_row()
+        values.update(axes)
+        if missing:
+            values[DEGRADED] = missing
+            self.marked += 1
+        if BUSY in values:
+            values.update(self._stragglers.detect(values.get(STEP)))
+            if RANK in values:
+                self.timings[RANK].counts[values[RANK]] += 1
+        # As in wandb, a row left open without a step takes a framework's axis from the call that ends it.
+        is_open = commit is False and row.step is None and self._rows.first is None and not row.corrects
+        x = None if is_open else self._rows.x(row.x)
+        self._write(values, x, commit=True if row.corrects else commit)
+        self._rows.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
+
+    def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
+        """Return whether the open row may hold a call too: no name of it yet, and the same place on the user's axes."""
+        same = all(self._open.values.get(name, value) == value for name, value in axes.items())
+        return same and self._open.values.keys().isdisjoint(values.keys() - axes.keys())
+
+    def _values(self, row: Row) -> tuple[dict[str, Any], int]:
+        """Return the reduced values of a row, and how many ranks are missing."""
+        names, own = row.names, self._rows
+        numbers = reduced_numbers(*row.lanes, own.reductions.of_all(names), row.ranks[0])
+        values = dict(zip(names, numbers, strict=True))
+        missing = row.missing
+        counts = row.lanes[0][-len(names) :]
+        for index, key in enumerate(row.cells()) if counts.count(0.0) else ():
+            if not counts[index]:  # it has no number, but what the ranks attached
+                del values[key.name]
+                added, lacks = own.attachments.pop_values(key, row.ranks[index], corrects=row.corrects)
+                values.update(added)
+                if lacks:
+                    values[DEGRADED] = lacks  # also if the row has nothing else
+                missing = max(missing, lacks)
+        if own.spreads.found:
+            self._add_spreads(values, row)
+        return values, missing
+
+    def _add_spreads(self, values: dict[str, Any], row: Row) -> None:
+        for index, key in enumerate(row.cells()):
+            spread = self._rows.spreads.found.pop(key, None)
+            if spread is None or self._rows.reductions.of(key.name) == "first":
+                continue
+            name, number = key.name, number_at(*row.lanes, index, len(row.names))
+            values.update({f"{name}/{kind}": number.reduced(kind) for kind in ("min", "max")})
+            values[f"{name}/std"] = math.sqrt(spread.squares / number.weight)
+            values[f"{name}/argmax_rank"] = self.global_rank_of(spread.largest_at)
+            if name.startswith(TIMES) and row.ranks[index] > 1:
+                rank, largest, ranks = values[f"{name}/argmax_rank"], values[f"{name}/max"], row.ranks[index]
+                self.timings[name].add(rank, largest, values[name], values[f"{name}/min"])
+                if name == BUSY:
+                    self._stragglers.add(rank, largest, (ranks * values[name] - largest) / (ranks - 1))
+
+    def _write(self, row: Mapping[str, Any], x: int | None, *, commit: bool | None) -> None:
+        if self.is_over:
+            return
+        if commit is not False:
+            self._open = _NONE
+        else:
+            before = self._open.values if x == self._open.x else {}
+            self._open = _OpenRow({**before, **row}, x, time.monotonic())
+        try:
+            self._rows.writer.write(row, x, commit=commit)
+        except Exception as error:  # noqa: BLE001  # of W&B
+            self._lose(error, len(row))
+
+    def _lose(self, error: Exception, values: int) -> None:
+        """Report a row that could not be written, once for each kind of error: it must not stop the later ones."""
+        self._rows.writer.lost["that W&B refused"] += values
+        text = "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported"
+        if self._notices.is_first(type(error)):
+            _log.error(text, self._rows.rank, exc_info=error)
