@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,6 +155,10 @@ class FakeRun:
     def alert(self, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
         self.alerts.append((title, text, level, wait_duration))
 
+    def end_by_wandb(self) -> None:
+        """End it as `wandb.finish` does, which the session does not see."""
+        self._is_finished = True
+
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG002  # as wandb 0.19
         if not self._is_finished:  # as wandb's
             self.exit_codes.append(exit_code)
@@ -283,11 +288,11 @@ def fake_wandb(
     monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
-    monkeypatch.setattr(job_description, "_opened", type(job_description._opened)())
+    monkeypatch.setattr(job_description, "_opened", Counter())
     monkeypatch.setattr(job_description, "_behind", set())
     monkeypatch.setattr(watcher, "begin", lambda *_: None)  # ranks that are threads would have one each
     monkeypatch.setattr(leftovers, "_leftovers", [])
-    monkeypatch.setattr(resuming, "_started", type(resuming._started)())
+    monkeypatch.setattr(resuming, "_started", Counter())
     monkeypatch.setattr(restart_store, "_notices", Notices())
     monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
     monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -227,10 +226,3 @@ def test_scripts_are_drawn_with_all_their_kinds() -> None:
     assert {("*", "step_metric"), ("val/*", "step_metric"), ("samples",), ("loss", "summary")} <= defined
     moves = [for_stock(each, has_peers=True).script != each for each in scripts]
     assert 5 < sum(moves) < 50
-
-
-def test_plants_do_not_change_the_original() -> None:
-    before = copy.deepcopy(ROWS)
-    for plant, _ in PLANTED.values():
-        plant(of_ours())
-    assert before == ROWS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import warm
-from processes import Finished, clean_environment, run_job, started, wait_until
+from processes import clean_environment, run_job
 
 SUPPORT = Path(__file__).parents[1] / "support"
 REPORTS = """
@@ -31,13 +31,6 @@ print(json.dumps({
     "processors": sorted(os.sched_getaffinity(0)), "dist_wandb": "dist_wandb" in sys.modules,
 }))
 """
-HANDLES = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
-print("ready", flush=True)
-signal.pause()
-"""
-WAITS = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @pytest.fixture
@@ -101,46 +94,6 @@ def test_a_fork_reports_the_same_as_a_new_interpreter(
         facts["environment"].pop("LC_CTYPE", None)
     assert forked == new
     assert forked["parent"] == os.getpid()
-
-
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [
-        ("import sys; sys.exit(7)", 7),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-        ("import atexit, os; atexit.register(os._exit, 5)", 5),
-    ],
-)
-def test_the_stand_in_ends_as_the_child_ends(python: str, tmp_path: Path, code: str, ended: int) -> None:
-    assert run(python, tmp_path, "-c", code).exit_codes == (ended,)
-
-
-def run(python: str, directory: Path, *words: object) -> Finished:
-    return run_job([python, *map(str, words)], cwd=directory, timeout=60)
-
-
-def test_signals_reach_the_child(python: str, tmp_path: Path) -> None:
-    with started([python, "-c", HANDLES], [python, "-c", WAITS], cwd=tmp_path) as job:
-        handles, dies = job.processes
-        for process, number in ((handles, signal.SIGTERM), (dies, signal.SIGINT)):
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.send_signal(number)
-        assert (handles.wait(30), dies.wait(30)) == (9, -2)
-
-
-def test_the_child_of_a_killed_stand_in_dies(python: str, tmp_path: Path) -> None:
-    with started([python, "-c", WAITS], cwd=tmp_path) as job:
-        (process,) = job.processes
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        assert sorted(job.living()) == sorted([process.pid, child])  # both carry the mark of the job
-        process.kill()
-        wait_until(lambda: not is_alive(child), within=30)
-
-
-def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_variables_of_whole_jobs_do_not_start_a_cold_interpreter(python: str, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Job:
         self.unit = unit = Unit(self.size, [AXIS] if self.with_axis else ())
         if self.absent:
             unit.absent.update(self.absent)
-            unit._resize()
+            unit.resize()
         waiting = [list(reversed(program)) for program in self.programs]
         events = sorted(self.events, reverse=True)
         tick, heartbeat = self.random.choice([0.05, 0.25]), 0.0

@@ -126,7 +126,7 @@ class Unit:
 
     # Ranks come and go
 
-    def _resize(self) -> None:
+    def resize(self) -> None:
         members = self.members
         for rank in members:
             self.machines[rank].resize(members, self.dead | self.away)
@@ -142,12 +142,12 @@ class Unit:
         self.undone += gone
         self.away.discard(rank)
         self.dead.add(rank)
-        self._resize()
+        self.resize()
 
     def stall(self, rank: int) -> None:
         """Let the others continue without a rank, which may log, and return."""
         self.away.add(rank)
-        self._resize()
+        self.resize()
 
     def come(self, rank: int) -> None:
         """Let a rank join the others, or return to them; one that died starts again, without state."""
@@ -159,7 +159,7 @@ class Unit:
             self.machines[rank].restore(json.loads(state))
         for those in (self.dead, self.away, self.absent):
             those.discard(rank)
-        self._resize()
+        self.resize()
         self.check_equal()
 
     # Rounds
@@ -220,7 +220,7 @@ class Unit:
         state = json.dumps(self.machines[others[0]].snapshot())
         for rank in holders:
             self.machines[rank].restore(json.loads(state))
-        self._resize()
+        self.resize()
         self.check_equal()
 
     def impatient(self, short: float = SHORT, long: float = LONG) -> None:

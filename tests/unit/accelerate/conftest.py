@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from accelerate_state import fresh_state
 
-import pytest
-from accelerate.state import AcceleratorState
-
-
-@pytest.fixture
-def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # must run first
-    """Reset Accelerate's state, which it keeps for the whole process."""
-    AcceleratorState._reset_state(True)  # the argument is positional only
-    yield
-    AcceleratorState._reset_state(True)  # the argument is positional only
+__all__ = ["fresh_state"]

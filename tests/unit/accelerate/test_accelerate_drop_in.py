@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate import accelerator as accelerators
-from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker, WandBTracker
 from accelerate.utils import DistributedType, LoggerType
+from accelerate_state import accelerator_with, look_like, reset
 
 import dist_wandb
 from dist_wandb import DistWandbTracker, get_run
@@ -38,17 +38,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
-
-
-def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType = DistributedType.MULTI_CPU) -> None:
-    """Make this process look like one of two, without a process group."""
-    PartialState(cpu=True)
-    for name, value in {"num_processes": 2, "process_index": rank, "distributed_type": kind}.items():
-        monkeypatch.setitem(PartialState._shared_state, name, value)
-
-
-def accelerator_with(log_with: Any) -> Accelerator:
-    return Accelerator(cpu=True, log_with=log_with)
 
 
 class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
@@ -107,11 +96,10 @@ def test_run_name_sets_the_project_as_in_the_stock_tracker(fake_wandb: FakeWandb
 
 
 def test_the_constructor_does_not_initialise_accelerates_state() -> None:
-    PartialState._reset_state()
     tracker = DistWandbTracker("digits")
     assert PartialState._shared_state == {}
     accelerator_with(tracker)
-    assert PartialState._shared_state != {}
+    assert PartialState().initialized
 
 
 def test_the_run_can_be_read_after_the_end(fake_wandb: FakeWandb) -> None:
@@ -134,7 +122,7 @@ def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWand
         if config is not None:
             accelerator.get_tracker("wandb").store_init_configuration({"lr": 0.2, "seed": 1})
         accelerator.end_training()
-        AcceleratorState._reset_state(True)
+        reset()
     ours, named, stock = fake_wandb.runs
     assert ours.config == named.config == {"lr": 0.2, "seed": 1}
     assert ours.rows == named.rows == [{**row, "global_step": 0} for row in stock.rows]
@@ -346,12 +334,8 @@ def test_two_accelerators_in_turn_have_their_own_runs(fake_wandb: FakeWandb) -> 
 
 
 @pytest.fixture
-def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
+def on_main(store: dist.Store) -> Callable[[int], Session]:  # noqa: ARG001  # they meet there
     """Return a function that opens the n-th session of the main process in this process too, with a shared store."""
-    store = dist.HashStore()
-
-    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
-        return JobStore(store, namespace, topology, timeout)
 
     def open_on_main(number: int) -> Session:
         options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
@@ -360,7 +344,6 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
         registry.remove(session)  # of another process
         return session
 
-    monkeypatch.setattr(JobStore, "find", find)
     return open_on_main
 
 

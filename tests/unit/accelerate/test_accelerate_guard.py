@@ -17,7 +17,7 @@ import torch.distributed as dist
 import wandb
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import GeneralTracker
-from accelerate.utils import DistributedType
+from accelerate_state import accelerator_with, look_like
 from processes import wait_until
 
 from dist_wandb import DistWandbTracker, get_run
@@ -43,10 +43,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 @pytest.fixture
 def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # must run first
     """Make this process look like the second of two, without a process group."""
-    PartialState(cpu=True)
-    second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
-    for name, value in second.items():
-        monkeypatch.setitem(PartialState._shared_state, name, value)
+    look_like(monkeypatch, rank=1)
 
 
 @pytest.fixture
@@ -55,10 +52,6 @@ def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in WRAPPED:
         monkeypatch.setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
     monkeypatch.delattr(Accelerator, wrapping._MARK)
-
-
-def accelerator_with(log_with: Any) -> Accelerator:
-    return Accelerator(cpu=True, log_with=log_with)
 
 
 class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
@@ -505,12 +498,8 @@ def test_off_the_main_process_init_trackers_starts_the_tracker(
 
 
 @pytest.fixture
-def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+def main_process_at(store: dist.Store) -> Callable[..., Session]:  # noqa: ARG001  # they meet there
     """Open the session of the main process in this process too, with a shared store."""
-    store = dist.HashStore()
-
-    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
-        return JobStore(store, namespace, topology, timeout)
 
     def open_on_main(options: Options, config: dict[str, Any] | None = None) -> Session:
         arguments = {} if config is None else {"config": config}
@@ -520,7 +509,6 @@ def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
         main.release()
         return main
 
-    monkeypatch.setattr(JobStore, "find", find)
     return open_on_main
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration, PartialState
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from accelerate_state import set_state
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -144,7 +145,7 @@ def test_a_compiled_model_is_measured_from_outside_and_may_wait(parts: list[str 
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MULTI_CPU])
 def test_sharded_parameters_count_as_waiting(kind: DistributedType, monkeypatch: pytest.MonkeyPatch) -> None:
     Accelerator(cpu=True)
-    monkeypatch.setitem(PartialState._shared_state, "distributed_type", kind)  # both states keep it there
+    set_state(monkeypatch, distributed_type=kind)
     waiting = PreparedTimings(lambda: None).timings._waiting
     assert ("forward" in waiting) is ("optimizer" in waiting) is (kind != DistributedType.MULTI_CPU)
 

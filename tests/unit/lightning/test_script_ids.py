@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from strangers import OBSTACLES, give_away
+from strangers import give_away
 
 from dist_wandb.lightning.launching import ScriptIds
 
@@ -97,34 +96,6 @@ def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -
     ScriptIds(tmp_path).next_id("first")
     file_in(tmp_path).write_text(content)
     assert child().next_id("own") == (0, "own")
-
-
-def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
-    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
-    shared.mkdir()
-    ScriptIds(shared).next_id("first")
-    link = file_in(shared)
-    link.unlink()
-    elsewhere.write_text('["forged"]')
-    link.symlink_to(elsewhere)
-    ids = ScriptIds(shared)
-    child()
-    twin = ScriptIds(shared)
-    assert twin.next_id("own") == (0, "own")
-    ids.offer(0, "first")
-    assert elsewhere.read_text() == '["forged"]'
-    assert not link.is_symlink()
-
-
-@pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_obstacles_in_place_of_the_file_do_not_block_a_child(tmp_path: Path, child: Child, obstacle: str) -> None:
-    ScriptIds(tmp_path).next_id("first")
-    place = file_in(tmp_path)
-    place.unlink()
-    OBSTACLES[obstacle](place)
-    begun = time.monotonic()
-    assert child().next_id("own") == (0, "own")
-    assert time.monotonic() - begun < 20
 
 
 def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -628,7 +628,7 @@ def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb)
     copy = through_a_pickle(session)
     copy.log({"loss": 1.0})
     assert copy.flush()
-    fake_wandb.runs[0]._is_finished = True  # as if finished externally
+    fake_wandb.runs[0].end_by_wandb()
     assert in_fork(lambda: os._exit(bool(dist_wandb.get_run()))) == 0  # ends nothing here
     assert copy.flush()
     assert not dist_wandb.get_run()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_wandb.errors import MissingExtraError, ReadError
+from dist_wandb.errors import ReadError
 from dist_wandb.report import page
 from dist_wandb.report.model import Chart, Degraded, Line, Report, Run
 from dist_wandb.report.page import check_target, json_of, page_of, plotly_script, write_page
@@ -134,15 +133,6 @@ def test_no_link_pipe_or_directory_is_replaced(tmp_path: Path, kind: str) -> Non
         target.mkdir()
     with pytest.raises(ReadError, match="not the expected file"):
         check_target(target)
-
-
-def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    with pytest.raises(MissingExtraError, match=r"dist-wandb\[report\]"):
-        plotly_script()
 
 
 def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:

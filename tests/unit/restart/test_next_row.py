@@ -11,6 +11,7 @@ from restarts import Start, kill, last_warnings
 
 from dist_wandb.errors import ReadError
 from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb, OnRanks
 
 
-def resumed(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, **summary: Any) -> None:
+def resumed(fake_wandb: FakeWandb, **summary: Any) -> None:
     """Make W&B report that runs opened from now on were started before."""
     opened = fake_wandb.init
 
@@ -27,7 +28,15 @@ def resumed(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, **summary: A
         run.resumed, run.summary = True, summary
         return run
 
-    monkeypatch.setattr(fake_wandb, "init", init)
+    fake_wandb.init = init  # type: ignore[method-assign]
+
+
+def row_of_next(session: Session) -> int:
+    """Return the position of a row that a session with a run logs without a step."""
+    session.log({"loss": 1.0})
+    assert session.flush()
+    run: Any = session.run  # a fake one
+    return int(run.rows[-1]["global_step"])
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -35,14 +44,13 @@ def resumed(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, **summary: A
 def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
     start: Start,
     fake_wandb: FakeWandb,
-    monkeypatch: pytest.MonkeyPatch,
     on_ranks: OnRanks,
     run_mode: str,
     reduce: str | None,
 ) -> None:
     options = {"run_mode": run_mode, "reduce": reduce, "limits": Limits(heartbeat=0.05)}
     kill(start(options={**options, "reduce": None}))
-    resumed(fake_wandb, monkeypatch, global_step=49, loss=0.5)
+    resumed(fake_wandb, global_step=49, loss=0.5)
     sessions = start(options=options, resume="auto")
     for _ in range(2):
         for session in sessions:
@@ -53,9 +61,9 @@ def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
         assert {row["global_step"] for row in run.rows} == {50, 51}  # type: ignore[attr-defined]
 
 
-def test_a_given_step_is_kept(start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_step_is_kept(start: Start, fake_wandb: FakeWandb) -> None:
     kill(start(world=1))
-    resumed(fake_wandb, monkeypatch, global_step=49)
+    resumed(fake_wandb, global_step=49)
     (session,) = start(world=1, resume="auto")
     session.log({"loss": 1.0}, step=3)
     session.log({"loss": 1.0, "global_step": 4})
@@ -68,9 +76,9 @@ def test_a_given_step_is_kept(start: Start, fake_wandb: FakeWandb, monkeypatch: 
     [({}, 0), ({"global_step": "x"}, 0), ({"global_step": float("nan")}, 0), ({"global_step": 4.0}, 5)],
 )
 def test_the_last_row_is_read_from_the_summary(
-    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, summary: dict[str, Any], first: int
+    start: Start, fake_wandb: FakeWandb, summary: dict[str, Any], first: int
 ) -> None:
-    resumed(fake_wandb, monkeypatch, **summary)
+    resumed(fake_wandb, **summary)
     (session,) = start(world=1, id="exp", resume="allow")
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": first}]
@@ -93,7 +101,6 @@ def test_a_run_that_is_not_resumed_starts_at_0(fake_wandb: FakeWandb) -> None:
 def test_rows_of_a_branch_continue_at_the_branch_point(
     start: Start,
     fake_wandb: FakeWandb,
-    monkeypatch: pytest.MonkeyPatch,
     run_mode: str,
     mode: str,
     argument: str,
@@ -106,7 +113,7 @@ def test_rows_of_a_branch_continue_at_the_branch_point(
         run.starting_step = 6 if knows and "-rank-1" not in str(run.id) else 0
         return run
 
-    monkeypatch.setattr(fake_wandb, "init", init)
+    fake_wandb.init = init  # type: ignore[method-assign]
     sessions = start(options={"run_mode": run_mode}, mode=mode, **{argument: "abc?_step=5"})
     for session in sessions:
         session.log({"loss": 1.0})
@@ -117,9 +124,9 @@ def test_rows_of_a_branch_continue_at_the_branch_point(
 
 @pytest.mark.parametrize("starting_step", [50, None, "x"])
 def test_a_resumed_run_without_rows_of_ours_continues_at_wandbs_step(
-    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, starting_step: Any
+    start: Start, fake_wandb: FakeWandb, starting_step: Any
 ) -> None:
-    resumed(fake_wandb, monkeypatch, loss=0.5)
+    resumed(fake_wandb, loss=0.5)
     init = fake_wandb.init
 
     def with_step(**arguments: Any) -> FakeRun:
@@ -127,13 +134,14 @@ def test_a_resumed_run_without_rows_of_ours_continues_at_wandbs_step(
         run.starting_step = starting_step
         return run
 
-    monkeypatch.setattr(fake_wandb, "init", with_step)
+    fake_wandb.init = with_step  # type: ignore[method-assign]
     (session,) = start(world=1, id="exp", resume="allow")
-    assert session._intake.first_row == (50 if starting_step == 50 else 0)
+    assert row_of_next(session) == (50 if starting_step == 50 else 0)
 
 
 def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(
-    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    fake_wandb: FakeWandb,
 ) -> None:
     """The others attach later, so the summary that they get may contain rows of this start."""
     last = iter([49, 53])
@@ -144,9 +152,12 @@ def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(
         run.resumed, run.summary = True, {"global_step": next(last)}
         return run
 
-    monkeypatch.setattr(fake_wandb, "init", init)
+    fake_wandb.init = init  # type: ignore[method-assign]
     sessions = start(options={"run_mode": "shared"}, id="exp", resume="allow")
-    assert [session._intake.first_row for session in sessions] == [50, 50]
+    for session in sessions:
+        session.log({"loss": 1.0})
+    assert all(session.flush() for session in sessions)
+    assert {row["global_step"] for run in fake_wandb.runs for row in run.rows} == {50}
 
 
 def test_the_last_row_of_an_offline_run_is_read_from_its_files(
@@ -173,7 +184,7 @@ def test_the_last_row_of_an_offline_run_is_read_from_its_files(
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
     (other,) = start(world=1, id="exp", mode="offline")
-    assert other._intake.first_row == 0
+    assert row_of_next(other) == 0
 
 
 @pytest.mark.parametrize("error", [None, ReadError("cannot be read")])
@@ -196,7 +207,7 @@ def test_unreadable_files_do_not_fail_a_start(
 
     monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", largest)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
-    assert session._intake.first_row == (6 if error is None else 0)
+    assert row_of_next(session) == (6 if error is None else 0)
 
 
 def test_files_of_another_user_are_not_read(
@@ -215,7 +226,7 @@ def test_files_of_another_user_are_not_read(
     monkeypatch.setattr(Path, "lstat", lstat)
     monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda _path, _name: 2**53)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
-    assert session._intake.first_row == 0
+    assert row_of_next(session) == 0
     (warning,) = last_warnings(caplog)
     assert f"{theirs} belongs to user 65534, so rows without a step do not continue" in warning
 
@@ -233,8 +244,8 @@ def test_only_the_newest_files_of_a_run_are_read(
     assert len(looked_at) == 32
 
 
-def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    resumed(fake_wandb, monkeypatch, **{"trainer/global_step": 49})
+def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb) -> None:
+    resumed(fake_wandb, **{"trainer/global_step": 49})
     session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0}]

@@ -71,7 +71,7 @@ def test_a_record_that_cannot_be_written_warns_once(
 def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: FakeWandb) -> None:
     start(options={"run_mode": "auto"})
     assert record_files() == ["latest"]
-    fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
+    fake_wandb.runs[0].end_by_wandb()
     dist_wandb.get_run()
     assert record_files() == []
 

@@ -14,20 +14,10 @@ from config_jobs import LIMITS, Job, Open
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
-from dist_wandb.store import job_identity
-from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, OnRanks
-
-
-@pytest.fixture
-def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
-    store = dist.HashStore()
-    monkeypatch.setattr(JobStore, "find", lambda name, rank, timeout: JobStore(store, name, rank, timeout))
-    monkeypatch.setattr(job_identity, "node_identity", lambda: "host")
-    return store
+    from tests.conftest import OnRanks
 
 
 @pytest.fixture

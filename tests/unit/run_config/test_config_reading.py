@@ -421,13 +421,6 @@ def test_sweep_values_have_precedence_on_all_ranks(open_rank: Open, fake_wandb: 
 # --- the integrations -------------------------------------------------------------------------------------------------
 
 
-def test_given_values_are_read_from_all_kinds_of_configs() -> None:
-    own = wandb.Config()  # type: ignore[attr-defined]  # public, but not declared
-    own["lr"] = 0.1
-    assert [given_values(config) for config in ({"lr": 0.1}, Namespace(lr=0.1), own)] == [{"lr": 0.1}] * 3
-    assert [given_values(config) for config in (None, "file.yaml", 7, Namespace, [("lr", 1)])] == [{}] * 5
-
-
 def test_a_null_run_without_a_session_has_an_empty_config() -> None:
     assert dict(NullRun().config.items()) == {}
     run: Any = NullRun()

@@ -17,7 +17,6 @@ from dist_wandb.session import opener
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
-from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Unreliable:
         self.opened: list[str] = []
         self.cleared = 0
         self._init = fake.init
-        self._failures = dict(failures)
+        self.failures = dict(failures)
         self._error = error
         self._lock = threading.Lock()
         fake.init = self.init  # type: ignore[method-assign]
@@ -44,8 +43,8 @@ class Unreliable:
         key = f"{label} {arguments.get('mode') or 'online'}".strip()
         with self._lock:
             self.opened.append(key)
-            if self._failures.get(key, 0) > 0:
-                self._failures[key] -= 1
+            if self.failures.get(key, 0) > 0:
+                self.failures[key] -= 1
                 raise self._error
         return self._init(**arguments)
 
@@ -151,7 +150,7 @@ def test_another_run_of_the_process_is_not_torn_down(unreliable: Any, monkeypatc
     monkeypatch.setattr(wandb_private, "detach_service", lambda: aside.append(1))
     wandb_ = unreliable(online=0)
     dist_wandb.init()
-    wandb_._failures["online"] = 1
+    wandb_.failures["online"] = 1
     inner = dist_wandb.init(reinit="create_new")
     assert (wandb_.cleared, aside) == (0, [1])  # the failed run keeps its id in use in the other run's process
     assert inner.run.offline
@@ -247,21 +246,6 @@ def test_a_secondary_that_cannot_attach_writes_to_disk_alone(
     on_ranks(2, lambda rank: (first, second)[rank].finish())
     what = "what rank 1 has logged of the run exp is only on its disk, while the run is online"
     assert [what in record.getMessage() for record in caplog.records].count(True) == 1
-
-
-@pytest.mark.usefixtures("store")
-def test_a_primary_that_opens_before_the_store_exists_publishes_its_run_later(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"id": "exp"}
-    with monkeypatch.context() as patch:
-        patch.setattr(JobStore, "find", lambda *_, **__: None)
-        first = opener.open_session(Options("shared"), given, integration="test", topology=TWO[0], number=1)
-    first.meet(given, "test", 1)
-    options = Options("shared", limits=Limits(join_timeout=30.0))
-    second = opener.open_session(options, given, integration="test", topology=TWO[1], number=1, create_new=False)
-    assert second.run
-    assert len(fake_wandb.runs) == 2
 
 
 @pytest.mark.usefixtures("store")

@@ -39,7 +39,8 @@ class Stand:
         (Path(self.lost.dir).parent / "run-exp.wandb").touch()
         monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", self._last_rows)
         monkeypatch.setattr(wandb_process, "tear_down_service", self._clear_away)
-        self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
+        self.reopen: Callable[..., Any] = self.open_second
+        self.record = Record(self.lost, 0, self._replacement)  # type: ignore[arg-type]
 
     @property
     def run(self) -> Any:
@@ -59,7 +60,10 @@ class Stand:
     def _clear_away(self) -> None:
         self.cleared += 1
 
-    def _reopen(self, run_id: str, config: Mapping[str, Any]) -> Any:
+    def _replacement(self, *given: Any) -> Any:
+        return self.reopen(*given)
+
+    def open_second(self, run_id: str, config: Mapping[str, Any]) -> Any:
         self.config = config
         return self.fake.init(id=run_id, mode="offline")
 
@@ -163,13 +167,11 @@ def test_an_error_of_wandb_at_the_end_is_not_an_error_of_the_training(stand: Sta
     stand.fake.init = init  # type: ignore[method-assign]
 
 
-def test_if_the_replacement_cannot_be_opened_training_continues(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_if_the_replacement_cannot_be_opened_training_continues(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     def full(*_: object) -> Any:
         raise UnavailableError("disk full")
 
-    monkeypatch.setattr(stand.record, "_reopen", full)
+    stand.reopen = full
     stand.kill()
     stand.record.log({"loss": 1.0})
     stand.record.log({"loss": 2.0})
@@ -295,10 +297,9 @@ def test_the_failed_run_is_replaced_not_its_replacement(stand: Stand) -> None:
 def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(3):
         stand.record.log({"loss": step, "image": "a file" if step == 1 else "text"})
-    reopen = stand.record._reopen
 
     def reopened(*given: Any) -> Any:
-        run = reopen(*given)
+        run: Any = stand.open_second(*given)
         log = run.log
 
         def refuses(row: dict[str, Any], **kwargs: Any) -> None:
@@ -306,10 +307,10 @@ def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog:
                 raise FileNotFoundError(2, "No such file or directory")
             log(row, **kwargs)
 
-        run.log = refuses  # type: ignore[method-assign]
+        run.log = refuses
         return run
 
-    stand.record._reopen = reopened
+    stand.reopen = reopened
     stand.kill()
     stand.record.log({"loss": 3})
     assert [row["loss"] for row in stand.second.rows] == [0, 1, 2, 3]
@@ -328,8 +329,7 @@ def test_a_signal_handler_may_log_in_the_middle(stand: Stand, moment: str) -> No
     if moment == "of a row":
         stand.record._unsafe = _Interrupted(handler)
     else:
-        reopen = stand.record._reopen
-        stand.record._reopen = lambda *given: (handler(), reopen(*given))[1]  # type: ignore[func-returns-value]
+        stand.reopen = lambda *given: (handler(), stand.open_second(*given))[1]  # type: ignore[func-returns-value]
         stand.kill()
     thread = threading.Thread(target=lambda: stand.record.log({"loss": 1.0}), daemon=True)
     thread.start()

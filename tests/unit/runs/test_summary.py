@@ -67,13 +67,6 @@ def script() -> Script:
     return Script()
 
 
-def test_a_row_does_not_replace_what_was_written_after_its_call(script: Script) -> None:
-    call = script.log(loss=0.5, acc=1)
-    script.summary["loss"] = 9
-    script.write(call)
-    assert script.values == {"loss": 9, "acc": 1}
-
-
 def test_a_row_of_a_later_call_replaces_it(script: Script) -> None:
     first = script.log(loss=0.5)
     script.summary.update({"loss": 9, "best": 1})
@@ -96,14 +89,6 @@ def test_the_last_write_counts(script: Script) -> None:
     script.write(call)
     assert script.values == {"loss": 10}
     assert [record.update[0].value for record in script.run.records] == [9, 10, 10]
-
-
-def test_a_value_that_was_deleted_after_a_call_stays_deleted(script: Script) -> None:
-    script.write(script.log(loss=1))
-    call = script.log(loss=0.5)
-    del script.summary["loss"]
-    script.write(call)
-    assert script.values == {}
 
 
 def test_parts_of_a_value_are_written_again_in_their_order(script: Script) -> None:

@@ -35,19 +35,6 @@ OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-@pytest.mark.parametrize(("mode", "scope"), ALL_PLANS)
-def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, scope: str
-) -> None:
-    monkeypatch.setenv("WANDB_RUN_GROUP", "night")
-    given_arguments = {"project": "digits", "name": "base", "dir": "logs", "mode": "online", "tags": ("a",)}
-    plan = plan_run(SINGLE, mode, scope, None, group="night")
-    run: Any = open_run(plan, SINGLE, given_arguments)
-    assert run is fake_wandb.runs[0]
-    assert fake_wandb.arguments == [given_arguments]
-    assert not list(fake_wandb.directory.rglob(SIDECAR_NAME))
-
-
 def test_a_rank_that_opens_no_run_does_not_call_wandb(fake_wandb: FakeWandb) -> None:
     assert isinstance(opened(SECOND, "auto", {"project": "digits"}), NullRun)
     assert fake_wandb.arguments == []

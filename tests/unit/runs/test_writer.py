@@ -36,35 +36,7 @@ def plan_of(topology: Topology, mode: str) -> RunPlan:
     return plan_run(topology, mode, "global", "exp")
 
 
-def written(
-    plan: RunPlan,
-    metrics: dict[str, Any],
-    step: int | None = 7,
-    *,
-    step_metric: str | None = "global_step",
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    run: Any = Recorder()
-    RunWriter(run, plan, step_metric).write(metrics, step)
-    (call,) = run.calls
-    return call  # type: ignore[no-any-return]  # a Recorder
-
-
 PLAIN = plan_of(FIRST, "new")
-
-
-def test_a_row_has_its_step_and_the_logged_mapping_is_not_changed() -> None:
-    metrics = {"loss": 0.5}
-    assert written(PLAIN, metrics) == ({"loss": 0.5, "global_step": 7}, {})
-    assert metrics == {"loss": 0.5}
-
-
-def test_without_a_step_or_a_step_metric_the_row_has_no_x_axis() -> None:
-    assert "global_step" not in written(PLAIN, {"loss": 0.5}, None)[0]
-    assert not {"global_step", None} & set(written(PLAIN, {"loss": 0.5}, 7, step_metric=None)[0])
-
-
-def test_an_x_axis_among_the_metrics_stays_in_the_row() -> None:
-    assert written(PLAIN, {"loss": 0.5, "global_step": 3}, None)[0] == {"loss": 0.5, "global_step": 3}
 
 
 # --- open rows --------------------------------------------------------------------------------------------------------

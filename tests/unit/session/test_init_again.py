@@ -14,7 +14,7 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.session import api, registry
+from dist_wandb.session import registry
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def ended(fake: FakeWandb) -> list[list[int | None]]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_is_notebook", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
 
 
 # --- the figures of wandb, and the same here --------------------------------------------------------------------------
@@ -204,6 +204,12 @@ def test_a_notebook_finishes_the_open_runs(fake_wandb: FakeWandb) -> None:
     assert ended(fake_wandb) == [[None], [None], []]
 
 
+def test_a_script_that_imports_ipython_is_no_notebook(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert dist_wandb.init() is dist_wandb.init()
+    assert ended(fake_wandb) == [[]]
+
+
 @pytest.mark.usefixtures("notebook")
 def test_a_decorated_function_has_a_run_of_its_own_also_in_a_notebook(fake_wandb: FakeWandb) -> None:
     @dist_wandb.wandb_init
@@ -235,13 +241,3 @@ def test_threads_get_the_open_run(fake_wandb: FakeWandb) -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(dist_wandb.init).result() is run
     assert len(fake_wandb.runs) == 1
-
-
-@pytest.mark.parametrize(("shell", "expected"), [(object(), True), (None, False)])
-def test_notebooks_are_detected_by_the_ipython_shell(
-    monkeypatch: pytest.MonkeyPatch, shell: object, *, expected: bool
-) -> None:
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert not api._is_notebook()
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert api._is_notebook() is expected

@@ -42,14 +42,6 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
-def test_all_options_are_published_for_late_ranks(job: Job) -> None:
-    given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"]}
-    sessions = job(TWO, limits={"peer_timeout": 7.0}, **given)
-    assert sessions[0]._link.store is not None
-    job_message: Any = sessions[0]._link.store.try_get("job")
-    assert Options(**job_message["options"]) == sessions[0].options
-
-
 class Settings(MutableMapping[str, Any]):
     """A mapping like OmegaConf's `DictConfig`: neither a dict nor JSON-serializable."""
 
@@ -74,14 +66,14 @@ class Settings(MutableMapping[str, Any]):
 
 @pytest.mark.parametrize("mapping", [Settings, MappingProxyType])
 @pytest.mark.parametrize("sequence", [UserList, tuple, deque])
-def test_options_accept_any_mappings_and_sequences(job: Job, mapping: Any, sequence: Any) -> None:
+def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: Any, sequence: Any) -> None:
     reduce = {"tokens": "sum", "*": "mean"}
     given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
     sessions = job(TWO, **given)
     assert [session.options.reduce for session in sessions] == [reduce] * 2
-    assert sessions[0]._link.store is not None
-    job_message: Any = sessions[0]._link.store.try_get("job")
-    assert Options(**job_message["options"]) == sessions[0].options
+    published = next_job("test", TWO[1], 1.0)
+    assert published is not None
+    assert Options(**published["options"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
 
@@ -102,12 +94,6 @@ def test_ranks_without_a_run_have_the_same_interface_and_write_nothing(job: Job,
     assert run.exit_codes == []
     first.finish()
     assert run.exit_codes == [1]  # the job's
-
-
-def test_ranks_without_a_run_know_its_id_and_address(job: Job) -> None:
-    first, second = job(TWO)
-    assert first.id == second.id
-    assert first.url == second.url == f"https://wandb.example/team/digits/runs/{first.id}"
 
 
 def test_new_runs_share_a_base_id_and_a_group(job: Job) -> None:
@@ -459,20 +445,24 @@ def test_auto_mode_without_a_store_prefers_the_users_id_to_the_proposed_one(
     assert fake_wandb.arguments[0]["id"] == run_id
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_session_opened_before_the_store_publishes_its_job_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = {"project": "digits"}
-    first = open_session(Options(), arguments, integration="test", topology=TWO[0], number=1)
-    store = dist.HashStore()
-    monkeypatch.setattr(
-        JobStore, "find", lambda namespace, topology, timeout: JobStore(store, namespace, topology, timeout)
-    )
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_later(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    arguments = {"project": "digits", "id": "exp"}
+    with monkeypatch.context() as before:
+        before.setattr(JobStore, "find", lambda *_: None)
+        first = open_session(Options(mode), arguments, integration="test", topology=TWO[0], number=1)
     first.meet(arguments, "test", 1)
     described = next_job("test", TWO[1], 1.0)
     assert described is not None
-    assert described["arguments"] == arguments
-    second = open_session(Options(limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=1)
+    assert described["arguments"]["project"] == "digits"
+    options = Options(mode, limits=Limits(join_timeout=20.0))
+    second = open_session(options, arguments, integration="test", topology=TWO[1], number=1)
     assert second.id == first.id
+    assert bool(second.run) is (mode == "shared")
+    assert len(fake_wandb.runs) == (2 if mode == "shared" else 1)
 
 
 def test_the_url_is_none_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,15 +501,9 @@ def test_a_child_process_of_known_rank_does_not_warn(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_modes_that_need_all_ranks_are_refused_without_a_store() -> None:
-    with pytest.raises(RendezvousError, match="Call init_process_group first"):
-        open_session(Options("new"), {}, integration="test", topology=TWO[1])
-
-
-@pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("mode", ["shared", "new"])
 def test_a_proposed_id_of_one_rank_is_not_used_without_a_store(mode: Any) -> None:
-    with pytest.raises(RendezvousError, match="has no way to agree on a run id"):
+    with pytest.raises(RendezvousError, match=r"has no way to agree on a run id.*Call init_process_group first"):
         open_session(Options(mode), {}, integration="test", topology=TWO[1], proposed_id="made-up-by-rank-1")
 
 

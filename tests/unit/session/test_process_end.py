@@ -21,7 +21,6 @@ import dist_wandb
 from dist_wandb.session import registry
 from dist_wandb.session.registry import ProcessEnd, exit_code_of
 from dist_wandb.stalls import watcher
-from dist_wandb.store import timed_caller
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -32,19 +31,25 @@ pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (None, None),
-        (SystemExit(), 0),
-        (SystemExit(3), 3),
-        (SystemExit("no data"), 1),
-        (KeyboardInterrupt(), 255),
-        (RuntimeError(), 1),
-    ],
-)
-def test_exit_codes_of_exceptions(error: BaseException | None, code: int | None) -> None:
-    assert exit_code_of(error) == code
+def catching_sigterm(end_runs: Callable[[int, bool], None], exit_code: int | None = None) -> ProcessEnd:
+    """Return the end of this process, which is asked to end when the process does, or gets SIGTERM."""
+    end = ProcessEnd(end_runs, lambda: exit_code)
+    end.register()
+    end.catch_sigterm()
+    return end
+
+
+class Kill:
+    """Stands in for `os.kill`, and notes which runs had ended before."""
+
+    def __init__(self, codes: list[tuple[int, bool]]) -> None:
+        self.seen: list[list[tuple[int, bool]]] = []
+        self.done = threading.Event()
+        self._codes = codes
+
+    def __call__(self, _pid: int, _number: int) -> None:
+        self.seen.append(self._codes.copy())
+        self.done.set()
 
 
 @contextmanager
@@ -114,9 +119,7 @@ def test_a_fork_ends_no_runs(codes: list[tuple[int, bool]], monkeypatch: pytest.
 
 def test_sigterm_ends_runs_before_the_process(codes: list[tuple[int, bool]]) -> None:
     killed: list[tuple[int, int]] = []
-    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
-    end.register()
-    end.catch_sigterm()
+    catching_sigterm(lambda code, failed: codes.append((code, failed)))
     with instead_of_a_kill(lambda pid, number: killed.append((pid, number))):
         signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -148,27 +151,20 @@ def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example a lock of wandb's, while it prints a traceback."""
-    held, is_killed = threading.Lock(), threading.Event()
-    killed: list[list[tuple[int, bool]]] = []
-
-    def kill(_pid: int, _number: int) -> None:
-        killed.append(codes.copy())
-        is_killed.set()
+    held, kill = threading.Lock(), Kill(codes)
 
     def end_run(code: int, failed: bool) -> None:
         with held:
             codes.append((code, failed))
 
     monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
-    end = ProcessEnd(end_run, lambda: None)
-    end.register()
-    end.catch_sigterm()
+    catching_sigterm(end_run)
     with instead_of_a_kill(kill):
         with held:
             signal.raise_signal(signal.SIGTERM)
             assert codes == []
-        assert is_killed.wait(20)
-    assert killed == [[(143, True)]]
+        assert kill.done.wait(20)
+    assert kill.seen == [[(143, True)]]
 
 
 def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
@@ -176,12 +172,7 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
 ) -> None:
     """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
     exits: list[int] = []
-    killed: list[list[tuple[int, bool]]] = []
-    is_killed = threading.Event()
-
-    def kill(_pid: int, _number: int) -> None:
-        killed.append(codes.copy())
-        is_killed.set()
+    kill = Kill(codes)
 
     def end_slowly(code: int, failed: bool) -> None:
         with end.finishing():
@@ -190,20 +181,18 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
 
     monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
     monkeypatch.setattr(os, "_exit", exits.append)
-    end = ProcessEnd(end_slowly, lambda: None)
-    end.register()
-    end.catch_sigterm()
+    end = catching_sigterm(end_slowly)
     with instead_of_a_kill(kill):
         signal.raise_signal(signal.SIGTERM)
-        assert is_killed.wait(20)
-    assert killed == [[(143, True)]]
+        assert kill.done.wait(20)
+    assert kill.seen == [[(143, True)]]
     assert exits == []
 
 
 def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed: list[list[tuple[int, bool]]] = []
+    kill = Kill(codes)
 
     def end_slowly(code: int, failed: bool) -> None:
         time.sleep(0.3)
@@ -211,13 +200,11 @@ def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
 
     monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
     monkeypatch.setattr(registry, "_MOMENT", 1000.0)
-    end = ProcessEnd(end_slowly, lambda: None)
-    end.register()
-    end.catch_sigterm()
-    with instead_of_a_kill(lambda *_: killed.append(codes.copy())):
+    catching_sigterm(end_slowly)
+    with instead_of_a_kill(kill):
         signal.raise_signal(signal.SIGTERM)
         _AT_EXIT[0]()
-    assert killed == [[(143, True)]]
+    assert kill.seen == [[(143, True)]]
 
 
 def test_sigterm_does_not_interrupt_finishing_a_run(
@@ -225,9 +212,7 @@ def test_sigterm_does_not_interrupt_finishing_a_run(
 ) -> None:
     killed: list[str] = []
     done: list[str] = []
-    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
-    end.register()
-    end.catch_sigterm()
+    end = catching_sigterm(lambda code, failed: codes.append((code, failed)))
     monkeypatch.setattr(os, "_exit", lambda _: None)
     with instead_of_a_kill(lambda _, number: killed.append(f"{number} after {done}")), end.finishing():
         signal.raise_signal(signal.SIGTERM)
@@ -246,45 +231,27 @@ def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wan
     assert killed == [[None]]
 
 
-def test_a_stalled_store_is_not_waited_for() -> None:
-    stalled = threading.Event()
-    begun = time.monotonic()
-    assert timed_caller.briefly(stalled.wait, otherwise=True, within=0.1) is True
-    assert time.monotonic() - begun < 20
-    stalled.set()
-
-
-def test_the_store_is_still_called_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert timed_caller.briefly(lambda: 3, 0) == 3
-
-
 @pytest.mark.parametrize("when", ["before the end of the runs", "during it"])
 def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Python 3.12 and later start none during shutdown."""
-    killed: list[list[tuple[int, bool]]] = []
+    kill = Kill(codes)
 
     def end_runs(code: int, failed: bool) -> None:
         if when == "during it":
             signal.raise_signal(signal.SIGTERM)
         codes.append((code, failed))
 
-    end = ProcessEnd(end_runs, lambda: 3)
-    end.register()
-    end.catch_sigterm()
+    catching_sigterm(end_runs, 3)
     monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't create new thread")))
-    with instead_of_a_kill(lambda *_: killed.append(codes.copy())):
+    with instead_of_a_kill(kill):
         if when != "during it":
             signal.raise_signal(signal.SIGTERM)
-        assert killed == []
+        assert kill.seen == []
         _AT_EXIT[0]()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert killed == [codes] == [[(3, False) if when == "during it" else (143, True)]]
+    assert kill.seen == [codes] == [[(3, False) if when == "during it" else (143, True)]]
 
 
 def test_existing_sigterm_handlers_are_kept(codes: list[tuple[int, bool]]) -> None:
@@ -298,7 +265,7 @@ def test_existing_sigterm_handlers_are_kept(codes: list[tuple[int, bool]]) -> No
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end.catch_sigterm()
-    assert signal.getsignal(signal.SIGTERM) == end._on_sigterm
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     end.restore_sigterm()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

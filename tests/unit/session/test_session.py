@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,11 +81,6 @@ def test_wandb_gets_exactly_the_users_arguments_in_a_world_of_one(fake_wandb: Fa
     assert session.id == fake_wandb.runs[0].id
 
 
-def test_wandb_gets_no_arguments_by_default(fake_wandb: FakeWandb) -> None:
-    dist_wandb.init()
-    assert fake_wandb.arguments == [{}]
-
-
 def test_a_world_of_one_defines_the_x_axis(fake_wandb: FakeWandb) -> None:
     dist_wandb.init()
     assert fake_wandb.runs[0].defined == [
@@ -108,10 +104,6 @@ def test_a_session_is_shown_with_the_id_generated_by_wandb_and_names_for_users_o
     assert repr(session) == f"<dist_wandb.Session run_mode='auto' rank 0 of 1 run={fake_wandb.runs[0].id!r}>"
     assert {"log", "timed", "finish"} <= set(dir(session))
     assert not {"meet", "release", "is_returned", "expect_config"} & set(dir(session))
-
-
-def test_a_session_has_the_id_generated_by_wandb(fake_wandb: FakeWandb) -> None:
-    assert dist_wandb.init().id == fake_wandb.runs[0].id == "made-by-wandb-0"
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -271,7 +263,7 @@ def test_calls_of_one_row_count_once(fake_wandb: FakeWandb) -> None:
 def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:
     metrics = {"loss": 0.5}
     session = dist_wandb.init()
-    session.log(metrics, step=7)
+    session.log(MappingProxyType(metrics), step=7)
     session.log({"accuracy": 0.9}, step=7)
     assert session.flush()
     assert metrics == {"loss": 0.5}
@@ -299,14 +291,6 @@ def test_invalid_metrics_are_refused_and_nothing_is_written(fake_wandb: FakeWand
         session.log(metrics)
     session.log({"loss": 0.4})
     assert fake_wandb.runs[0].rows == [{"loss": 0.4, "global_step": 0}]
-
-
-@pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("timeout", [None, 0.1])
-def test_flush_returns_true_after_all_rows_are_written(timeout: float | None) -> None:
-    session = dist_wandb.init()
-    session.log({"loss": 0.5})
-    assert session.flush(timeout) is True
 
 
 def test_a_session_without_an_x_axis_neither_defines_nor_counts_steps(fake_wandb: FakeWandb) -> None:
@@ -380,13 +364,6 @@ def test_other_attributes_are_looked_up_on_the_run(fake_wandb: FakeWandb) -> Non
     session.define_metric("epoch")
     assert session.name == "base"
     assert fake_wandb.runs[0].defined[-1] == ("epoch", {})
-
-
-@pytest.mark.parametrize("reduce", ["auto", "mean", None])
-@pytest.mark.parametrize("patterns", [True, False, "loss", "auto"])
-def test_options_of_plain_types_are_unchanged(reduce: Any, patterns: Any) -> None:
-    options = Options(reduce=reduce, spread=patterns, per_rank=patterns)
-    assert (options.reduce, options.spread, options.per_rank) == (reduce, patterns, patterns)
 
 
 def test_logging_a_gathered_table_twice_is_an_error(fake_wandb: FakeWandb) -> None:
@@ -472,14 +449,6 @@ def test_strict_is_a_truth_value(fake_wandb: FakeWandb) -> None:
 def test_limits_may_be_an_object_or_a_mapping(fake_wandb: FakeWandb, limits: Limits | dict[str, float]) -> None:  # noqa: ARG001
     with dist_wandb.init(limits=limits) as session:
         assert session.options.limits == Limits(60.0, 7, None, 10_000, 1.0)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"reduce": None}, {"reduce": {"tokens": "sum", "*": "mean"}}, {"spread": True}, {"spread": ["loss"]}],
-)
-def test_options_for_the_exchange_between_ranks_are_accepted(arguments: dict[str, Any]) -> None:
-    assert Options(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dist_wandb.session.notices import announcement
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, plan_run
+from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
 
 SINGLE = Topology.single()
@@ -68,12 +66,3 @@ def test_the_announcement_names_the_users_group_and_its_page(mode: str, url: str
 def test_an_id_that_wandb_will_generate_is_left_out() -> None:
     plan = plan_run(SINGLE, "auto", "global", None)
     assert announcement(SINGLE, plan, "https://w", None).endswith("one run: (https://w)")
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(RUN_MODES), st.sampled_from(RANK_SCOPES))
-def test_every_announcement_is_one_line_with_mode_scope_and_place(layout: list[int], mode: str, scope: str) -> None:
-    last_node = Topology(sum(layout[:-1]), 0, len(layout) - 1, sum(layout), layout[-1], len(layout))
-    line = announcement(last_node, plan_run(last_node, mode, scope, "exp"), "offline, in wandb/x", None)
-    assert "\n" not in line
-    assert line.startswith(f"dist_wandb: run_mode={mode}, rank_scope={scope}, {sum(layout)} rank")
-    assert line.endswith("(offline, in wandb/x)")

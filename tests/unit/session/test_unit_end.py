@@ -1,10 +1,9 @@
-"""The messages of a unit's ranks about their ends."""
+"""The messages of a unit's ranks about their ends, without a store."""
 
 from __future__ import annotations
 
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,9 +12,6 @@ from dist_wandb.session.job_link import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
-
-if TYPE_CHECKING:
-    pass
 
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
@@ -28,30 +24,6 @@ def unit(index: int) -> Unit:
 def endings() -> list[UnitEnd]:
     store = dist.HashStore()
     return [UnitEnd(JobStore(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
-
-
-def test_the_first_failure_is_the_exit_code(endings: list[UnitEnd]) -> None:
-    assert endings[2].report(3) == 3
-    assert endings[1].report(1) == 3
-    assert [ending.exit_code(gone=()) for ending in endings] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("code", [None, 0])
-def test_the_exit_code_is_0_without_a_failure(endings: list[UnitEnd], code: int | None) -> None:
-    assert endings[1].report(code) == code
-    assert endings[0].exit_code(gone=()) == 0
-
-
-def test_a_rank_that_disappears_counts_as_failed(endings: list[UnitEnd]) -> None:
-    assert endings[0].exit_code(gone={2}) == 1
-
-
-def test_the_primary_awaits_other_writers(endings: list[UnitEnd]) -> None:
-    endings[1].report_written()
-    assert not endings[0].await_writers(time.monotonic() + 0.05, {1, 2})
-    assert endings[0].await_writers(time.monotonic() + 0.05, {1})
-    threading.Timer(0.05, endings[2].report_written).start()
-    assert endings[0].await_writers(time.monotonic() + 60, {1, 2})
 
 
 def test_nothing_is_awaited_without_a_store() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dist_wandb.settings.config_values import differs_by_rank, given_values, is_plain
-from dist_wandb.settings.config_withheld import without_secrets
 
 
 class Settings:
@@ -68,13 +67,3 @@ def test_names_of_values_that_differ_by_rank_are_recognised(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpus", "lora_rank", "rank.size", "hosts", "lr", ""])
 def test_other_names_do_not_differ_by_rank(name: str) -> None:
     assert not differs_by_rank(name)
-
-
-def test_secrets_are_left_out_at_any_depth() -> None:
-    given = {"lr": 0.1, "api_key": "k", "server": {"password": "p", "port": 1}}
-    kept = without_secrets(given)
-    assert kept.keys() == {"lr", "server"}
-    assert kept["lr"] == 0.1
-    assert kept["server"]["port"] == 1
-    assert kept["server"].keys() == {"port"}
-    assert given["server"] == {"password": "p", "port": 1}, "the given values must not change"

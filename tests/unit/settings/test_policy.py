@@ -165,12 +165,6 @@ def test_all_names_are_derived_from_the_base_id(layout: list[int], mode: str, sc
             assert name is None or name == base_id or name.startswith(f"{base_id}-")
 
 
-def test_a_plan_is_immutable() -> None:
-    name = "run_id"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(plan_run(Topology.single(), "auto", "global", "exp"), name, "other")
-
-
 # --- groups and ids ---------------------------------------------------------------------------------------------------
 
 

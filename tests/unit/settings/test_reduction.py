@@ -11,7 +11,6 @@ from dist_wandb.settings.reduction import (
     check_patterns,
     check_per_rank,
     check_reduce,
-    check_spread,
     plain_patterns,
     plain_reduce,
     reduction_of,
@@ -89,27 +88,6 @@ def test_a_mapping_is_copied() -> None:
 def test_an_unknown_reduction_is_refused_and_the_nearest_suggested(reduce: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         check_reduce(reduce)
-
-
-@pytest.mark.parametrize(
-    ("spread", "patterns"),
-    [
-        (True, ("*",)),
-        (False, ()),
-        ("loss", ("loss",)),
-        (["loss", "grad/*"], ("loss", "grad/*")),
-        (("loss",), ("loss",)),
-        ([], ()),
-    ],
-)
-def test_spread_becomes_patterns(spread: object, patterns: tuple[str, ...]) -> None:
-    assert check_spread(spread) == patterns
-
-
-@pytest.mark.parametrize("spread", [None, 1, 0.5, {"loss"}, {"loss": True}, ["loss", 7], b"loss"])
-def test_a_spread_that_is_neither_bool_nor_patterns_is_refused(spread: object) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f"spread={spread!r} is neither a bool nor name patterns")):
-        check_spread(spread)
 
 
 @pytest.mark.parametrize(

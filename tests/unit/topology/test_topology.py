@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -471,12 +470,6 @@ def test_any_two_contradictory_values_are_refused(values: Any, message: str) -> 
 def test_values_without_a_variable_are_described_as_given() -> None:
     with pytest.raises(TopologyError, match=re.escape("global_rank=2 (given) must be less than world_size=2 (given)")):
         Topology(2, None, None, 2, None, None)
-
-
-def test_a_topology_is_immutable() -> None:
-    name = "global_rank"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(Topology.single(), name, 1)
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------

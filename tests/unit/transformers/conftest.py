@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
-from accelerate.state import AcceleratorState
+from accelerate_state import fresh_state
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-
-@pytest.fixture
-def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # must run first
-    """Reset Accelerate's state, which it keeps for the whole process."""
-    AcceleratorState._reset_state(True)  # the argument is positional only
-    yield
-    AcceleratorState._reset_state(True)  # the argument is positional only
+__all__ = ["fresh_state", "whole_run"]
 
 
 @pytest.fixture
@@ -40,5 +33,5 @@ def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWan
         return run
 
     fake.sets_globals = True
-    monkeypatch.setattr(fake, "init", init)
+    fake.init = init  # type: ignore[method-assign]
     return fake

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerate import PartialState
 from accelerate.utils import DistributedType
+from accelerate_state import set_state
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 from transformers.integrations.integration_utils import WandbCallback
 
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.slow]
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-
-
-def be_second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process look like the second of two, without a process group or a store."""
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
-    second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
-    for name, value in second.items():
-        monkeypatch.setitem(PartialState._shared_state, name, value)
 
 
 def model() -> BertForSequenceClassification:
@@ -295,7 +287,8 @@ def test_the_second_rank_has_its_own_run_and_uploads_no_model(
 ) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
     trainer = trainer_with(out=tmp_path)
-    be_second_of_two(monkeypatch)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
+    set_state(monkeypatch, num_processes=2, process_index=1, distributed_type=DistributedType.MULTI_CPU)
     callback = DistWandbCallback(run_mode="new")
     trainer.state.is_world_process_zero = False
     callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)

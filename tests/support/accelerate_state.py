@@ -1,0 +1,40 @@
+"""Accelerate's state, which it keeps for the whole process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+
+
+def reset() -> None:
+    """Forget the state, as in a new process."""
+    AcceleratorState._reset_state(True)  # the argument is positional only
+
+
+@pytest.fixture
+def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # must run first
+    """Reset the state before and after a test."""
+    reset()
+    yield
+    reset()
+
+
+def set_state(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
+    """Set values of the state: those of a process and of its accelerators are the same."""
+    for name, value in values.items():
+        monkeypatch.setitem(PartialState._shared_state, name, value)
+
+
+def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType = DistributedType.MULTI_CPU) -> None:
+    """Make this process look like one of two, without a process group."""
+    PartialState(cpu=True)
+    set_state(monkeypatch, num_processes=2, process_index=rank, distributed_type=kind)
+
+
+def accelerator_with(log_with: Any) -> Accelerator:
+    return Accelerator(cpu=True, log_with=log_with)
