@@ -67,10 +67,11 @@ def test_what_a_script_changes_after_log_is_written_as_it_was(job: tuple[Path, F
 def test_reads_after_log_answer_on_every_rank(job: tuple[Path, Finished], way: str) -> None:
     expected = "(1, 0.5) (2, 0.25) (200, 0.75) (200, 0.75, 0)"
     assert job[1].lines(f"SAW asked {way} ") == [f"SAW asked {way} {rank} {expected}" for rank in (0, 1)]
-    expected = "0.75 0.5 2 new all of it"
+    expected = "0.75 0.5 0.75 0.5 2 new all of it"
     assert job[1].lines(f"SAW parts {way} ") == [f"SAW parts {way} {rank} {expected}" for rank in (0, 1)]
-    rows = [history_of(run) for run in ended_runs(job[0] / f"asked-{way}", WRITERS[way])]
-    assert all(200 in one.last("val") for one in rows if "val" in one.names)
+    for run in ended_runs(job[0] / f"asked-{way}", WRITERS[way]):
+        assert f"model-{way}".encode() in run.path.read_bytes()
+        assert "val" not in history_of(run).names or 200 in history_of(run).last("val")
 
 
 def test_a_continued_run_starts_after_its_last_step_on_every_rank(job: tuple[Path, Finished]) -> None:

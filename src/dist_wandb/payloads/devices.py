@@ -119,7 +119,7 @@ def _arrived(value: Any) -> Any:
 
 def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace `Later` and `LaterValue` objects in a row of `scalars.copied_row` by their values. Waits for devices."""
-    if not any(type(value) in (Later, LaterValue, dict) for value in values.values()):
+    if not any(isinstance(value, (Later, LaterValue, dict)) for value in values.values()):
         return values
     return {name: _known(value) for name, value in values.items()}
 
@@ -129,7 +129,7 @@ def _known(value: Any) -> Any:
         return value.number()
     if type(value) is dict:
         return known(value)
-    return value.value() if type(value) is LaterValue else value
+    return value.value() if isinstance(value, LaterValue) else value
 
 
 def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,7 @@ class RemoteSession:
 
     def log(
         self,
-        metrics: Mapping[str, Any],
+        data: Mapping[str, Any],
         step: int | None = None,
         weight: Weight = None,
         *,
@@ -84,18 +84,18 @@ class RemoteSession:
     ) -> None:
         """Log one row, as `Session.log` does; waits for tensors on a device. Rows without a step are counted there."""
         rank = self.topology.global_rank
-        check_row(metrics, rank)
+        check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):
             _warn_of_ranks()
         if weight is not None:
             copied_weight(weight, rank)
             weight = whole_tensors({"weight": weight}, rank)["weight"]
         step = None if step is None else checked_step(step, rank)
-        media = [name for name, value in metrics.items() if is_media(value)]
+        media = [name for name, value in data.items() if is_media(value)]
         if media:
             _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
-        values = whole_tensors({name: value for name, value in metrics.items() if name not in media}, rank)
-        if values or not metrics:
+        values = whole_tensors({name: value for name, value in data.items() if name not in media}, rank)
+        if values or not data:
             self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
     def flush(self, timeout: float | None = None) -> bool:

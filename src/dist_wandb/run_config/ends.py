@@ -127,6 +127,7 @@ class Follower:
         # Names whose values are this rank's own. `None`: the followed values replace all of this rank's.
         self._own: set[str] | None = None
         self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
+        self._imposed: frozenset[str] = frozenset()  # see `PublishedRun`
         self._version = 0
 
     @property
@@ -156,13 +157,18 @@ class Follower:
         if not self.is_known and self._own is not None:
             self._own -= self._comparison.equal_names(run["given"])
             self._own |= target.names_of_earlier_starts(values)
-        kept = (self._own or set()).difference(run["imposed"])
+        self._imposed = frozenset(run["imposed"])
+        kept = (self._own or set()) - self._imposed
         seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
         changed = {name: values[name] for name in values if name not in kept and seen.get(name) != self._seen[name]}
         new = filled(changed, withheld, self._comparison.given)
         self._version = version["number"]
         self.metadata = run_metadata.from_json(run["metadata"])
         target.apply(values, new)
+
+    def allowed(self, given: object) -> dict[str, Any]:
+        """Return the values that the script may set: as with wandb, none of a sweep's."""
+        return {name: value for name, value in given_values(given).items() if name not in self._imposed}
 
     def set_own(self, names: Iterable[str]) -> None:
         """Keep the values of these names, which were set on this rank."""

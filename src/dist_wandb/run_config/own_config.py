@@ -136,12 +136,12 @@ class OwnConfig:
         """Write the user's values by `write(values, allow)`; those that came from the primary may be changed."""
         if self._follower.key is not None:
             self.refresh(at_once=True)  # published values that are older
-        values = given_values(given)
+        values = self._follower.allowed(given)
         free = {name: value for name, value in values.items() if name in self._followed}
         rest = {name: value for name, value in values.items() if name not in free}
         if free:
             self._write_part(config, free, lambda part: write(part, True))
-        if rest or not free:
+        if rest or not (free or given_values(given)):
             self._write_part(config, rest or given, lambda part: write(part, False))
         self._follower.set_own(values)
         self._followed.difference_update(values)

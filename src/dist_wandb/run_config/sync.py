@@ -15,9 +15,9 @@ reader would have to wait until the primary's thread polls, and forever once tha
 - A secondary of a shared run follows its unit's primary. It opens with the published values and then writes new ones
   into its own run's config, because W&B keeps what any writer sent last.
 - A rank with its own run (`new`) and the primary of another node follow rank 0 in the same way, except that names that
-  they were given with another value, or set themselves, keep their own values. A sweep's values take precedence over
-  given ones. A run of `new` that is continued (after a restart, or in a later stage of ddp_spawn) gets its config from
-  W&B: names whose values differ from those that rank 0 publishes first keep their own values.
+  they were given with another value, or set themselves, keep their own values. A run of `new` that is continued (after
+  a restart, or in a later stage of ddp_spawn) gets its config from W&B: names whose values differ from those that rank
+  0 publishes first keep their own values. A sweep's values take precedence over given ones, and none can be changed.
 
 A value written on a rank without a run applies there until the primary publishes a new value of that name. So a script
 that writes the same value on all ranks can read it immediately.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.run_config.messages import OF_VERSION
-from dist_wandb.runs import run_metadata
+from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.settings.config_values import ConfigCopy, differs_by_rank, encoded, given_values, shown
+from dist_wandb.settings.config_values import ConfigCopy, decoded, differs_by_rank, encoded, given_values, shown
 from dist_wandb.settings.config_withheld import MISSING, Known
 from dist_wandb.user_lines import users_line, warn
 
@@ -73,13 +73,11 @@ class LocalConfig:
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
         """Return the primary's config, at most a heartbeat old; it is polled at once for a `name` that is missing."""
-        if name not in self._shown:
+        if name not in self._shown or sweeps.is_trial():  # whose values replace those that are written here
             self._wait()
         if self.following is not None:
             return {**given_values(self.following().config), **{one: self._shown[one] for one in self._written}}
-        self._refresh()
-        if self._follower.is_known and name is not None and name not in self._shown:
-            self._refresh(at_once=True)
+        self._refresh(at_once=self._follower.is_known and name is not None and name not in self._shown)
         return self._shown if self._follower.is_known else Known(self.known())
 
     def written(self) -> dict[str, Any]:
@@ -100,10 +98,11 @@ class LocalConfig:
         return self._follower.metadata
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Keep written values, on this rank only, until the primary publishes other ones."""
+        """Keep written values, as wandb shows them, on this rank only, until the primary publishes other ones."""
         self._refresh(at_once=True)
-        self._shown.update(values)
-        self._written.update(values)
+        kept = {name: decoded(encoded(value)) for name, value in self._follower.allowed(values).items()}
+        self._shown.update(kept)
+        self._written.update(kept)
 
     def _wait(self) -> None:
         """Wait for the primary to publish its run, once only; warn if it does not."""
@@ -202,17 +201,17 @@ class ConfigView(Mapping[str, Any]):
         """Values by name."""
         return dict(self._source.read())
 
-    def update(self, values: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    def update(self, d: Any = None, *_args: Any, **_kwargs: Any) -> None:
         """Set values on this rank."""
-        self._source.write(given_values(values))
+        self._source.write(given_values(d))
 
     update_locked = update
     merge_locked = update
 
-    def setdefaults(self, values: Any = None) -> None:
+    def setdefaults(self, d: Any = None) -> None:
         """Set values of missing names on this rank."""
         known = self._source.read()
-        self.update({name: value for name, value in given_values(values).items() if name not in known})
+        self.update({name: value for name, value in given_values(d).items() if name not in known})
 
     def persist(self, *_: object) -> None:
         """Do nothing: this rank sends no config, and nothing can be deleted."""

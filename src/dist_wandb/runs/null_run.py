@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.devices import Later, known
+from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs.run_metadata import METADATA
 from dist_wandb.runs.wandb_media import shown_values
@@ -61,8 +61,7 @@ class StandIn:
     def __getitem__(self, key: Any) -> Any:
         return NullPart()
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Accept and discard."""
+    __setitem__ = __setattr__
 
     def __delitem__(self, key: Any) -> None:
         """Accept and discard."""
@@ -129,10 +128,6 @@ class NullRun(StandIn):
         """What this rank has written into the summary or logged: ranks with the same values read the same values."""
         summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
         return summary
-
-    @summary.setter
-    def summary(self, summary: object) -> None:
-        """Accept and discard."""
 
     @property
     def step(self) -> int:
@@ -242,7 +237,7 @@ class NullPart(StandIn):
             return repr(self)
 
 
-class Statistics:
+class Statistics(LaterValue):
     """The numbers that this rank has logged under a name whose summary `define_metric` has defined, for reads."""
 
     _MOST_WAITING = 64  # numbers on a device that are not asked for again and again
@@ -262,7 +257,7 @@ class Statistics:
         ):
             self._found = _with(self._found, self._waiting.popleft())
 
-    def values(self) -> dict[str, Any]:
+    def value(self) -> dict[str, Any]:
         """Return what the summary has, by name. Waits for devices. Another thread may add numbers."""
         found = reduce(_with, list(self._waiting), self._found)
         return {name: found[name] for name in self.shown if name in found}
@@ -319,9 +314,8 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
 
     def show(self, values: Mapping[str, Any], paths: Paths, combined: Mapping[str, Statistics]) -> None:
         """Take over the values of a call of `log`; of some names what the summary has `combined`."""
-        own, shown = self._own(), shown_values(values)
+        own, shown = self._own(), {**shown_values(values), **combined}
         own.update(nested(shown, paths, own) if paths else shown)
-        own.update(combined)
 
     def get(self, name: object, default: Any = None) -> Any:
         """Return the value that this rank has written or logged under a name, else the default."""
@@ -336,8 +330,7 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
     def __getitem__(self, key: Any) -> Any:
         if key not in self:
             return NullPart()
-        value = self._own()[key]
-        value = value.values() if type(value) is Statistics else known({key: value})[key]
+        value = known({key: self._own()[key]})[key]
         return _SummaryPart(value, partial(self.__setitem__, key)) if type(value) is dict else value
 
     def __setitem__(self, key: Any, value: Any) -> None:

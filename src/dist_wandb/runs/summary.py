@@ -92,7 +92,7 @@ class LastLogged:
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        defined = [name for name in row if name not in self.paths and self._shown(name)] if self._defined else ()
+        defined = [name for name in row if self._shown(name)] if self._defined else ()
         for name in defined:
             self._statistics.setdefault(name, Statistics(self._shown(name))).add(row[name])
         if self.stand_in is not None:
@@ -135,9 +135,8 @@ class LastLogged:
         for call in new:
             self._add(calls, call)
         last = {name: call.row[name] for name, call in calls.items()}
-        values = known(shown_values({name: value for name, value in last.items() if not self._shown(name)}))
-        found = {name: one.values() for name, one in self._statistics.items() if name in last and one.shown}
-        return nested({**values, **{name: one for name, one in found.items() if one}}, self.paths, read())
+        found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
+        return nested(known({**shown_values(last), **found}), self.paths, read())
 
     def _sort(self) -> None:
         while self._new:

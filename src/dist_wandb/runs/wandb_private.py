@@ -112,13 +112,14 @@ def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
         return []
     tables: set[int] = set()  # threads that are logging one
 
-    def log(original: Callable[..., Any], artifact: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(artifact).__name__ != "InternalArtifact" or "table" not in artifact.type:
-            return original(artifact, *args, **kwargs)
+    def log(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # `log_model` passes an artifact by name, and never a table's.
+        if not args or type(args[0]).__name__ != "InternalArtifact" or "table" not in args[0].type:
+            return original(*args, **kwargs)
         thread = threading.get_ident()
         tables.add(thread)
         try:
-            return original(artifact, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             tables.discard(thread)
 

@@ -173,8 +173,8 @@ class Session(AsRun):
 
         Such a rank reads the same values, at most one heartbeat old. Its first read waits for the primary to open its
         run; after `join_timeout` it reads the values that this rank was given, or those of the rank that writes the run
-        instead of the primary. Values written on such a rank
-        do not reach the run: they are visible on this rank only, until the primary sets another value.
+        instead of the primary. Values written on such a rank do not reach the run: they are visible on this rank only,
+        until the primary sets another value.
 
         Example:
             Two ranks, ``run_mode="auto"``, ``config={"lr": 0.1}``::
@@ -198,7 +198,7 @@ class Session(AsRun):
 
     def log(
         self,
-        metrics: Mapping[str, Any],
+        data: Mapping[str, Any],
         step: int | None = None,
         weight: Weight = None,
         *,
@@ -213,7 +213,7 @@ class Session(AsRun):
         tables and images of all ranks with `dist_wandb.gathered`.
 
         Args:
-            metrics: Values by name: Python and numpy numbers, tensors with one element on any device, torchmetrics
+            data: Values by name: Python and numpy numbers, tensors with one element on any device, torchmetrics
                 metrics and metric collections that are not computed yet, and whatever `wandb.Run.log` accepts.
             step: Position of the row on the x axis (`global_step`). If `None`, the row belongs to the last step that
                 this rank gave or, if it has not given any, to the number of previous calls.
@@ -224,7 +224,7 @@ class Session(AsRun):
                 name that is in the open row already begins a new row, and so does another value of the user's x axis.
 
         Raises:
-            ConfigurationError: `metrics` is not a mapping, a name is not text, only a part of a `DTensor`'s elements is
+            ConfigurationError: `data` is not a mapping, a name is not text, only a part of a `DTensor`'s elements is
                 on this rank, the step is not an integer or is negative, or a weight is negative or not finite.
 
         Note:
@@ -237,9 +237,9 @@ class Session(AsRun):
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         if self._is_fork:
-            self._children.remote().log(metrics, step, weight, commit=commit)
+            self._children.remote().log(data, step, weight, commit=commit)
         else:
-            self._intake.put(metrics, step, weight, commit)
+            self._intake.put(data, step, weight, commit)
 
     def timed(self, name: str, *, waits: bool = False) -> Section:
         """Measure a section of the script, in a ``with`` block or as a decorator of a function.

@@ -61,16 +61,18 @@ def ask(way: str) -> None:
     wandb.log({"acc": 0.75}, step=200)
     asked.append((run.step, run.summary["acc"]))
     asked.append((run.run.step, run.run.summary["acc"], run.run.starting_step))
-    wandb.log({"val": 1}, step=run.step)
+    run.log(data={"val": 1}, step=run.step)
+    run.log_model(path=__file__, name=f"model-{way}")
     saw("asked", way, RANK, *asked)
-    run.define_metric("top1", summary="max,mean")
+    for name in ("top1", "eval.top5"):
+        run.define_metric(name, summary="max,mean")
     for top in (0.25, 0.75, 0.5):
-        wandb.log({"top1": top})
+        wandb.log({"top1": top, "eval": {"top5": top}})
     run.summary["best"] = {"epoch": 1}
     run.summary["best"]["epoch"] = 2
     run.tags += ("new",)
     run.notes = "all of it"
-    tops = [run.summary["top1"][name] for name in ("max", "mean")]
+    tops = [tops[name] for tops in (run.summary["top1"], run.summary["eval"]["top5"]) for name in ("max", "mean")]
     saw("parts", way, RANK, *tops, run.summary["best"]["epoch"], *run.tags, run.notes)
 
 
