@@ -25,6 +25,7 @@ import torch.distributed as dist
 import wandb
 import warm
 from hypothesis import HealthCheck, settings
+from units import live_exchanges
 from wandb_server import WandbServer
 
 from dist_wandb.exchange import interface
@@ -241,7 +242,7 @@ def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End the exchanges of sessions that a test does not finish, without waiting for other ranks."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
     yield
-    exchanges = [exchange for exchange in interface._live if not exchange.has_ended]
+    exchanges = live_exchanges()
     with ThreadPoolExecutor(len(exchanges) or 1) as pool:  # all at the same time
         for exchange in exchanges:
             pool.submit(exchange.close, 0.0, failed=True)

@@ -225,11 +225,8 @@ TORN: dict[str, tuple[Callable[[Rows], Any], str]] = {
     "a value beside those of another call": (lambda rows: swap(rows, "own_0"), "mixed row"),
     "an addition beside those of another call": (lambda rows: swap(rows, "own_1"), "mixed row"),
     "calls of two steps are joined": (lambda rows: join(rows, 8), "mixed row"),
-    "at the place of another call": (
-        lambda rows: rows[5].update(global_step=rows[5]["global_step"] + 1),
-        "wrong place",
-    ),
-    "at the place of a higher rank": (one_place_further, "wrong place"),
+    "at the place of another call": (lambda rows: one_place_further(rows[5:6]), "wrong place"),
+    "at the place of a higher rank": (lambda rows: one_place_further(rows[1:]), "wrong place"),
     "the axis of another call": (lambda rows: rows[5].update({AXIS: rows[3][AXIS]}), "wrong axis"),
     "no axis": (lambda rows: rows[5].pop(AXIS), "wrong axis"),
     "the sum of an axis": (lambda rows: rows[5].update({AXIS: 2 * rows[5][AXIS]}), "wrong axis"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts, groups_in_memory
-from units import QUICK, Ranks, eventually, making
+from units import QUICK, Ranks, making
 
 PATIENT = replace(QUICK, join_timeout=300, peer_timeout=300, finish_timeout=300, heartbeat=1.0)
 MOST = 60  # keys of a rank, on average, from its arrival to its end; polls of a busy machine included
@@ -31,20 +31,6 @@ def counted(ranks: Callable[..., Ranks], size: int) -> tuple[Ranks, Counts]:
 def report(counts: Counts, size: int) -> str:
     families = "\n".join(f"{number / size:8.1f} {family}" for family, number in counts.by_family().most_common())
     return f"{counts.per_rank(size):.1f} keys for each of {size} ranks, of which\n{families}"
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_store_keys_per_rank_do_not_grow_with_the_number_of_ranks(ranks: Callable[..., Ranks], size: int) -> None:
-    unit, counts = counted(ranks, size)
-    for step in range(10):
-        for rank in range(size):
-            unit.log(rank, {"loss": float(rank)}, step)
-    unit.flush()
-    unit.close()
-    eventually(lambda: all(exchange.has_ended for exchange in unit.exchanges.values()))
-    assert unit.last("loss") == dict.fromkeys(range(10), (size - 1) / 2)
-    assert not unit.flagged()
-    assert counts.per_rank(size) <= MOST, report(counts, size)
 
 
 @pytest.mark.parametrize("size", SIZES)

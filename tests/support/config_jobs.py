@@ -44,6 +44,11 @@ def sync_of(session: Session) -> ConfigSync:
     return session._config_sync
 
 
+def connection_of(session: Session) -> Any:
+    """Return what asks the job's store about the config of a session."""
+    return sync_of(session)._connection
+
+
 def begin_to_open(store: dist.Store) -> None:
     """Let rank 0 of `TWO` begin to open its session, so that no other rank writes the run instead."""
     unit = unit_of(TWO[0], "global")

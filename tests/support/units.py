@@ -18,7 +18,7 @@ from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import interface, worker
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.interface import Demand
+from dist_wandb.exchange.interface import Demand, Exchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.devices import HostCopy, Later
@@ -213,6 +213,11 @@ class Stall:
     def _wait(self) -> list[float]:
         self.over.wait(60)
         return [0.0]
+
+
+def live_exchanges() -> list[Exchange]:
+    """Return the exchanges of this process whose threads may run."""
+    return [exchange for exchange in interface._live if not exchange.has_ended]
 
 
 def eventually(condition: Callable[[], object], within: float = 30) -> None:

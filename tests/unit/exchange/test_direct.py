@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torchmetrics import MeanMetric
-from units import Stall, eventually
+from units import Stall, eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.exchange import direct, interface
@@ -87,7 +87,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Own]]:
         own.run.goes_on.set()
         own.exchange.leave()
         assert own.exchange.has_ended
-        assert own.exchange not in [exchange for exchange in interface._live if not exchange.has_ended]
+        assert own.exchange not in live_exchanges()
 
 
 def own_threads() -> int:

@@ -125,8 +125,9 @@ def test_watched_values_are_logged_by_the_writer_of_plain_names(
     logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     watch = mock.Mock()
     _ = logger.experiment
-    for run in fake_wandb.runs:
-        monkeypatch.setattr(run, "watch", watch, raising=False)
+    runs: list[Any] = fake_wandb.runs
+    for run in runs:
+        run.watch = watch
     module = BoringModel()
     logger.watch(module, log="all", log_freq=7)
     calls = [mock.call(module, log="all", log_freq=7, log_graph=True)]

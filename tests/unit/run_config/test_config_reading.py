@@ -203,14 +203,19 @@ def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: J
     assert len(fake_wandb.runs) == 2
 
 
+def poll_only_if_told(primary: ConfigSync, *others: ConfigSync) -> None:
+    """Let ranks ask for no news of the config, once they know of all, unless the exchange tells them that there is."""
+    schedules = [other.refresh._schedule for other in others]
+    wait_until(lambda: all(schedule.published == primary.publications for schedule in schedules), within=20.0)
+    for schedule in schedules:
+        schedule.next_poll = math.inf
+
+
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> None:
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
-    syncs = [sync_of(session) for session in sessions]
-    wait_until(lambda: all(sync.refresh._schedule.published == syncs[0].publications for sync in syncs), within=20.0)
-    for sync in syncs:
-        sync.refresh._schedule.next_poll = math.inf
+    poll_only_if_told(*map(sync_of, sessions))
     sessions[0].config.update({"steps": 7})
     for session in sessions[1:]:
         wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
@@ -219,8 +224,7 @@ def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> N
 def test_the_exchange_notifies_ranks_of_a_run_finished_by_the_user(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}))
     mine, theirs = sync_of(first), sync_of(second)
-    wait_until(lambda: theirs.refresh._schedule.published == mine.publications, within=20.0)
-    theirs.refresh._schedule.next_poll = math.inf
+    poll_only_if_told(mine, theirs)
     mine.publish_end()
     wait_until(lambda: theirs.has_run_ended, within=20.0)
 
@@ -351,9 +355,7 @@ def test_a_simultaneous_value_of_the_primary_has_precedence_over_a_secondarys(
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-def test_a_resumed_run_keeps_its_own_values_in_new_mode(
-    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, resumed: bool
-) -> None:
+def test_a_resumed_run_keeps_its_own_values_in_new_mode(open_rank: Open, fake_wandb: FakeWandb, resumed: bool) -> None:
     """W&B gives a resumed run the config of its earlier start."""
     begin = fake_wandb.init
 
@@ -363,7 +365,7 @@ def test_a_resumed_run_keeps_its_own_values_in_new_mode(
         run.config.update({"seen_by": len(fake_wandb.runs) - 1, "epochs": 3})
         return run
 
-    monkeypatch.setattr(fake_wandb, "init", init)
+    fake_wandb.init = init  # type: ignore[method-assign]
     first, second = (open_rank(topology, {}, run_mode="new") for topology in TWO)
     assert reads(second, {"seen_by": 1 if resumed else 0, "epochs": 3})
     first.config.update({"seen_by": 7, "epochs": 4}, allow_val_change=True)

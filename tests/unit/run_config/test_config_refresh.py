@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,30 +101,23 @@ def test_an_error_of_the_config_does_not_end_the_thread(rank: Rank, caplog: pyte
     assert message == "dist_wandb: rank 1 could not bring its config up to date"
 
 
-def test_a_report_that_comes_during_another_threads_refresh_is_not_lost(rank: Rank) -> None:
+def test_a_report_that_comes_while_another_thread_writes_is_not_lost(rank: Rank) -> None:
+    """The thread whose rounds other ranks wait for does not wait for it."""
     rank.idle(30, published=0.0)
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with rank.refresh.undisturbed():  # which polls before and after it
+            has_begun.set()
+            is_over.wait(60)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert has_begun.wait(60)
     before = len(rank.polls)
-    rank.refresh._lock = Held()  # type: ignore[assignment]
     rank.idle(1, published=1.0)
     assert len(rank.polls) == before
-    rank.refresh._lock = Free()  # type: ignore[assignment]
+    is_over.set()
+    writing.join()
     rank.idle(1, published=1.0)
-    assert rank.polls[before:] == [31]
-
-
-class Held:
-    """A lock that another thread holds."""
-
-    def acquire(self, timeout: float) -> bool:
-        assert timeout == 0.0  # on a thread whose rounds other ranks wait for
-        return False
-
-
-class Free:
-    """A lock that is free."""
-
-    def acquire(self, timeout: float) -> bool:
-        return timeout == 0.0
-
-    def release(self) -> None:
-        """Do nothing."""
+    assert rank.polls[before:] == [31, 31]

@@ -7,12 +7,13 @@ import pickle
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
-from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, reads, sync_of
+from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, connection_of, reads, sync_of
 from units import eventually
 
 from dist_wandb.errors import RendezvousError
@@ -115,27 +116,27 @@ def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, m
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "new"])
-def test_a_fork_requests_nothing_from_the_store(job: Job, monkeypatch: pytest.MonkeyPatch, run_mode: str) -> None:
+def test_a_fork_requests_nothing_from_the_store(job: Job, run_mode: str) -> None:
     sessions = job(TWO, alike({"lr": 0.1}), run_mode=run_mode)
     asked_by: list[threading.Thread] = []
+
+    def noted(ask: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *key: (asked_by.append(threading.current_thread()), ask(*key))[1]  # type: ignore[func-returns-value]
+
     for session in sessions:
-        ask = sync_of(session)._connection.try_get
-        monkeypatch.setattr(
-            sync_of(session)._connection,
-            "try_get",
-            lambda *key, ask=ask: asked_by.append(threading.current_thread()) or ask(*key),  # type: ignore[func-returns-value]
-        )
+        connection = connection_of(session)
+        connection.try_get = noted(connection.try_get)
     time.sleep(2 * HEARTBEAT)
     for session in sessions:
         session.prepare_fork()
     assert threading.current_thread() not in asked_by
 
 
-def test_reading_requests_the_store_once_per_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_requests_the_store_once_per_heartbeat(job: Job) -> None:
     _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
     requests: list[str] = []  # the exchange's threads have their own requests to the store
-    monkeypatch.setattr(sync_of(second)._connection, "try_get", lambda key, _: requests.append(key))
+    connection_of(second).try_get = lambda key, _: requests.append(key)
     for _ in range(1000):
         assert second.config.lr == 0.1
         assert second.config["lr"] == 0.1
@@ -144,14 +145,13 @@ def test_reading_requests_the_store_once_per_heartbeat(job: Job, monkeypatch: py
 
 def test_another_process_does_not_use_the_sessions_connection(open_rank: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
-    monkeypatch.setattr(sync_of(second)._connection, "_pid", -1)
+    monkeypatch.setattr(connection_of(second), "_pid", -1)
     first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
     second.config.update({"own": 1})
     assert dict(second.config) == {"lr": 0.2, "own": 1}
-    monkeypatch.setattr(sync_of(first)._connection, "_pid", -1)
-    monkeypatch.setattr(
-        sync_of(first)._connection._job_store, "publish", lambda *_: pytest.fail("published by another process")
-    )
+    monkeypatch.setattr(connection_of(first), "_pid", -1)
+    store = connection_of(first)._job_store
+    monkeypatch.setattr(store, "publish", lambda *_: pytest.fail("published by another process"))
     first.config.update({"steps": 1})
 
 

@@ -30,11 +30,11 @@ def session(bare_environment: None, tmp_path: Path) -> Iterator[Session]:  # noq
 
 
 @pytest.fixture
-def late(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def late(session: Session) -> Iterator[list[Any]]:
     """The rows on their way, as in an exchange with other ranks; another thread writes them at the end of the test."""
-    exchange = session._exchange
+    exchange: Any = session._exchange
     put, waiting = exchange.put, list[Any]()
-    monkeypatch.setattr(exchange, "put", waiting.append)
+    exchange.put = waiting.append
     yield waiting
     thread = threading.Thread(target=lambda: [put(one) for one in waiting])
     thread.start()

@@ -16,11 +16,10 @@ import pytest
 import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
-from units import eventually
+from units import eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.exchange import interface
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.runs.null_run import NullRun
@@ -327,7 +326,7 @@ def test_a_session_that_fails_to_open_is_cleaned_up(
     assert not get_run()
     (run,) = fake_wandb.runs
     assert run.exit_codes == [1]
-    assert all(exchange.has_ended for exchange in interface._live)
+    assert not live_exchanges()
 
 
 def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.Store) -> None:
