@@ -256,7 +256,7 @@ class Rounds:
             lost=lost,
             silent=tuple(key for what, key, ranks in table.told if what == "gave up" and self._rank in ranks),
             differing=tuple(plan.differing),
-            uneven=_uneven(table.counts) if is_closed else {},
+            uneven={key: own for key, own in table.counts.items() if is_closed and len(set(own.values())) > 1},
         )
 
     # Between rounds, on all ranks
@@ -306,10 +306,6 @@ def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str,
             table.ranks.interleave(ranks)
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
-
-
-def _uneven(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, int]]:
-    return {name: of_ranks for name, of_ranks in counts.items() if len(set(of_ranks.values())) > 1}
 
 
 def _patience(plan: Plan, terms: _Terms) -> Patience:
