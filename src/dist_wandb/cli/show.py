@@ -47,7 +47,7 @@ from dist_wandb.wandb_files.stall_file import stalls_of
 from dist_wandb.wandb_files.statistics import trend_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
-_RANKS = {"started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
+_RANKS = {"state": 4, "started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`
 _LONGEST = 24  # characters of a cell
 _LONGEST_ID, _ROWS_AT_ONCE = 64, 200  # in characters: a longer id is folded
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -216,11 +216,13 @@ def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | Non
     lines: list[LocalRun] = []
     for job in jobs:
         lines += [_as_one(job), *(replace(run, id=f"  {run.id}") for run in job)] if len(job) > 1 else job
+    states = {line.state for line in lines}  # if it is one, the last line says it
     own = {
         "": [Text("●", STATES[line.state][0]) for line in lines],
         "run": [Text(visible(line.id), "bold") for line in lines],
         "name": [Text(visible(line.name or "")) for line in lines],
         "group": [Text(visible(line.group or "")) for line in lines],
+        "state": [Text(line.state, STATES[line.state][0]) for line in lines if len(states) > 1],
         "started": [Text(visible((line.started or "")[:16]).replace("T", " ")) for line in lines],  # day and time
         "rows": [Text(str(line.rows)) for line in lines],
         "writers": [Text(str(len(line.writers)) if len(line.writers) > 1 else "") for line in lines],

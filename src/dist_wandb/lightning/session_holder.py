@@ -10,8 +10,7 @@ A logger is created before the Trainer has started its processes, so its session
 A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
 holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
-another logger of this process. A copy within a process uses the final session of the logger that opened it first: the
-other ranks find a session by the number of the logger, which both have.
+another logger of this process. A copy within a process shares the final session, which ranks find by their number.
 """
 
 from __future__ import annotations
@@ -143,8 +142,8 @@ class SessionHolder:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
-        final = _final.get(self.number) if topology.world_size > 1 else None
-        if final is not None and final in open_sessions():
+        final = _final.get(self.number)
+        if topology.world_size > 1 and final is not None and final in open_sessions():
             self.session, self.launch.is_announced = final, True
             if provisional is not None:
                 provisional.release()

@@ -124,10 +124,13 @@ def check_metrics(patterns: Iterable[str], found: Iterable[str], known: Callable
 
 
 def differing(runs: Sequence[LocalRun]) -> list[str]:
-    """Return the names in configs whose values differ between runs. Names of nested configs are joined by dots."""
-    flat = [{name: _as_text(value) for name, value in islice(flattened(run.config), _MOST_VALUES)} for run in runs]
-    names = sorted({name for config in flat for name in config}, key=natural_order)
-    return [name for name in names if len({config.get(name) for config in flat}) > 1]
+    """Return the names in configs whose values differ, or are missing; these come last. Nested names have dots."""
+    given: dict[str, list[str]] = {}
+    for run in runs:
+        for name, value in islice(flattened(run.config), _MOST_VALUES):
+            given.setdefault(name, []).append(_as_text(value))
+    names = [name for name, values in given.items() if len(set(values)) > 1 or len(values) < len(runs)]
+    return sorted(names, key=lambda name: (len(set(given[name])) == 1, -len(given[name]), natural_order(name)))
 
 
 def _is_called(run: LocalRun, name: str) -> bool:

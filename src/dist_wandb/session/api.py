@@ -45,7 +45,7 @@ _log = logging.getLogger("dist_wandb")
 
 _INTEGRATION = "dist_wandb.init"
 _BESIDE = "dist_wandb.init-beside"  # with reinit="create_new": counted separately, as perhaps only one rank opens them
-_OF_ONE_RUN = ("id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
+_OF_ONE_RUN = (*OPTION_NAMES, "id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
 _notices = Notices()
 
 
@@ -166,7 +166,7 @@ def init(
                 run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
     options = Options.among(locals())
-    arguments: dict[str, Any] = {**_wandb_arguments(around()), **wandb_init}
+    arguments: dict[str, Any] = {key: one for key, one in around().items() if key not in _OF_ONE_RUN} | wandb_init
     if project is not None:
         arguments["project"] = project
     requested.check_init_arguments(arguments, _INTEGRATION)
@@ -224,11 +224,6 @@ def check_init(given: Mapping[str, Any]) -> None:
     requested.check_init_arguments(  # its config may be a file that is written before the first call
         {name: value for name, value in given.items() if name not in (*OPTION_NAMES, "config")}, "wandb_init"
     )
-
-
-def _wandb_arguments(around: Mapping[str, Any]) -> dict[str, Any]:
-    """The enclosing decorator's arguments for W&B, without those that identify one run: further runs share them."""
-    return {name: value for name, value in around.items() if name not in OPTION_NAMES and name not in _OF_ONE_RUN}
 
 
 def get_run() -> Session | NullRun:

@@ -162,16 +162,12 @@ def announcement(
     topology: Topology, plan: RunPlan, where: str, group_url: str | None, unit: Sequence[int] | None = None
 ) -> str:
     """Return one line about what was decided; `unit` is `None` for all ranks or those of a node."""
-    mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_ranks(topology)}"
+    nodes = f" on {_count(topology.num_nodes, 'node')}" if topology.num_nodes else ""
+    mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_count(topology.world_size, 'rank')}{nodes}"
     run_id = f"{plan.run_id} " if plan.run_id else ""
     group = f" in the group {plan.group}{f' ({group_url})' if group_url else ''}" if plan.group else ""
     members = None if unit is None or len(unit) == topology.world_size else named(unit)
     return f"dist_wandb: {mode}: {_runs(topology, plan, group, members)} {run_id}({where})"
-
-
-def _ranks(topology: Topology) -> str:
-    ranks = _count(topology.world_size, "rank")
-    return f"{ranks} on {_count(topology.num_nodes, 'node')}" if topology.num_nodes else ranks
 
 
 def _runs(topology: Topology, plan: RunPlan, group: str, members: str | None) -> str:

@@ -43,6 +43,7 @@ _TEXTS: dict[str, tuple[str, str]] = {  # of one rank, and of several
     "silent": ("does not answer", "do not answer"),
 }
 _ON_DEVICE = frozenset({"item", "cpu", "to", "tolist", "numpy", "synchronize", "nonzero", "__bool__", "__float__"})
+_COLLECTIVES = ("torch.distributed.distributed_c10d", "torch.distributed._functional_collectives")
 _WITH_COLLECTIVES = ("torch.autograd", "torch.distributed", "torch.nn.parallel")
 _DEBUGGERS = ("pdb", "bdb", "code", "debugpy", "pydevd", "_pydevd_bundle", "IPython", "ipykernel", "ipdb", "pudb")
 _MOST_GROUPS = 2  # of which the message has the calls
@@ -188,7 +189,8 @@ def _doing(known: Answer, frame: Frame, inner: Sequence[Frame], does: str) -> tu
     name = frame.called or innermost.called
     is_on_device = known.uses_device and bool({name, innermost.called} & _ON_DEVICE)
     may_wait = frame.called == "wait" or innermost.module.startswith(_WITH_COLLECTIVES)  # without a line of Python
-    collective = next((one.function for one in inner if _is_collective(one)), "")
+    called = (one.function for one in inner if one.module in _COLLECTIVES and not one.function.startswith("_"))
+    collective = next(called, "")
     if not collective and (is_on_device or (does not in MOVING and may_wait)):
         collective = next((calls.last for calls in known.calls.values() if calls.made > calls.completed), "")
     in_loader = any(one.module == "torch.utils.data.dataloader" and "_get_data" in one.function for one in inner)
@@ -202,11 +204,6 @@ def _doing(known: Answer, frame: Frame, inner: Sequence[Frame], does: str) -> tu
         (True, "line", ""),
     ]
     return next((kind, call) for applies, kind, call in kinds if applies)
-
-
-def _is_collective(frame: Frame) -> bool:
-    is_torch = frame.module in ("torch.distributed.distributed_c10d", "torch.distributed._functional_collectives")
-    return is_torch and not frame.function.startswith("_")
 
 
 def _line(place: StalledRank, inner: Sequence[Frame]) -> str:

@@ -259,10 +259,6 @@ def _text(content: bytes) -> str:
         raise MalformedError("a text is not UTF-8") from None
 
 
-def _last(parts: Sequence[bytes]) -> str | None:
-    return _text(parts[-1]) or None
-
-
 def _texts(parts: Sequence[bytes]) -> list[str]:
     return list(map(_text, parts))
 
@@ -283,7 +279,7 @@ def _time(parts: Sequence[bytes]) -> str | None:
 
 
 def _named(**numbers: int) -> _Schema:
-    return {number: (name, _last) for name, number in numbers.items()}
+    return {number: (name, lambda parts: _text(parts[-1]) or None) for name, number in numbers.items()}
 
 
 _CONFIG: _Schema = {1: ("update", _items)}

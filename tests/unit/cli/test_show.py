@@ -40,8 +40,8 @@ def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Write seven runs that were started one after the other, in an order that differs from that of their ids."""
-    for number in range(7):
-        begun = run(f"r{6 - number}", config={"lr": 10.0**-number, "same": 1, "net": {"depth": number}})
+    for number, rare in enumerate(({}, {}, {}, {}, {"a_rare": 7}, {}, {})):
+        begun = run(f"r{6 - number}", config={"lr": 10.0**-number, "same": 1, "net": {"depth": number}, **rare})
         begun.run.start_time.FromSeconds(1_700_000_000 + number)
         begun.run.display_name = f"night-{number}"
         ends = [end(int(number == 3))] if number != 5 else []
@@ -186,13 +186,14 @@ def order_in(out: str) -> list[str]:
 def test_many_runs_are_a_table_of_differences_with_the_oldest_first(sweep: Path, capsys: Capture) -> None:
     out = shown(capsys, sweep)
     titles = out.splitlines()[0].split()
-    assert titles == ["run", "name", "started", "rows", "lr", "net.depth", "global_step", "loss"]
+    assert titles == ["run", "name", "state", "started", "rows", "lr", "net.depth", "a_rare", "global_step", "loss"]
     assert order_in(out) == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
     (line,) = (line.split() for line in out.splitlines() if line.split()[1:2] == ["r2"])
-    assert line == ["●", "r2", "night-4", "2023-11-14", "22:13", "1", "0.0001", "4", "0", "4"]
+    assert line == ["●", "r2", "night-4", "finished", "2023-11-14", "22:13", "1", "0.0001", "4", "7", "0", "4"]
     assert f"7 runs below {sweep}: 5 finished, 1 failed, 1 without a recorded end" in out
     assert shown(capsys, sweep, "--details").count("\n  metric ") == 7
-    assert "net.depth" in shown(capsys, sweep, "r1", "r2", "--compare")
+    assert "net.depth" in (pair := shown(capsys, sweep, "r5", "r4", "--compare"))
+    assert "state" not in pair
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 
-SHORT: dict[str, Any] = {
-    "limits": Limits(join_timeout=0.1, finish_timeout=1.0)
-}  # limits for jobs whose other ranks never join
+SHORT: dict[str, Any] = {"limits": Limits(join_timeout=0.1, finish_timeout=1.0)}  # for ranks that never join
 STEP = "trainer/global_step"
 
 
@@ -179,36 +177,23 @@ def test_a_logger_without_an_id_of_its_own_uses_the_run_in_progress(
 def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int
 ) -> None:
-    """As in one process: a loop over folds that finishes no run has one."""
+    """As in one process: a loop over folds that finishes no run has one. A copy of a logger shares its session."""
     as_rank(monkeypatch, rank)
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
-    DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT).log_metrics({"loss": 1.0}, 0)
+    first = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
+    first.log_metrics({"loss": 1.0}, 0)
     if fake_wandb.runs:
         live(fake_wandb.runs[0], monkeypatch)
     second = DistWandbLogger(run_mode=mode, name="fold-1", config={"fold": 1}, offline=True, **SHORT)
     second.log_metrics({"loss": 2.0}, 1)
+    deepcopy(first).log_metrics({"loss": 3.0}, 2)
+    assert len(registry.open_sessions()) == 2
     assert len(fake_wandb.runs) == (0 if (mode, rank) == ("auto", 1) else 1)
     assert [run.id for run in fake_wandb.runs] == [second.version] * len(fake_wandb.runs)
     for session in reversed(registry.open_sessions()):
         session.finish()
     values = [row[name] for run in fake_wandb.runs for row in run.rows for name in row if name.endswith("loss")]
-    assert sorted(set(values)) == ([1.0, 2.0] if fake_wandb.runs else [])
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_copies_of_a_logger_share_its_session(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, rank: int
-) -> None:
-    """With one each, the sessions of the ranks would meet crosswise: a model with a logger may be copied."""
-    as_rank(monkeypatch, rank)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
-    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
-    for step, each in enumerate((logger, deepcopy(logger), deepcopy(deepcopy(logger)))):
-        each.log_metrics({"loss": float(step)}, step)
-    (session,) = registry.open_sessions()
-    session.finish()
-    rows = [row for run in fake_wandb.runs for row in run.rows]
-    assert [row["loss"] for row in rows] == ([0.0, 1.0, 2.0] if rank == 0 else [])
+    assert sorted(set(values)) == ([1.0, 2.0, 3.0] if fake_wandb.runs else [])
 
 
 def test_arguments_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
