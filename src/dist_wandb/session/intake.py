@@ -83,18 +83,14 @@ class Intake:
         return (self._own.starting_step if last is None else last) + ended
 
     def put(
-        self,
-        metrics: Mapping[str, Any],
-        step: int | None,
-        weight: Weight,
-        commit: bool | None,
-        *,
-        leads: bool = True,
+        self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool = True
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
         if self._own.elsewhere.takes_all:
             self._own.elsewhere.take(metrics)
             return
+        if isinstance(weight, bool):  # the third argument of wandb's `log` is `commit`
+            weight, commit = None, weight
         rank = self._link.topology.global_rank
         if type(metrics) is not dict or not self._names.issuperset(metrics):
             check_row(metrics, rank)

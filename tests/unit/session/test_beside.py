@@ -45,6 +45,7 @@ def test_rows_of_wandb_log_pass_through_the_session(alone: FakeWandb) -> None:
     run.log({"loss": 2.0})
     run.run.log({"loss": 3.0})
     wandb.run.log(data={"loss": 4.0}, commit=False)  # type: ignore[union-attr]
+    run.log({"more": 6.0}, None, False)  # by position as in wandb: `commit`
     wandb.log({"acc": 0.5})
     wandb.log({"loss": 5.0}, 30)
     assert run.flush()
@@ -52,7 +53,7 @@ def test_rows_of_wandb_log_pass_through_the_session(alone: FakeWandb) -> None:
         ({"loss": 1.0, "global_step": 0}, {}),
         ({"loss": 2.0, "global_step": 1}, {}),
         ({"loss": 3.0, "global_step": 2}, {}),
-        ({"loss": 4.0, "acc": 0.5, "global_step": 3}, {}),
+        ({"loss": 4.0, "more": 6.0, "acc": 0.5, "global_step": 3}, {}),
         ({"loss": 5.0, "global_step": 30}, {}),
     ]
 
