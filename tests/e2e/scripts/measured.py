@@ -46,10 +46,7 @@ def obey_modes() -> None:
 
 
 def forked(act: Callable[[], int], limit: float) -> dict[str, Any]:
-    """Run a function in a fork. Return exit code, seconds, CPU seconds, and the largest memory of any process.
-
-    The memory of this process is not counted: with torch's CUDA build, a fork begins with 520 MB.
-    """
+    """Run a function in a fork. Return exit code, seconds, CPU seconds, and the most memory of any beyond ours."""
     began, before = time.monotonic(), memory_of(os.getpid())
     child = os.fork()
     if child == 0:
