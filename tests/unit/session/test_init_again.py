@@ -29,7 +29,8 @@ def ended(fake: FakeWandb) -> list[list[int | None]]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    shell = SimpleNamespace(config={})  # older versions of wandb read it
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
 # --- the figures of wandb, and the same here --------------------------------------------------------------------------
