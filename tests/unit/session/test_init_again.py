@@ -29,7 +29,7 @@ def ended(fake: FakeWandb) -> list[list[int | None]]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(config={})  # older versions of wandb read it
+    shell = type("Shell", (), {"config": {}})()  # older versions of wandb read it
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
