@@ -194,12 +194,15 @@ class FakeWandb:
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
         self.sweep: dict[str, Any] = {}  # the values that an agent sets for the next run
+        self.defaults: dict[str, Any] = {}  # those of a file `config-defaults.yaml`
         self.sets_globals = False  # as wandb does; not if ranks are threads of one process
         self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
         with self._one_at_a_time:
             run = FakeRun(arguments, len(self.runs), self.directory, self.sweep)
+            if self.defaults:
+                run.config.setdefaults(self.defaults)
             self.settings.append(arguments.get("settings"))
             self.arguments.append(_without_limits(arguments))
             self.environments.append(dict(os.environ))

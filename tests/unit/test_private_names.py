@@ -26,7 +26,15 @@ from dist_wandb.payloads.media import cells
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.run_metadata import can_hold
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.wandb_private import FINISH, LOG, detach_service, is_finished, summary_of, uses_current_service
+from dist_wandb.runs.wandb_private import (
+    FINISH,
+    LOG,
+    detach_service,
+    is_finished,
+    is_locked,
+    summary_of,
+    uses_current_service,
+)
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
 from dist_wandb.stalls.evidence import Collectives
 from dist_wandb.wandb_files import records
@@ -75,6 +83,13 @@ def test_wandb_logs_artifacts_of_tables_through_two_methods() -> None:
 def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:
     assert can_hold(Path("a"))
     assert not can_hold(object())
+
+
+def test_wandbs_config_tells_which_values_are_a_sweeps(fake_wandb: FakeWandb) -> None:
+    """Uses a guarded private name. Without it, values that differ from the given ones count as a sweep's."""
+    run: Any = fake_wandb.init(config={"lr": 0.1, "batch": 8})
+    run.config.update_locked({"lr": 0.5}, user="sweep", _allow_val_change=True)
+    assert [is_locked(run.config, name) for name in ("lr", "batch")] == [True, False]
 
 
 def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWandb) -> None:

@@ -200,7 +200,7 @@ class DistWandbLogger(StockLogger):
         if self._module is None and session.topology.world_size > 1:
             session.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
         weights = self._weights_of(metrics) if session.brings_together else None
-        session.log(stock_methods.prefixed(self, metrics), step, weights or None, commit=True)
+        session.log(stock_methods.prefixed(self, metrics), step, commit=True, weight=weights or None)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph."""

@@ -10,7 +10,7 @@ A logger is created before the Trainer has started its processes, so its session
 A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
 holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
-another logger of this process. A copy within a process shares the final session, which ranks find by their number.
+another logger of this process. A copy within a process shares the final session.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _STEP_METRIC = "trainer/global_step"
 _MODEL_PARALLEL = frozenset({"tensor_parallel"})
 """Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
 _script_ids = ScriptIds()
-_final: WeakValueDictionary[int, Session] = WeakValueDictionary()  # sessions of this process, by the logger's number
+# Sessions of this process, by the number of the logger and the process that gave it.
+_final: WeakValueDictionary[tuple[int, int], Session] = WeakValueDictionary()
 
 
 class SessionHolder:
@@ -142,7 +143,7 @@ class SessionHolder:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
-        final = _final.get(self.number)
+        final = _final.get((self.number, self.launch.home))
         if topology.world_size > 1 and final is not None and final in open_sessions():
             self.session, self.launch.is_announced = final, True
             if provisional is not None:
@@ -182,7 +183,7 @@ class SessionHolder:
         if topology.world_size == 1:
             _script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
-            _final[self.number] = session
+            _final[self.number, self.launch.home] = session
             session.expect_config(self.early.used_config)
             self.announce()
         return session

@@ -127,7 +127,7 @@ def differing(runs: Sequence[LocalRun]) -> list[str]:
     """Return the names in configs whose values differ, or are missing; these come last. Nested names have dots."""
     given: dict[str, list[str]] = {}
     for run in runs:
-        for name, value in islice(flattened(run.config), _MOST_VALUES):
+        for name, value in dict(islice(flattened(run.config), _MOST_VALUES)).items():
             given.setdefault(name, []).append(_as_text(value))
     names = [name for name, values in given.items() if len(set(values)) > 1 or len(values) < len(runs)]
     return sorted(names, key=lambda name: (len(set(given[name])) == 1, -len(given[name]), natural_order(name)))

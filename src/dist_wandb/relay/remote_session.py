@@ -78,11 +78,13 @@ class RemoteSession:
         self,
         data: Mapping[str, Any],
         step: int | None = None,
-        weight: Weight = None,
+        commit: bool | Weight = None,
         *,
-        commit: bool | None = None,
+        weight: Weight = None,
     ) -> None:
         """Log one row, as `Session.log` does; waits for tensors on a device. Rows without a step are counted there."""
+        if commit is not None and not isinstance(commit, bool):
+            weight, commit = commit, None
         rank = self.topology.global_rank
         check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):

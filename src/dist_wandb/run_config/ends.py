@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run_config.messages import OF_VERSION, PublishedRun, Version, values_of
 from dist_wandb.run_config.own_config import is_guarded
-from dist_wandb.runs import run_metadata
+from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
 
@@ -61,8 +61,10 @@ class Publisher:
         """Publish the config of a run from now on, under these keys; none if no rank follows it."""
         self._run, self._keys = run, keys
         self._config = getattr(run, "config", None)  # a mock of a run may have none
-        is_of_sweep = bool(getattr(run, "sweep_id", None))
-        self._imposed = self._comparison.changed_names(given_values(self._config)) if is_of_sweep else []
+        values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
+        locked = {name: wandb_private.is_locked(self._config, name) for name in values}
+        is_known = None not in locked.values()
+        self._imposed = [*filter(locked.get, locked)] if is_known else self._comparison.changed_names(values)
         self._text = ConfigText(given=self._comparison.given)
         self._published: PublishedRun | None = None
 

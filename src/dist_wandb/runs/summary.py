@@ -136,7 +136,8 @@ class LastLogged:
             self._add(calls, call)
         last = {name: call.row[name] for name, call in calls.items()}
         found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
-        return nested(known({**shown_values(last), **found}), self.paths, read())
+        plain = {name: value for name, value in last.items() if name not in self._statistics or not self._shown(name)}
+        return nested(known({**shown_values(plain), **found}), self.paths, read())
 
     def _sort(self) -> None:
         while self._new:

@@ -43,6 +43,12 @@ def uses_current_service(run: AnyRun) -> bool:
     return mine is None or now is None or mine is now
 
 
+def is_locked(config: Any, name: str) -> bool | None:
+    """Return whether a run's config ignores what a script writes under a name: a sweep's value; `None` if unknown."""
+    check = getattr(type(config), "_check_locked", None)  # a mock of a run has none
+    return None if check is None else bool(check(config, name, ignore_locked=True))
+
+
 def is_finished(run: AnyRun) -> bool:
     """Return whether a run has been finished, by us or by the user."""
     return bool(run) and bool(getattr(run, "_is_finished", False))

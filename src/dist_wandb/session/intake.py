@@ -89,8 +89,6 @@ class Intake:
         if self._own.elsewhere.takes_all:
             self._own.elsewhere.take(metrics)
             return
-        if isinstance(weight, bool):  # the third argument of wandb's `log` is `commit`
-            weight, commit = None, weight
         rank = self._link.topology.global_rank
         if type(metrics) is not dict or not self._names.issuperset(metrics):
             check_row(metrics, rank)

@@ -35,8 +35,6 @@ from dist_wandb.stalls import watcher
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from dist_wandb.payloads.scalars import Weight
@@ -200,9 +198,9 @@ class Session(AsRun):
         self,
         data: Mapping[str, Any],
         step: int | None = None,
-        weight: Weight = None,
+        commit: bool | Weight = None,
         *,
-        commit: bool | None = None,
+        weight: Weight = None,
     ) -> None:
         """Log one row. Never waits for other ranks or for a device.
 
@@ -217,11 +215,12 @@ class Session(AsRun):
                 metrics and metric collections that are not computed yet, and whatever `wandb.Run.log` accepts.
             step: Position of the row on the x axis (`global_step`). If `None`, the row belongs to the last step that
                 this rank gave or, if it has not given any, to the number of previous calls.
-            weight: Weight of the values in a mean over ranks, such as the number of samples behind them: one number, or
-                a mapping of names to numbers. Default: 1. A rank with weight 0 does not contribute. A bool is `commit`.
             commit: As in `wandb.Run.log`: `True` writes the row, `False` leaves it open for more values. Default:
                 `True` without a step; with one, the row is open until a call has another step. If several ranks log, a
                 name that is in the open row already begins a new row, and so does another value of the user's x axis.
+                Anything but a bool in third place is the weight.
+            weight: Weight of the values in a mean over ranks, such as the number of samples behind them: one number, or
+                a mapping of names to numbers. Default: 1. A rank with weight 0 does not contribute.
 
         Raises:
             ConfigurationError: `data` is not a mapping, a name is not text, only a part of a `DTensor`'s elements is
@@ -236,8 +235,10 @@ class Session(AsRun):
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
+        if commit is not None and not isinstance(commit, bool):
+            weight, commit = commit, None
         if self._is_fork:
-            self._children.remote().log(data, step, weight, commit=commit)
+            self._children.remote().log(data, step, commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
 
@@ -381,12 +382,10 @@ class Session(AsRun):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Finish, with the exit code for the exception if there is one. As with wandb, its log has the traceback."""
-        if exit_code_of(error) and self.run:
-            traceback.print_exception(kind, error, trace)
+        if error is not None and exit_code_of(error) and self.run:
+            traceback.print_exception(error)
         self.finish(exit_code_of(error))
 
     def _repr_html_(self) -> str:

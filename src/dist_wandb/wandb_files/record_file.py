@@ -205,7 +205,7 @@ def run_record_of(source: Path, within: Directory | None = None) -> bytes | None
 def has_end(source: Path) -> bool:
     """Return whether a file has the record of the run's end, which may not be the last one, in its last two blocks."""
     with os.fdopen(open_ordinary(source), "rb") as opened, suppress(ReadError):
-        place = max(0, os.fstat(opened.fileno()).st_size // _BLOCK - 1) * _BLOCK
+        place = max(0, (os.fstat(opened.fileno()).st_size - 1) // _BLOCK - 1) * _BLOCK
         return any(number == _EXIT for _, parts in records(opened, place) for number, *_ in parts)
     return False
 

@@ -396,11 +396,14 @@ def test_a_ranks_config_is_that_of_its_node_completed_by_rank_0(job: Job) -> Non
     assert all(reads(session, {"lr": 0.1, "node": 1, "steps": 7}) for session in sessions[2:])
 
 
+@pytest.mark.parametrize("given", [0.1, 0.5])  # the second one is what the agent passes to the script, too
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_sweep_values_have_precedence_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
+def test_sweep_values_have_precedence_on_all_ranks(
+    open_rank: Open, fake_wandb: FakeWandb, mode: str, given: float
+) -> None:
     """Only the first node's agent passes the sweep's values to its processes. They stay when all ranks write others."""
     fake_wandb.sweep = {"lr": 0.5}
-    first = open_rank(TWO[0], {"lr": 0.1, "batch": 8}, run_mode=mode)
+    first = open_rank(TWO[0], {"lr": given, "batch": 8}, run_mode=mode)
     fake_wandb.sweep = {}
     second = open_rank(TWO[1], {"lr": 0.2, "batch": 8}, run_mode=mode, config_sync="off")
     for rank, session in ((1, second), (0, first)):
@@ -412,6 +415,15 @@ def test_sweep_values_have_precedence_on_all_ranks(open_rank: Open, fake_wandb: 
     assert reads(second, {"lr": 0.5, "batch": 8, "where": int(mode == "new")})
     if mode == "shared":
         assert fake_wandb.arguments[1]["config"] == {"lr": 0.5, "batch": 8}
+
+
+@pytest.mark.parametrize("mode", ["auto", "new"])
+def test_other_values_of_a_trial_can_be_written_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
+    fake_wandb.sweep, fake_wandb.defaults = {"lr": 0.5}, {"epochs": 3}
+    sessions = [open_rank(one, {"batch": 8}, run_mode=mode) for one in TWO]
+    for session in reversed(sessions):
+        session.config.update({"epochs": 5}, allow_val_change=True)
+        assert dict(session.config) == {"lr": 0.5, "epochs": 5, "batch": 8}
 
 
 # --- the integrations -------------------------------------------------------------------------------------------------

@@ -245,3 +245,13 @@ def test_reads_find_what_was_logged_or_written_last_until_its_row_has_ended(scri
     assert (script.summary["loss"], script.summary["own/0"], script.summary["own/1"]) == (0.5, 7, 1)
     script.write(({"loss": 0.25}, 1), x=calls)
     assert (script.summary["loss"], script.summary["own/1"]) == (0.25, 1)
+
+
+def test_reads_lack_what_a_definition_keeps_out_of_the_summary() -> None:
+    script = Script()
+    script.writes.logged.note_definition("hidden", "none")
+    script.writes.logged.note_definition("best", "max")
+    script.writes.logged.show({"hidden": 1.0, "best": "text", "loss": 2.0}, 0)
+    assert dict(script.summary) == {"loss": 2.0}
+    script.writes.logged.note_definition("loss", "max")  # after it was logged: wandb's answer is not known here
+    assert dict(script.summary) == {"loss": 2.0}

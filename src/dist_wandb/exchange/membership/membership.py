@@ -300,7 +300,11 @@ class Membership:
     ) -> Generation:
         """Claim the generation after a broken one, with the members that published their `rounds` and are not gone."""
         departures = self.presence.departures
-        known = {**departures.rounds.get(generation.number, {}), **rounds}
+        known = {
+            **rounds,
+            **departures.rounds.get(generation.number, {}),
+            **rounds,
+        }  # if equal, one that is here
         source = max(known, key=known.__getitem__)
         members = tuple(sorted(rounds.keys() - departures.known.keys()))
         finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
