@@ -47,7 +47,7 @@ def log(
     if session is None:
         wandb_names.of_its_run("log", _why_not)(data, step=step, commit=commit)
     else:
-        session.log(data, step, commit, weight=weight)
+        session.log(data, step, commit=commit, weight=weight)
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG001  # wandb ignores it, too

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from types import MappingProxyType
@@ -167,6 +167,14 @@ def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
         copy = HostCopy([tensor for _, tensor in group])
         row.update({name: Later(copy, index) for index, (name, _) in enumerate(group)})
     return row
+
+
+def third_of_log(third: Sequence[Any], commit: Any, weight: Any) -> tuple[bool | None, Any]:
+    """Return `commit` and `weight` of a call of `log`: in third place, a bool is `commit`, as in wandb."""
+    if third and third[0] is not None:
+        is_commit = type(third[0]).__name__ in ("bool", "bool_")  # of Python, numpy
+        commit, weight = (third[0], weight) if is_commit else (commit, third[0])
+    return (None if commit is None else bool(commit)), weight
 
 
 def copied_weight(weight: object, rank: int) -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import copied_tensor, whole_tensors
-from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight
+from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
 from dist_wandb.relay import local_sockets
 from dist_wandb.relay.local_sockets import Address, connect
 from dist_wandb.runs.null_run import NullRun
@@ -78,13 +78,12 @@ class RemoteSession:
         self,
         data: Mapping[str, Any],
         step: int | None = None,
-        commit: bool | Weight = None,
-        *,
+        *third: bool | Weight,
+        commit: bool | None = None,
         weight: Weight = None,
     ) -> None:
         """Log one row, as `Session.log` does; waits for tensors on a device. Rows without a step are counted there."""
-        if commit is not None and not isinstance(commit, bool):
-            weight, commit = commit, None
+        commit, weight = third_of_log(third, commit, weight)
         rank = self.topology.global_rank
         check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):

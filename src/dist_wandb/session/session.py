@@ -20,6 +20,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
+from dist_wandb.payloads.scalars import third_of_log
 from dist_wandb.relay.relay import Children
 from dist_wandb.runs import run_metadata
 from dist_wandb.session import registry
@@ -198,8 +199,8 @@ class Session(AsRun):
         self,
         data: Mapping[str, Any],
         step: int | None = None,
-        commit: bool | Weight = None,
-        *,
+        *third: bool | Weight,
+        commit: bool | None = None,
         weight: Weight = None,
     ) -> None:
         """Log one row. Never waits for other ranks or for a device.
@@ -215,10 +216,10 @@ class Session(AsRun):
                 metrics and metric collections that are not computed yet, and whatever `wandb.Run.log` accepts.
             step: Position of the row on the x axis (`global_step`). If `None`, the row belongs to the last step that
                 this rank gave or, if it has not given any, to the number of previous calls.
+            *third: In third place, a bool is `commit`, as in wandb, and anything else is `weight`.
             commit: As in `wandb.Run.log`: `True` writes the row, `False` leaves it open for more values. Default:
                 `True` without a step; with one, the row is open until a call has another step. If several ranks log, a
                 name that is in the open row already begins a new row, and so does another value of the user's x axis.
-                Anything but a bool in third place is the weight.
             weight: Weight of the values in a mean over ranks, such as the number of samples behind them: one number, or
                 a mapping of names to numbers. Default: 1. A rank with weight 0 does not contribute.
 
@@ -235,10 +236,9 @@ class Session(AsRun):
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
-        if commit is not None and not isinstance(commit, bool):
-            weight, commit = commit, None
+        commit, weight = third_of_log(third, commit, weight)
         if self._is_fork:
-            self._children.remote().log(data, step, commit, weight=weight)
+            self._children.remote().log(data, step, commit=commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
 

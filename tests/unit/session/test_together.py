@@ -72,10 +72,11 @@ def test_with_a_run_per_rank_collected_values_are_in_that_of_the_first_one(
     assert "is left out of its row" not in caplog.text
 
 
-def test_a_weight_by_name_may_be_a_bool(job: Job, fake_wandb: FakeWandb) -> None:
+def test_in_third_place_a_bool_is_commit_and_a_number_the_weight(job: Job, fake_wandb: FakeWandb) -> None:
     for rank, session in enumerate(job(TWO)):
-        session.log({"loss": 1.0 + 2 * rank}, 1, True, weight=rank == 0)
-    eventually(lambda: [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0])
+        session.log({"loss": 1.0 + 2 * rank}, 1, np.bool_(True), weight=rank == 0)  # type: ignore[arg-type]
+        session.log({"loss": 1.0 + 2 * rank}, 2, 3 - 2 * rank, commit=1)  # type: ignore[arg-type]
+    eventually(lambda: [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0, 1.5])
 
 
 def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb) -> None:
