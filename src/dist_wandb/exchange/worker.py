@@ -95,9 +95,8 @@ class Worker:
             self._continue_alone()
         finally:
             self._write_rest(is_closed=is_closed)
-            report_lost(
-                self._context.rank, self._context.rows.writer.lost
-            )  # other messages appear once for many values
+            # other messages appear once for many values
+            report_lost(self._context.rank, self._context.rows.writer.lost)
             self._context.lifecycle.end()
             self.inbox.answer(list(self.inbox.flushes))
             # releases the store: in reference cycles, its connections would stay open until garbage collection
