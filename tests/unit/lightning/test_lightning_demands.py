@@ -563,12 +563,13 @@ def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_the_package_can_be_imported_while_wandb_is_a_mock(tmp_path: Path) -> None:
     script = """
-import sys, types
+import importlib.machinery, sys, types
 from unittest import mock
 assert not [name for name in sys.modules if name.startswith("dist_wandb")]
 for name in [name for name in sys.modules if name.partition(".")[0] == "wandb" or name.endswith(".loggers.wandb")]:
     del sys.modules[name]  # a warm interpreter has imported them
 fake = types.ModuleType("wandb")
+fake.__spec__ = importlib.machinery.ModuleSpec("wandb", None)  # transformers, which torchmetrics may import, wants one
 fake.init, fake.run = mock.Mock(return_value=mock.Mock(spec=["log", "config", "id"], id="exp")), None
 sys.modules["wandb"] = fake
 import lightning.pytorch.loggers.wandb as stock
