@@ -21,9 +21,9 @@ from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
 from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of
-from dist_wandb.report.files import MOST_NAMES, FileForReport, Reader
+from dist_wandb.report.files import MOST_NAMES, FileForReport
 from dist_wandb.report.media import MediaReader, cell_text
-from dist_wandb.report.model import Console, Degraded, Image, Report, Run, Table, Writer, plain
+from dist_wandb.report.page import Console, Degraded, Image, Report, Run, Table, Writer, plain
 from dist_wandb.report.thinning import Budget
 from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.uploads.plan import is_uploaded
@@ -60,16 +60,15 @@ def build(
     budget = Budget(_STRETCHES)
 
     def read(path: Path) -> FileForReport:
-        reader = Reader(budget, metrics)
+        file = FileForReport(budget, metrics)
         problems: list[str] = []
         for record in read_records(path, problems, skipped=("summary",), within=paths[path]):
-            reader.add(record)
-        file = reader.result(path, problems, paths[path])
-        if secrets:
-            return file
-        stored = replace(file.stored, config=redacted(file.stored.config))  # the page may be handed on
-        facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
-        return replace(file, stored=stored, facts=facts)
+            file.add(record)
+        file.end(path, problems, paths[path])
+        if not secrets:  # the page may be handed on
+            file.stored = replace(file.stored, config=redacted(file.stored.config))
+            file.facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
+        return file
 
     found, unreadable = read_each(paths, read)
     errors = (*refused.values(), *unreadable.values(), *(error for _, error in unseen))

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError
-from dist_wandb.report.model import Image, Table, plain
+from dist_wandb.report.page import Image, Table, plain
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.small_files import Directory, parse_json, read_small
 

@@ -14,8 +14,8 @@ from report_runs import definition, history, png, reduced_run, shared_run, sweep
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
-from dist_wandb.report.files import Rows
-from dist_wandb.report.model import Chart, ConsoleTail, Run, plain
+from dist_wandb.report.files import ConsoleTail, Rows
+from dist_wandb.report.page import Chart, Run, plain
 from dist_wandb.report.thinning import Budget
 from dist_wandb.wandb_files import stall_file
 
