@@ -16,7 +16,8 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline, table_of
 from dist_wandb.errors import visible
-from dist_wandb.reading.runs import SPREAD, LocalRun, Writer, by_rank, of_rank, spreads_among
+from dist_wandb.reading.runs import LocalRun, Writer
+from dist_wandb.reading.selection import SPREAD, by_rank, of_rank, spreads_among
 from dist_wandb.reading.stragglers import EXCESS, RANK, Timing, findings
 from dist_wandb.settings.reduction import STEP, TIMES
 from dist_wandb.uploads.plan import is_uploaded

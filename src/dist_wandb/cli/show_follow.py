@@ -14,8 +14,8 @@ from rich.text import Text
 from dist_wandb.cli.command import number, number_of
 from dist_wandb.cli.show_cards import STATES, card, matching
 from dist_wandb.errors import DistWandbError, in_words, visible
-from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.finding import files_below
 from dist_wandb.wandb_files.reading import Contents, StoredRun
 from dist_wandb.wandb_files.records import PAUSE, read_records
 from dist_wandb.wandb_files.small_files import Directory

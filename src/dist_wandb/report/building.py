@@ -16,7 +16,6 @@ from typing import Any
 
 from dist_wandb import __version__
 from dist_wandb.errors import ConfigurationError, ReadError
-from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
@@ -27,8 +26,8 @@ from dist_wandb.report.page import Console, Degraded, Image, Report, Run, Table,
 from dist_wandb.report.thinning import Budget
 from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.uploads.plan import is_uploaded
-from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_runs
+from dist_wandb.wandb_files.finding import files_below, natural_order
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_files
 from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.stall_file import stalls_of
 
@@ -54,7 +53,7 @@ def build(
     paths, unseen = files_below(directories)
     refused: dict[Path, ReadError] = {}
     if choose is not None:
-        runs, refused = read_runs(paths, metrics=("*",) if by_values else None)
+        runs, refused = read_files(paths, metrics=("*",) if by_values else None)
         kept = {path for run in choose(brought_together(runs)) for path in run.files}
         paths = {path: within for path, within in paths.items() if path in kept}
     budget = Budget(_STRETCHES)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dist_wandb.reading.runs import of_rank
+from dist_wandb.reading.selection import of_rank
 from dist_wandb.reading.stragglers import RANK, Timing, has_marked
 from dist_wandb.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
 from dist_wandb.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened

@@ -119,7 +119,7 @@ def read_run(
     return contents.as_run(path, problems, directory)
 
 
-def read_runs(
+def read_files(
     paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] | None = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
     """Read several files as `read_run` does; return runs in order, and the errors of the others."""
