@@ -21,8 +21,8 @@ from dist_wandb.reading.selection import SPREAD, by_rank, of_rank, spreads_among
 from dist_wandb.reading.stragglers import EXCESS, RANK, Timing, findings
 from dist_wandb.settings.reduction import STEP, TIMES
 from dist_wandb.uploads.plan import is_uploaded
+from dist_wandb.wandb_files.reading import MetricHistory, mean_of
 from dist_wandb.wandb_files.stall_file import stalls_of
-from dist_wandb.wandb_files.statistics import MetricHistory, mean_of
 
 SPARKLINE_WIDTH = 32  # maximum length of a sparkline in characters; less on a narrow terminal
 STATES = {  # color and description, by state of a run

@@ -20,9 +20,17 @@ from typing import Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest, visible
 from dist_wandb.wandb_files.finding import files_below, natural_order
-from dist_wandb.wandb_files.reading import MOST_METRICS, MOST_VALUES, State, StoredRun, read_files, rows_in
+from dist_wandb.wandb_files.reading import (
+    MOST_METRICS,
+    MOST_VALUES,
+    MetricHistory,
+    State,
+    StoredRun,
+    joined,
+    read_files,
+    rows_in,
+)
 from dist_wandb.wandb_files.records import read_records
-from dist_wandb.wandb_files.statistics import MetricHistory, joined
 
 _log = logging.getLogger("dist_wandb")
 

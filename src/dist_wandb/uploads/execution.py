@@ -36,10 +36,10 @@ from itertools import count
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError, in_words
+from dist_wandb.runs.client_settings import upload_environment
 from dist_wandb.uploads.contents import Summary, copy_file, copy_files, revised
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
 from dist_wandb.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
-from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, write_small
 

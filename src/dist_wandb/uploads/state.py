@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError, UploadError, in_words
+from dist_wandb.runs.client_settings import state_directory
 from dist_wandb.wandb_files.debug_log import count_in, entries, text_in
-from dist_wandb.wandb_files.environment import state_directory
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import NOTHING, Lines, run_record_of
 from dist_wandb.wandb_files.small_files import (

@@ -20,7 +20,7 @@ from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadErro
 from dist_wandb.reading import runs as reading
 from dist_wandb.reading.runs import brought_together
 from dist_wandb.reading.selection import by_rank
-from dist_wandb.wandb_files.statistics import history_of, joined
+from dist_wandb.wandb_files.reading import history_of, joined
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 
