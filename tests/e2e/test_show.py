@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from stored import find_runs
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history, read_run
 

@@ -19,7 +19,7 @@ from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import MEASURED, Request, WandbServer
 
 import dist_wandb
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 from dist_wandb.wandb_files.reading import read_files
 
 SCRIPTS = Path(__file__).parent / "scripts"

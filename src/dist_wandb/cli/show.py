@@ -35,8 +35,7 @@ from dist_wandb.cli.command import (
     table_of,
     working,
 )
-from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
-from dist_wandb.cli.show_follow import follow, just_begun
+from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, just_begun, matching
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.runs import LocalRun, brought_together, rows_of, runs_below
 from dist_wandb.reading.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of

@@ -21,7 +21,7 @@ from record_files import end, framed, header, make_run, row, run, serialised, wr
 from report_runs import timed_run
 from shared_runs import write_rank, write_slow_job
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 from dist_wandb.wandb_files import stall_file
 
 Capture = pytest.CaptureFixture[str]

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, rows, stored
 
-from dist_wandb.cli import sync
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main, sync
 from dist_wandb.errors import ReadError
 from dist_wandb.runs.current_server import Destination
 from dist_wandb.uploads import plan as plan_module
