@@ -18,7 +18,7 @@ from dist_wandb.report.building import sections
 from dist_wandb.report.files import FileForReport
 from dist_wandb.report.page import Report, json_of
 from dist_wandb.report.thinning import Budget
-from dist_wandb.wandb_files.small_files import parse_json
+from dist_wandb.wandb_files.small_files import Directory, parse_json
 
 _RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")
 
@@ -50,7 +50,7 @@ def _read_inspection(data: bytes) -> None:
     file = FileForReport(Budget(1000))
     for record in decoded(data):
         file.add(record)
-    file.end(_RUN_FILE, [])
+    file.end(_RUN_FILE, [], Directory(_RUN_FILE.parent, 0, 0))
     runs = sections([file], media.MediaReader(1000))
     text = json_of(Report(["d"], "now", "1", runs, []))
     assert not set("<>&") & set(text)

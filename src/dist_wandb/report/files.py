@@ -237,7 +237,7 @@ class FileForReport:
         elif kind in ("run", "config", "exit"):
             self._contents.add(record)
 
-    def end(self, path: Path, problems: list[str], directory: Directory | None = None) -> None:
+    def end(self, path: Path, problems: list[str], directory: Directory) -> None:
         """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts."""
         self.console.end()
         self._contents.rows = self.rows.progress.rows

@@ -236,7 +236,7 @@ class Summary:
         self._read: list[Path] = []  # for a run of many files, each is read once
         self._is_put = True
 
-    def read(self, files: Iterable[tuple[Path, Directory | None]]) -> None:
+    def read(self, files: Iterable[tuple[Path, Directory]]) -> None:
         """Read the files that the next file continues, in their order."""
         ordered = dict(files)
         if list(ordered)[: len(self._read)] != self._read:  # another branch of the run

@@ -134,7 +134,7 @@ class _Attempt:
         if outcome.problem is None:
             with suppress(OSError, ReadError):  # W&B's mark, for ``wandb clean``; the directory may be read-only
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.directory))
+                os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.run.directory))
         return outcome
 
     def _sent(self) -> Sent:
@@ -153,7 +153,7 @@ class _Attempt:
         def revise(record: bytes, parts: list[Field]) -> bytes:
             return revised(summary.put_before(record, parts), parts, rules, make_copy)
 
-        handle = open_ordinary(file.path, owned=not file.terms.trust, within=file.directory)
+        handle = open_ordinary(file.path, owned=not file.terms.trust, within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:
             copy_without(opened, copy, file.sent.lines, revise)
         sync_state = self._state.sync_state()
@@ -162,7 +162,7 @@ class _Attempt:
         continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
         rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
         files, follow = files_of(file.path), file.terms.trust
-        copy_files(files, target.parent / "files", file.directory, follow=follow, leave_out=rewritten)
+        copy_files(files, target.parent / "files", file.run.directory, follow=follow, leave_out=rewritten)
 
     def _run_wandb_sync(self, source: Path, lock: int) -> str:
         """Run ``wandb sync``, which inherits the lock, to its end; return its output."""

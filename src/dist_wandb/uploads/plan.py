@@ -19,7 +19,7 @@ from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
-from dist_wandb.wandb_files.small_files import KINDS, Directory, open_ordinary
+from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
 
 IS_LIVE_FOR = 60.0
 """Seconds since its last change for which a file without an end counts as being written: W&B writes every 15 s."""
@@ -60,11 +60,6 @@ class UploadFile:
     def path(self) -> Path:
         """The ``.wandb`` file."""
         return self.run.path
-
-    @property
-    def directory(self) -> Directory:
-        """The directory of the file, as it was found."""
-        return self.run.directory or Directory.at(self.path.parent)
 
     @property
     def is_uploaded(self) -> bool:
@@ -136,7 +131,7 @@ def is_online(run: StoredRun) -> bool:
 def rules_of(file: UploadFile) -> Rules:
     """Return the files and owners that the records of a file may name."""
     return Rules(
-        file.directory,
+        file.run.directory,
         artifact_staging(),
         owners=own_entities(),
         default=default_entity(),
@@ -239,7 +234,10 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
 
 def _owned_by_others(file: UploadFile) -> Iterator[str]:
     """Yield why a run is not this user's. Its owner could replace anything in it while it is uploaded."""
-    with file.directory.opened() as folder, os.fdopen(open_ordinary(file.path, within=file.directory)) as opened:
+    with (
+        file.run.directory.opened() as folder,
+        os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened,
+    ):
         both = ((file.path.parent, folder), (file.path, opened.fileno()))
         for path, handle in both if is_in_run_directory(file.path) else both[1:]:
             owner = os.fstat(handle).st_uid
@@ -366,7 +364,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
     if under_way:  # its progress changes meanwhile
         return replace(planned, refusals=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file, now)]
-    listed = [(file, entries_below(files_of(file.path), file.directory)) for file in left]
+    listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
     beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
     return replace(
         planned,

@@ -77,6 +77,7 @@ class StoredRun:
     """The contents of one ``.wandb`` file: a run, or the part of one writer of a shared run."""
 
     path: Path
+    directory: Directory  # the directory in which the file was found; everything of the run is read there
     run_id: str
     name: str | None  # display name; `None` if W&B chooses it at the upload
     project: str | None
@@ -94,7 +95,6 @@ class StoredRun:
     has_more_metrics: bool = False
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
-    directory: Directory | None = None  # the directory in which the file was found; everything of the run is read there
     branches: bool = False  # whether it begins by rewinding or forking a run
 
     @property
@@ -241,7 +241,7 @@ class Contents:
         elif kind == "metric" and contents.get("glob_name") == "*":
             self.step_axis = contents.get("step_metric")
 
-    def as_run(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
+    def as_run(self, path: Path, problems: Iterable[str], directory: Directory) -> StoredRun:
         """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
 
         Raises `ReadError` if there is no readable data of a run.
@@ -258,7 +258,7 @@ class Contents:
         if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
-            sidecar = read_sidecar(path.parent, directory)
+            sidecar = read_sidecar(directory)
         except ReadError as error:
             sidecar = None
             found.append(str(error))

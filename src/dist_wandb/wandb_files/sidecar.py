@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -83,11 +82,11 @@ def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
     write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run's own files
 
 
-def read_sidecar(run_directory: str | os.PathLike[str], within: Directory | None = None) -> Sidecar | None:
+def read_sidecar(run_directory: Directory) -> Sidecar | None:
     """Read the sidecar in a run's directory; `None` if there is none. Raises `ReadError` if it is invalid."""
-    path = Path(run_directory) / SIDECAR_NAME
+    path = run_directory.path / SIDECAR_NAME
     try:
-        return Sidecar.from_json(parse_json(read_small(path, within=within)))
+        return Sidecar.from_json(parse_json(read_small(path, within=run_directory)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -54,9 +54,9 @@ def add_end(path: str, seconds: float) -> None:
         file.write(f"\nThe training went on after {seconds:.0f} s.\n".encode())
 
 
-def stalls_of(directories: Iterable[Directory | None]) -> tuple[list[StoredStall], int]:
+def stalls_of(directories: Iterable[Directory]) -> tuple[list[StoredStall], int]:
     """Return the last stalls in the directories of a run's writers, the oldest first, and the number of all."""
-    found: Mapping[Path, Directory] = dict(one for each in directories if each for one in _files_in(each).items())
+    found: Mapping[Path, Directory] = dict(one for each in directories for one in _files_in(each).items())
     stalls = []
     for path in sorted(found, key=lambda path: path.name)[-MOST_STALLS:]:
         with suppress(OSError, ReadError):

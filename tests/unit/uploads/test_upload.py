@@ -21,7 +21,6 @@ from dist_wandb.uploads.execution import Outcome, upload
 from dist_wandb.uploads.plan import Terms, UploadRun
 from dist_wandb.uploads.state import FileState, Sent, remove_left_copies
 from dist_wandb.wandb_files.record_file import Lines, records_of
-from dist_wandb.wandb_files.small_files import Directory
 
 # --- uploading --------------------------------------------------------------------------------------------------------
 
@@ -391,7 +390,7 @@ def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: P
     for one in (stored_run, private):
         (one.path.parent / "files").mkdir()
         (one.path.parent / "files" / "output.log").touch()
-    run = planned(replace(stored_run, directory=Directory.at(stored_run.path.parent)))
+    run = planned(stored_run)
     shared = stored_run.path.parent / ("files" if what == "files" else "")
     shared.rename(tmp_path / "moved")
     shared.symlink_to(private.path.parent / ("files" if what == "files" else ""))

@@ -23,6 +23,7 @@ from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.reading import largest_step, read_files, read_history, read_run
 from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
+from dist_wandb.wandb_files.small_files import Directory
 
 WriteRun = Callable[..., Path]
 
@@ -327,13 +328,13 @@ def test_a_sidecar_is_read_with_the_run(write_run: WriteRun) -> None:
 
 
 def test_without_a_sidecar_the_run_is_an_ordinary_one(tmp_path: Path) -> None:
-    assert read_sidecar(tmp_path) is None
+    assert read_sidecar(Directory.at(tmp_path)) is None
 
 
 def test_unknown_facts_of_the_rank_may_be_null(tmp_path: Path) -> None:
     unknown = dict.fromkeys(("run_id", "base_id", "group", "label", "local_rank", "node_rank", "num_nodes"))
     (tmp_path / "dist-wandb.json").write_text(json.dumps(SIDECAR | unknown))
-    sidecar = read_sidecar(tmp_path)
+    sidecar = read_sidecar(Directory.at(tmp_path))
     assert sidecar is not None
     assert (sidecar.label, sidecar.node_rank, sidecar.world_size) == (None, None, 2)
 
@@ -370,7 +371,7 @@ def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
     path = write_run(RUN, history(a=1))
     (path.parent / "dist-wandb.json").write_text(text)
     with pytest.raises(ReadError) as caught:
-        read_sidecar(path.parent)
+        read_sidecar(Directory.at(path.parent))
     assert reason in str(caught.value)
     run = read_run(path)
     assert (run.rows, run.label, run.problems) == (1, None, (str(caught.value),))
