@@ -42,7 +42,7 @@ from dist_wandb.reading.selection import SPREAD, check_metrics, differing, of_ra
 from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.reading import trend_of
-from dist_wandb.wandb_files.stall_file import stalls_of
+from dist_wandb.wandb_files.sidecar import stalls_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _RANKS = {"state": 4, "started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`

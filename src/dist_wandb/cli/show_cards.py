@@ -26,8 +26,8 @@ from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import files_below
 from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun, mean_of
 from dist_wandb.wandb_files.records import PAUSE, read_records
+from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
-from dist_wandb.wandb_files.stall_file import stalls_of
 
 SPARKLINE_WIDTH = 32  # maximum length of a sparkline in characters; less on a narrow terminal
 STATES = {  # color and description, by state of a run

@@ -24,8 +24,7 @@ _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows"
 _MOST_VALUES, _LONGEST_NAME = 1000, 200  # of a config that is compared, in characters
 
 _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
-SPREAD = ("min", "max", "std", "argmax_rank")
-"""Last parts of the names of the statistics that are written below the name of a mean over ranks."""
+SPREAD = ("min", "max", "std", "argmax_rank")  # last parts of names of statistics, below the name of a mean over ranks
 
 
 @dataclass(frozen=True)

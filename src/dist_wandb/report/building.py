@@ -29,7 +29,7 @@ from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import files_below, natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_files
 from dist_wandb.wandb_files.records import read_records
-from dist_wandb.wandb_files.stall_file import stalls_of
+from dist_wandb.wandb_files.sidecar import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
@@ -182,6 +182,9 @@ def _writer_name(stored: StoredRun, of: int) -> str:
 
 def _writer(name: str, file: FileForReport) -> Writer:
     stored, sidecar = file.stored, file.stored.sidecar
+    stalls, count = stalls_of([stored.directory])
+    more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
+    problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
     return Writer(
         name=name,
         label=sidecar.label if sidecar else None,
@@ -195,14 +198,8 @@ def _writer(name: str, file: FileForReport) -> Writer:
         last=file.rows.progress.last,
         uploaded=is_uploaded(stored),
         directory=plain(str(stored.path.parent)),
-        problems=[plain(problem) for problem in (*_stalls(stored), *stored.problems)],
+        problems=list(map(plain, problems)),
     )
-
-
-def _stalls(stored: StoredRun) -> list[str]:
-    stalls, count = stalls_of([stored.directory])
-    more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
-    return [*more, *(f"stood still {stall}" for stall in stalls)]
 
 
 def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Console]:

@@ -117,7 +117,6 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
 
 
 def charts_of(metrics: Mapping[str, _MetricCurves]) -> list[Chart]:
-    """Return the charts of metrics, in natural order."""
     return [_chart(name, metrics[name]) for name in sorted(metrics, key=natural_order)]
 
 

@@ -76,7 +76,6 @@ class Axes:
         self._patterns: dict[str, str] = {}
 
     def define(self, record: Mapping[str, Any]) -> None:
-        """Add a definition."""
         axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
         if not isinstance(axis, str) or not axis:
             return
@@ -88,7 +87,6 @@ class Axes:
             self._patterns[pattern.removesuffix("*")] = axis
 
     def of(self, name: str) -> str:
-        """Return the name of a metric's x axis."""
         if name in self._exact:
             return self._exact[name]
         matching = [start for start in self._patterns if name.startswith(start)]
@@ -111,7 +109,6 @@ class Rows:
         self._positions: dict[str, float] = {}  # last value of each x axis
 
     def add(self, item: Mapping[str, Any]) -> None:
-        """Add a row."""
         row, media = numbers_and_media(item)
         for name, described in media.items():
             at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis, math.nan))), self.progress.rows)
@@ -222,7 +219,6 @@ class FileForReport:
         self._parts: dict[str, tuple[str, str]] = {}
 
     def add(self, record: Record) -> None:
-        """Add one record."""
         kind, contents = record
         if kind == "history":
             self.rows.add(contents)

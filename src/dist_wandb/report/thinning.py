@@ -48,11 +48,9 @@ class Stretch(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean value."""
         return self.total / self.number
 
     def joined(self, later: Stretch) -> Stretch:
-        """Return this stretch and a later one as one."""
         return Stretch(
             self.number + later.number,
             self.total + later.total,

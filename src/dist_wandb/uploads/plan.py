@@ -21,9 +21,7 @@ from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
 from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
 
-IS_LIVE_FOR = 60.0
-"""Seconds since its last change for which a file without an end counts as being written: W&B writes every 15 s."""
-
+_IS_LIVE_FOR = 60.0  # seconds since its last change; W&B writes every 15 s
 _NAMED, _NAMED_ENTRIES = 8, 3
 
 
@@ -58,12 +56,10 @@ class UploadFile:
 
     @property
     def path(self) -> Path:
-        """The ``.wandb`` file."""
         return self.run.path
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to upload."""
         if self.problem is not None:
             return False
         return self.is_marked or is_complete(self.sent, self.run)
@@ -88,12 +84,10 @@ class UploadRun:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks wrote into the run."""
         return self.files[0].run.shared_as is not None
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to upload."""
         return all(file.is_uploaded for file in self.files)
 
     @property
@@ -124,12 +118,10 @@ def files_of(path: Path) -> Path:
 
 
 def is_online(run: StoredRun) -> bool:
-    """Return whether a run was written online."""
     return not run.path.parent.resolve().name.startswith("offline-")
 
 
 def rules_of(file: UploadFile) -> Rules:
-    """Return the files and owners that the records of a file may name."""
     return Rules(
         file.run.directory,
         artifact_staging(),
@@ -195,7 +187,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
         yield f"It is unknown what the server has of it: {file.problem}"
         return
     with suppress(OSError):
-        if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
+        if run.exit_code is None and now - run.path.stat().st_mtime < _IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
     if run.branches and file.run.shared_as and file.run.shared_as.world_size > 1 and not sent.attempts:
         yield (

@@ -49,9 +49,7 @@ from dist_wandb.wandb_files.small_files import (
     write_small,
 )
 
-COPY = "copy"
-"""The private copy from which a file is uploaded; it is in the upload's directory until the upload ends."""
-
+COPY = "copy"  # from which a file is uploaded; private, in the upload's directory until the upload ends
 _LARGEST_STATE = 1 << 26  # bytes; it includes the problems of uploads
 _LONGEST_OWNER = 100  # bytes; the fixed length allows replacing the owner without truncating the file
 _PIECE = 1 << 20
@@ -240,7 +238,6 @@ class FileState:
 
 
 def name_owner(lock: int, pid: int) -> None:
-    """Write the process that holds a lock into the lock file."""
     os.pwrite(lock, f"{pid} {socket.gethostname()[:64]}".encode().ljust(_LONGEST_OWNER), 0)
 
 
@@ -257,7 +254,6 @@ def remove_left_copies() -> None:
 
 
 def another_upload(holder: str) -> str:
-    """Return the reason to refuse a file that another process is uploading."""
     return f"another upload of this file is under way ({holder}). Wait until it has ended."
 
 

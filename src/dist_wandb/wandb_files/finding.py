@@ -101,5 +101,4 @@ def natural_order(text: str) -> list[str]:
 
 
 def is_in_run_directory(path: Path) -> bool:
-    """Return whether a file is in a directory with the name of a W&B run directory."""
     return path.parent.resolve().name.startswith(("run-", "offline-run-"))  # resolved because it may be given as "."

@@ -24,18 +24,10 @@ from dist_wandb.wandb_files.records import UNUSED, Record, read_records, whole
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 
-MOST_METRICS = 20_000
-"""Largest number of metrics of a file; later ones are dropped."""
-
-RUN_RECORD_LOST = "its run record is lost"
-"""First words of the problem that describes a file without a run record."""
-
-MOST_VALUES = 50_000_000
-"""Largest number of values that are read of a file's metrics at once."""
-
-TREND_LENGTH = 256
-"""Largest number of points of a trend."""
-
+MOST_METRICS = 20_000  # of a file; later ones are dropped
+RUN_RECORD_LOST = "its run record is lost"  # first words of the problem of a file without one
+MOST_VALUES = 50_000_000  # of a file's metrics, that are read at once
+TREND_LENGTH = 256  # largest number of points
 State = Literal["finished", "failed", "unfinished"]
 T = TypeVar("T")
 
@@ -226,7 +218,6 @@ class Contents:
         self.branches: bool = False
 
     def add(self, record: Record) -> None:
-        """Add a record, unless its kind is not needed."""
         kind, contents = record
         if kind == "history":
             self._add_row(contents)

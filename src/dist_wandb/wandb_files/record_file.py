@@ -35,15 +35,11 @@ CONTINUES = 0x80
 _LONGEST_VARINT, _LARGEST_VARINT = 10, 2**64 - 1
 _LARGEST_NUMBER = 2**29 - 1  # of a field
 MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
-
-MOST_BYTES = 256 * 2**20
-"""Largest size of a record."""
-
+MOST_BYTES = 256 * 2**20  # of a record
+# Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth.
 SECONDS, SECONDS_PER_MIB = 10.0, 0.5
-"""Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth."""
 
-Field = tuple[int, int, int, int]
-"""Number of a field, start of the field, and start and end of its content."""
+Field = tuple[int, int, int, int]  # number of a field, start of the field, and start and end of its content
 
 
 @dataclass(frozen=True)
@@ -218,7 +214,6 @@ class Writer:
         self._position = opened.write(FILE_HEADER)
 
     def write(self, record: bytes) -> None:
-        """Write a record."""
         rest, is_first = memoryview(record), True
         while True:
             room = _BLOCK - self._position % _BLOCK - _CHUNK_HEADER.size

@@ -22,15 +22,9 @@ from typing import Any
 
 from dist_wandb.errors import ReadError
 
-LIMIT = 64 * 1024
-"""Default largest size of a small file, in bytes."""
-
-DEPTH = 64
-"""Largest nesting depth of JSON."""
-
-
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags of `os.open` for a directory that is no link."""
+LIMIT = 64 * 1024  # bytes of a small file
+DEPTH = 64  # largest nesting of JSON
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # of a directory that is no link
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class Directory:
 
     @classmethod
     def of(cls, path: Path, found: os.stat_result) -> Directory:
-        """Return the directory whose status was found."""
         return cls(path, found.st_dev, found.st_ino)
 
     @contextmanager
@@ -203,7 +196,7 @@ def _check(path: Path, found: os.stat_result, owner: int | None = None, *, kind:
         )
 
 
-KINDS = {
+KINDS = {  # by `stat.S_IFMT` of the mode
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a directory",
@@ -212,8 +205,6 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Names of file types by `stat.S_IFMT` of their mode."""
-
 
 _AS_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
