@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
 from pathlib import Path
@@ -105,7 +105,7 @@ class Rows:
         self.progress: Progress = Progress()
         self._budget = budget
         self._matches = re.compile("|".join(map(translate, metrics))).match
-        self._adders: dict[str, tuple[str, Callable[[float, float], None]] | None] = {}
+        self._skipped: set[str] = set()  # names that have no curve
         self._positions: dict[str, float] = {}  # last value of each x axis
 
     def add(self, item: Mapping[str, Any]) -> None:
@@ -117,26 +117,27 @@ class Rows:
         for axis in positions:
             if _is_position(position := row.get(axis, math.nan)):
                 positions[axis] = position
-        adders = self._adders
+        curves, skipped = self.curves, self._skipped
         for name, value in row.items():
-            adder = adders[name] if name in adders else self._new(name, row)
-            if adder is not None:
-                axis, add = adder
-                add(positions[axis], value)
+            curve = curves.get(name)
+            if curve is None and name not in skipped:
+                curve = self._new(name, row)
+            if curve is not None:
+                curve.add(positions[curve.axis], value)
         if self.blames:
             self._add_blames(row)
         x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
         self.progress.add(x, row.get(DEGRADED))
 
-    def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
-        """Start the curve of a new name. Return its axis and the function that adds a point, or `None` to skip it."""
+    def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
+        """Start the curve of a new name; return `None` to skip it."""
         is_axis = name in self.axes.names
         is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
         if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
             if is_wanted and len(self.left_out) < 10 * MOST_NAMES:
                 self.left_out.add(hash(name))
-            if len(self._adders) < 10 * MOST_NAMES:
-                self._adders[name] = None
+            if len(self._skipped) < 10 * MOST_NAMES:
+                self._skipped.add(name)
             return None
         axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:
@@ -144,10 +145,9 @@ class Rows:
             position = row.get(axis, math.nan)
             self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
         if axis == name:
-            self._adders[name] = None
+            self._skipped.add(name)
             return None
         curve = self.curves[name] = Curve(self._budget, axis)
-        self._adders[name] = (axis, curve.add)
         base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
         if name == BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
             base = RANK
@@ -155,7 +155,7 @@ class Rows:
             base = name
         if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
             self.blames[base] = Blame(base, axis)
-        return self._adders[name]
+        return curve
 
     def _add_blames(self, row: Mapping[str, float]) -> None:
         for base, blame in self.blames.items():

@@ -153,7 +153,7 @@ class _Attempt:
         def revise(record: bytes, parts: list[Field]) -> bytes:
             return revised(summary.put_before(record, parts), parts, rules, make_copy)
 
-        handle = open_ordinary(file.path, owned=not file.terms.trust, within=file.run.directory)
+        handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:
             copy_without(opened, copy, file.sent.lines, revise)
         sync_state = self._state.sync_state()

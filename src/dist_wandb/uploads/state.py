@@ -221,7 +221,9 @@ class FileState:
         """Return the contents that were uploaded, with what the server has confirmed until now."""
         state = self.directory / "state.json"
         try:
-            return [self._content(**one) for one in parse_json(read_small(state, limit=_LARGEST_STATE, owned=True))]
+            return [
+                self._content(**one) for one in parse_json(read_small(state, limit=_LARGEST_STATE, owner=os.getuid()))
+            ]
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, TypeError):
@@ -259,7 +261,7 @@ def another_upload(holder: str) -> str:
 
 @contextmanager
 def _lock_file(directory: Path, flags: int = 0) -> Iterator[int]:
-    handle = open_ordinary(directory / "lock", os.O_RDWR | flags, owned=True)
+    handle = open_ordinary(directory / "lock", os.O_RDWR | flags, owner=os.getuid())
     try:
         yield handle
     finally:

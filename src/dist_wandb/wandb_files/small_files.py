@@ -69,12 +69,11 @@ def read_small(
     path: Path,
     *,
     limit: int = LIMIT,
-    owned: bool = False,
     owner: int | None = None,
     within: Directory | None = None,
 ) -> bytes:
     """Read a file as `open_ordinary` opens it. Also raises `ReadError` if it has more than `limit` bytes."""
-    handle = open_ordinary(path, owned=owned, owner=owner, within=within)
+    handle = open_ordinary(path, owner=owner, within=within)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -87,15 +86,14 @@ def open_ordinary(
     flags: int = os.O_RDONLY,  # without truncation: the file may belong to somebody else
     *,
     mode: int = 0o600,  # of a new file
-    owned: bool = False,  # whether it must belong to this process's user
-    owner: int | None = None,  # required owner, if the file system maps this process's user to it: see `own_directory`
+    # The user to whom it must belong: that of this process, or whom the file system maps it to, see `own_directory`.
+    owner: int | None = None,
     within: Directory | None = None,  # contains the path: no link is followed below it, and it must be the same one
 ) -> int:
     """Open an ordinary file; return its descriptor. This never blocks, and never follows a link at the path.
 
     Raises `ReadError` if it is not an ordinary file, or has another owner, and `OSError` if it cannot be opened.
     """
-    owner = os.getuid() if owned else owner
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     name = path.relative_to(within.path) if within else path
     with within.opened(str(name.parent)) if within else nullcontext() as folder:
