@@ -92,17 +92,14 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
     together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
         for writer in run.writers:
-            together[_key(writer.parts[0])] += [by_path[part.path] for part in writer.parts]
+            first = writer.parts[0]
+            key = first.job or ("run", first.project or "", first.run_id)
+            together[key] += [by_path[part.path] for part in writer.parts]
     runs = [_section(sorted(group, key=_rank), media) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
     return runs
-
-
-def _key(stored: StoredRun) -> tuple[str, ...]:
-    """Return the key that all files of one section have in common."""
-    return stored.job or ("run", stored.project or "", stored.run_id)
 
 
 def _rank(file: FileForReport) -> tuple[bool, int]:
@@ -114,14 +111,15 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
 
 def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
     first = files[0].stored
-    is_job = _key(first)[0] == "job"
+    job = first.job
     names = [_writer_name(file.stored, len(files)) for file in files]
+    named = list(zip(names, files, strict=True))
     world = first.sidecar.world_size if first.sidecar else None
-    drawing = Drawing(list(zip(names, files, strict=True)), is_job, world)
+    drawing = Drawing(named, job is not None, world)
     images: list[Image] = []
     tables: list[Table] = []
     missed: list[str] = []
-    for name, file in zip(names, files, strict=True):
+    for name, file in named:
         found, more, notes = media.read(file.rows.media, file.stored)
         images += found
         tables += more
@@ -135,12 +133,11 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
     facts, differing = _together([_facts_of(file) for file in files], names)
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
     started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
-    run_id = plain(_key(first)[2] or _key(first)[3] if is_job else first.run_id)[:_LONGEST_NAME]
+    run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in files}
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
-    writers = [_writer(name, file) for name, file in zip(names, files, strict=True)]
     return Run(
-        name=run_id if is_job else _text(first.name) or run_id,
+        name=run_id if job else _text(first.name) or run_id,
         run_id=run_id,
         project=_text(first.project),
         group=_text(first.group),
@@ -149,7 +146,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
         rows=sum(progress.rows for progress in progresses),
-        writers=writers,
+        writers=[_writer(name, file) for name, file in named],
         degraded=Degraded(
             sum(progress.degraded for progress in progresses),
             max(progress.most for progress in progresses),
@@ -166,7 +163,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         findings=findings(drawing.timings(), world or 0),
         images=images,
         tables=tables,
-        console=_console(files, names),
+        console=_console(named),
         notes=missed,
     )
 
@@ -202,10 +199,10 @@ def _writer(name: str, file: FileForReport) -> Writer:
     )
 
 
-def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Console]:
+def _console(files: Sequence[tuple[str, FileForReport]]) -> list[Console]:
     each = max(50, _LINES_OF_CONSOLE // len(files))
     consoles = []
-    for name, file in zip(names, files, strict=True):
+    for name, file in files:
         lines = list(file.console.lines)[-each:]
         if lines:
             consoles.append(Console(name, lines, file.console.count - len(lines)))

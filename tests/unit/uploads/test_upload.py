@@ -385,8 +385,7 @@ def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("wandb_sync")
 def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: Path, what: str) -> None:
     """Somebody who may write there puts a link to a private run of this user in its place."""
-    stored_run = stored(tmp_path / "shared")
-    private = stored(tmp_path / "private")
+    stored_run, private = (stored(tmp_path / name) for name in ("shared", "private"))
     for one in (stored_run, private):
         (one.path.parent / "files").mkdir()
         (one.path.parent / "files" / "output.log").touch()
