@@ -185,8 +185,6 @@ def _writer(name: str, file: FileForReport) -> Writer:
     return Writer(
         name=name,
         label=sidecar.label if sidecar else None,
-        run_id=plain(stored.run_id)[:_LONGEST_NAME],
-        rank=sidecar.global_rank if sidecar else None,
         node=sidecar.node_rank if sidecar else None,
         primary=sidecar.primary if sidecar else True,
         state=stored.state,
@@ -194,7 +192,6 @@ def _writer(name: str, file: FileForReport) -> Writer:
         rows=file.rows.progress.rows,
         last=file.rows.progress.last,
         uploaded=is_uploaded(stored),
-        directory=plain(str(stored.path.parent)),
         problems=list(map(plain, problems)),
     )
 

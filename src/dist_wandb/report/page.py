@@ -101,8 +101,6 @@ class Writer:
 
     name: str  # name in the page, such as ``"rank 3"``
     label: str | None  # name of the writer in a shared run
-    run_id: str
-    rank: int | None  # global rank, if known
     node: int | None  # rank of the node, if known
     primary: bool  # whether the writer writes the plain names
     state: State  # how the writer ended
@@ -110,7 +108,6 @@ class Writer:
     rows: int
     last: float  # last position on the x axis; NaN if there are no rows
     uploaded: bool
-    directory: str  # path of the run's directory
     problems: list[str]  # stalls, and parts of the file that are unreadable or left out, as sentence fragments
 
 
