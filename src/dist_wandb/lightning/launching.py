@@ -137,7 +137,7 @@ class ScriptIds:
     def _read(self, path: Path) -> list[tuple[str, Any]]:
         """The ids and runs in a file that belongs to this user; empty without such a file."""
         with suppress(OSError, ValueError, ReadError):
-            found: Any = parse_json(read_small(path, owned=True))
+            found: Any = parse_json(read_small(path, owner=os.getuid()))
             items = found if isinstance(found, list) else []
             offered = [item if isinstance(item, list) else [item, None] for item in items]
             return [(str(base_id), run) for base_id, run in offered]

@@ -44,7 +44,7 @@ def holder() -> int | None:
     variables = inherited_variables()
     for process in ancestors() if variables else ():
         with suppress(OSError, ValueError, ReadError):
-            if parse_json(read_small(_path(process), owned=True)) == [started_at(process), variables]:
+            if parse_json(read_small(_path(process), owner=os.getuid())) == [started_at(process), variables]:
                 return process
     return None
 
