@@ -20,8 +20,7 @@ from dist_wandb.exchange.membership import generations, membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Result, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
-from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.exchange.transport.layout import GroupLayout
+from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
