@@ -10,7 +10,7 @@ Then the numbers of these calls are combined: each rank packs its part into a li
 `Outcome.rows` contains the rows to write, in order.
 
 The path of one call: `post` puts it into the *outbox*. Usually all ranks offer the same calls; those that are complete
-are written without any state (`choosing`). What remains goes into the *table* (`table`), in which rows wait for ranks.
+are written without any state (`plan`). What remains goes into the *table* (`table`), in which rows wait for ranks.
 A call stays in the outbox until every rank that usually logs one of its names offers its part, or it is old: so what
 belongs together is taken together, and the table is empty in normal life.
 
@@ -39,10 +39,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.choosing import Taken
 from dist_wandb.exchange.protocol.contributors import Ranks
 from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
-from dist_wandb.exchange.protocol.plan import Plan
+from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
 Offers = Mapping[bytes, Ranks]
@@ -104,7 +103,7 @@ class _Kept:
             if own is not None and key is not None:
                 self.own[key] = own
             elif own is not None:
-                yield place, _without_numbers(one.step, one.x, own)
+                yield place, _without_numbers(one.call.step, one.call.x, own)
 
     def lose(self, keys: Iterable[Key]) -> None:
         """Turn what is kept for cells that will not be written with it into rows of their own."""
