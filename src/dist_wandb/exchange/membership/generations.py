@@ -185,16 +185,6 @@ class Arrival(NamedTuple):
     node: int  # its node rank; -1 if unknown
 
 
-class DepartureRecord(NamedTuple):
-    """The record that a rank publishes when it leaves."""
-
-    member: int  # its index in the unit
-    how: str  # as in `Departure`
-    global_rank: int
-    number: int | None  # of its last generation; `None` if it was in none
-    round: int  # number of the last round that it took part in
-
-
 class Departures:
     """The departed ranks, as far as this rank has read their records."""
 
@@ -209,19 +199,16 @@ class Departures:
         """Return the ranks that have left in one of these ways, as in `Departure`."""
         return {index for index, departure in self.known.items() if departure.how in how}
 
-    def leave(self, *, failed: bool, delivered: bool, number: int | None, checkpoint: Checkpoint) -> None:
+    def leave(self, how: str, number: int | None, last_round: int) -> None:
         """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
-        how = "failed" if failed else "finished" if delivered else "undelivered"
-        unit = self._unit
-        self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round))
+        self._entries.append([self._unit.index, how, self._unit.global_rank, number, last_round])
 
     def among(self, ranks: Iterable[int]) -> set[int]:
         """Return which of some ranks have published their departure. Reads new records."""
-        for entry in self._entries.read_new():
-            record = DepartureRecord(*entry)
-            self.known[record.member] = Departure(record.how, record.global_rank)
-            if record.number is not None:
-                self.rounds.setdefault(record.number, {})[record.member] = record.round
+        for member, how, global_rank, number, last_round in self._entries.read_new():
+            self.known[member] = Departure(how, global_rank)
+            if number is not None:
+                self.rounds.setdefault(number, {})[member] = last_round
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
