@@ -1,8 +1,4 @@
-"""One rank's way through the generations of its unit, and through their rounds.
-
-It arrives, enters a generation, forms groups, recovers when one breaks, and admits others.
-
-One round of an exchange, the same for ranks together and for one rank alone, and the rows that it finishes.
+"""One rank's way through the generations of its unit, and their rounds, which are the same for one rank alone.
 
 In a round, the members exchange what they offer, choose the same calls, and reduce the two lists that they pack. The
 consequences are the same on all members: they exchange metric states, tables and images of finished rows and the
@@ -25,16 +21,16 @@ from typing import Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
-from dist_wandb.exchange.membership.generations import Checkpoint, Generation, Result, keys_of
+from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.protocol.calls import Intent, is_attached
-from dist_wandb.exchange.protocol.pacing import Interval, Pacer
-from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.rounds import Offers, Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import interval
+from dist_wandb.store.polling import Interval
 from dist_wandb.store.timed_caller import TimedCaller
 
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
@@ -50,11 +46,11 @@ class Cycle:
         self.has_primary: bool = False  # whether the primary participates
         self.kept: deque[Row] = deque(maxlen=_MOST_KEPT)  # for a primary that is away
         self.kept_after: str = ""  # the position after which rows are kept for it
+        self.checkpoint: Checkpoint = Checkpoint(0)
         self._members: Sequence[int] = ()
         self._context = context
         self._rounds = rounds
         self._pacer = pacer  # does not count the time that attachments take
-        self._result: Result | None = None  # of the last round
         self._due: tuple[Row, ...] = ()  # finished, but not written yet
 
     def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
@@ -86,15 +82,15 @@ class Cycle:
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
         self._context.rows.attachments.passed()
-        outcome = self._unpack(Result(offers, sums, maxima))
+        outcome = self._unpack(offers, sums, maxima)
         self._exchange(group, self._due)
         self._write_due()
         self.has_more = outcome.more or self._context.rows.attachments.has_sent_much()
         return outcome
 
-    def _unpack(self, result: Result) -> Outcome:
-        outcome = self._rounds.unpack(result.sums, result.maxima)
-        self._result = result
+    def _unpack(self, offers: Offers, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
+        outcome = self._rounds.unpack(sums, maxima)
+        self.checkpoint = Checkpoint(self._rounds.table.round, offers, sums, maxima)
         self._context.rows.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
         self._context.rows.attachments.settle(self._rounds.outbox, self._rounds.table.names)
@@ -143,15 +139,12 @@ class Cycle:
 
     # Between generations
 
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self._rounds.table.round, self._result)
-
     def catch_up(self, checkpoint: Checkpoint) -> bool:
         """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
-        if checkpoint.round != self._rounds.table.round + 1 or checkpoint.result is None:
+        if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
             return False
-        self._rounds.plan(checkpoint.result.offers)
-        return self._unpack(checkpoint.result).closed
+        self._rounds.plan(checkpoint.offers)
+        return self._unpack(checkpoint.offers, checkpoint.sums, checkpoint.maxima).closed
 
     def snapshot(self) -> dict[str, Any]:
         return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
@@ -159,6 +152,7 @@ class Cycle:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the others' state, including rows that they finished while the primary was away."""
         self._rounds.restore(state)
+        self.checkpoint = Checkpoint(self._rounds.table.round)
         rows = decoded(state["unwritten"])
         if self._context.rows.writes:
             self._due += tuple(rows)
@@ -201,7 +195,7 @@ class Participation:
         self._context = context
         self._rounds = rounds
         self._cycle = cycle
-        self._broken_poll = Interval(interval(BROKEN_POLL_INTERVAL, context.unit.size))
+        self._broken_poll = Interval(BROKEN_POLL_INTERVAL, context.unit.size)
         self._joining_poll = Interval(context.limits.heartbeat)
 
     # Joining
@@ -271,7 +265,7 @@ class Participation:
     def recover(self, generation: Generation) -> Generation:
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
         return self.joined.regroup(
-            generation, self._cycle.checkpoint(), grace(self._context.limits, self._context.unit), closed
+            generation, self._cycle.checkpoint, grace(self._context.limits, self._context.unit), closed
         )
 
     def admit(self, generation: Generation) -> Generation:
@@ -279,7 +273,7 @@ class Participation:
         membership = self.joined
         if generation.members[0] == self._context.unit.index:
             state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
-            return membership.admit(generation, self._cycle.checkpoint(), state)
+            return membership.admit(generation, self._cycle.checkpoint, state)
         following = membership.await_next(generation, self._context.limits.peer_timeout)
         return following or self.recover(generation)
 
@@ -293,7 +287,7 @@ class Participation:
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
             how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
-            self.membership.leave(self.generation, self._cycle.checkpoint(), how, is_closed=is_closed)
+            self.membership.leave(self.generation, self._cycle.checkpoint, how, is_closed=is_closed)
 
     # Queries during rounds
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.membership import generations, membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
-from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Result, publish_opened
+from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -80,7 +80,7 @@ def on_one_node(number: int, members: tuple[int, ...], *others: Any, **named: An
 def knows(number: int, *offers: str) -> Checkpoint:
     """The checkpoint of a member that has taken part in so many rounds; the members made these offers in the last."""
     of_members = {offer.encode(): frozenset([member]) for member, offer in enumerate(offers)}
-    return Checkpoint(number, Result(of_members, [0.5, -0.0], [math.inf]) if offers else None)
+    return Checkpoint(number, of_members, [0.5, -0.0], [math.inf]) if offers else Checkpoint(number)
 
 
 @pytest.fixture

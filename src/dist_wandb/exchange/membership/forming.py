@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.transport.group import BrokenError, Group, GroupLayout, tree_of
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.connection import address_among
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import interval, poll
+from dist_wandb.store.polling import Interval, interval, poll
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.launch import job_setting
 from dist_wandb.topology.ranges import named
@@ -203,7 +202,7 @@ class Forming:
         members, name = len(group.members), f"met/{generation.number}/{group.name}"
         met = SharedList(self._keys, name)
         is_last = met.append_one_of([self._unit.index, self._address], members)
-        broken_check = Interval(interval(_BROKEN_CHECK_INTERVAL, len(generation.members)))
+        broken_check = Interval(_BROKEN_CHECK_INTERVAL, len(generation.members))
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import interval
+from dist_wandb.store.polling import Interval, interval
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
@@ -30,35 +29,25 @@ class Departure(NamedTuple):
     global_rank: int
 
 
-class Result(NamedTuple):
-    """What a round has shown to all members."""
-
-    offers: Mapping[bytes, frozenset[int]]  # what they have offered, each with the members that did
-    sums: Sequence[float]  # the reduced lists
-    maxima: Sequence[float]
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a member at the end of a generation: the last round that it took part in, with its result."""
+    """The last round that a member took part in, with what it has shown to all members."""
 
-    round: int  # number of that round
-    result: Result | None  # of that round; `None` before the first one
+    round: int  # its number; 0 before the first one
+    offers: Mapping[bytes, frozenset[int]] = field(default_factory=dict)  # each with its members; empty if not known
+    sums: Sequence[float] = ()  # the reduced lists
+    maxima: Sequence[float] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> list[Any]:
         """Return a JSON value that preserves all bits of the numbers."""
-        if self.result is None:
-            return {"round": self.round, "result": None}
-        offers = [[offer.decode(), spans_of(members)] for offer, members in self.result.offers.items()]
-        return {"round": self.round, "result": [offers, *map(_encoded, self.result[1:])]}
+        offers = [[offer.decode(), spans_of(members)] for offer, members in self.offers.items()]
+        return [self.round, offers, _encoded(self.sums), _encoded(self.maxima)]
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Checkpoint:
-        if stored["result"] is None:
-            return cls(stored["round"], None)
-        offers, *lists = stored["result"]
+    def from_json(cls, stored: list[Any]) -> Checkpoint:
+        number, offers, *lists = stored
         of_members = {offer.encode(): frozenset(numbers_in(spans)) for offer, spans in offers}
-        return cls(stored["round"], Result(of_members, *map(_decoded, lists)))
+        return cls(number, of_members, *map(_decoded, lists))
 
 
 @dataclass(frozen=True)
@@ -193,7 +182,7 @@ class Departures:
         self.rounds: dict[int, dict[int, int]] = {}  # the last ones of ranks, by number of their last generation
         self._unit = unit
         self._entries = SharedList(keys, "gone")
-        self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
+        self._next_poll = Interval(_POLL_INTERVAL, unit.size)
 
     def ended(self, *how: str) -> set[int]:
         """Return the ranks that have left in one of these ways, as in `Departure`."""

@@ -72,11 +72,10 @@ from dist_wandb.exchange.membership.generations import (
     has_opened,
     least_wait,
 )
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import interval
+from dist_wandb.store.polling import Interval, interval
 from dist_wandb.store.shared_list import SharedList
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
@@ -155,7 +154,7 @@ class Beginning:
         self._situation = situation
         self._is_last = self._presence.arrive()
         self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
-        self._over_check, self._check = (Interval(interval(_CHECK_INTERVAL, unit.size)) for _ in range(2))
+        self._over_check, self._check = (Interval(_CHECK_INTERVAL, unit.size) for _ in range(2))
 
     def is_urgent(self) -> bool:
         """Return whether to check at once whether it is this rank that has to claim the generation."""

@@ -14,7 +14,6 @@ heartbeats count; of an exchange of tables and images, nothing.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import deque
 from operator import itemgetter
@@ -113,18 +112,3 @@ class Pacer:
         if self._settled_since is None:
             self._settled_since = now
         return now - self._settled_since > _FLUSH_HEARTBEATS * self._limits.heartbeat
-
-
-class Interval:
-    """Permits an action once every `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last = -math.inf
-
-    def is_over(self, now: float) -> bool:
-        """Return whether the interval is over; if so, begin the next one."""
-        if now - self._last < self._seconds:
-            return False
-        self._last = now
-        return True

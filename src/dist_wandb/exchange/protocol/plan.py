@@ -179,9 +179,8 @@ class Plan:
             if segment.lacks:
                 lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
                 givers = [ranks[cell] for cell in cells]
-                table.memory.add(
-                    Remembered((owner, first + index), *row[:4], row.axes, table.serial, givers, lacks, row.lanes)
-                )
+                known = Known(row.step, row.x, row.axes, row.cells())
+                table.memory.add(Remembered((owner, first + index), known, table.serial, givers, lacks, row.lanes))
             kept = None if start is None else self._calls[start + index].own
             if names or kept is not None:
                 yield row if kept is None else row._replace(own=(kept,))
