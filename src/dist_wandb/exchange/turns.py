@@ -212,11 +212,7 @@ class Turns:
         rounds, table = self._rounds, self._rounds.table
         oldest = next(table.unwritten(), None)
         born = None if oldest is None else table.cells[oldest].born
-        overdue = self._pacer.begin_round(time.monotonic(), table.round, born)
-        if overdue.new is not None:
-            rounds.give_up(overdue.new, new_only=True)
-        if overdue.usual is not None:
-            rounds.give_up(overdue.usual, new_only=False)
+        rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
     def end_round(self, outcome: Outcome) -> None:
         """Take note of the result of a round, and answer flush requests."""

@@ -142,7 +142,7 @@ def happen(unit: Unit, action: str, number: int, logged: Sequence[Entry]) -> Non
     elif action == "wait":
         unit.now += 0.3
     elif action.startswith("impatient"):
-        machine.give_up(number % (machine.table.round + 1), new_only=action != "impatient")
+        machine.give_up(**{"every" if action == "impatient" else "new": number % (machine.table.round + 1)})
     elif action == "close":
         machine.intent = Intent.CLOSING
     elif action == "interleave":

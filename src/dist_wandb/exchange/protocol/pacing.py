@@ -19,6 +19,7 @@ from collections import deque
 from operator import itemgetter
 from typing import NamedTuple
 
+from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.settings.limits import Limits
 
 NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
@@ -29,10 +30,10 @@ _APART = 0.02  # minimum seconds between two recorded times of rounds
 
 
 class Overdue(NamedTuple):
-    """The latest rounds whose cells, and all cells opened before them, are overdue; `None` if there are none."""
+    """The latest rounds whose cells, and all cells opened before them, are overdue; `NOTHING` if there are none."""
 
-    new: int | None = None  # for cells of names that were never finished
-    usual: int | None = None  # for cells of all names
+    new: float = NOTHING  # for cells of names that were never finished
+    usual: float = NOTHING  # for cells of all names
 
 
 class Pacer:
@@ -88,9 +89,9 @@ class Pacer:
         self._last_round = now
         return overdue
 
-    def _last_before(self, since: float) -> int | None:
+    def _last_before(self, since: float) -> float:
         index = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[index - 1][0] if index else None
+        return self._rounds[index - 1][0] if index else NOTHING
 
     def _move_rounds(self, seconds: float) -> None:
         self._rounds = deque((number, at + seconds) for number, at in self._rounds)

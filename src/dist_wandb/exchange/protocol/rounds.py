@@ -159,10 +159,9 @@ class Rounds:
         """Put a `Call` of `log` into the outbox. One without names is a row of what only this rank keeps for it."""
         return self.outbox.post(names, lanes, step, x, at, own)
 
-    def give_up(self, born: int, *, new_only: bool) -> None:
-        """Announce that cells opened up to the round `born`, or `new_only` those of new names, are to be finished."""
-        new, every = self._gives_up
-        self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
+    def give_up(self, new: float = NOTHING, every: float = NOTHING) -> None:
+        """Announce that cells of new names, and all cells, opened up to these rounds are to be finished."""
+        self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
     def put_back(self) -> None:
         """Put the last round's calls back: the others interrupted that round and continue from before it."""
