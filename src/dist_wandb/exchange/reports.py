@@ -150,9 +150,7 @@ class Attendance:
         self.lost = frozenset(still_lost - presence.departures.ended("finished", "undelivered"))
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
-            is_new = before is None
-            why = f"{{}} {presence.why_absent(index, generation)}" if is_new else self._why_gone(presence, index)
-            reasons.setdefault(why, []).append(index)
+            reasons.setdefault(self._why(presence, index, before, generation), []).append(index)
         if reasons and self._speaks(generation):
             text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
             self._context.warn(
@@ -166,12 +164,18 @@ class Attendance:
         """Return whether this rank reports for all members of a generation."""
         return generation.members[0] == self._context.unit.index
 
-    def _why_gone(self, presence: Presence, index: int) -> str:
-        where = self._context.rows.writing.last_position
-        if index in presence.departures.ended("undelivered"):
+    def _why(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
+        departure, where = presence.departures.known.get(index), self._context.rows.writing.last_position
+        how = None if departure is None else departure.how
+        if before is None and how is None:
+            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
+            return f"{{}} {'took no part' if generation.number else waited}"
+        if before is None:
+            ended = "failed" if how == "failed" else "ended its session"
+            return f"{{}} {ended} before the first exchange with rank {self._context.rank}"
+        if how == "undelivered":
             return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
-        has_failed = index in presence.departures.ended("failed")
-        return f"{{}} failed after {where}" if has_failed else f"lost {{}} after {where}"
+        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
         return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)

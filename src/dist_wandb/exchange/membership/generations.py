@@ -304,16 +304,6 @@ class Presence:
         """Seconds since this rank has begun to wait for other ranks."""
         return time.monotonic() - self.began
 
-    def why_absent(self, index: int, generation: Generation) -> str:
-        """Return why a rank is missing from this rank's first generation."""
-        departure = self.departures.known.get(index)
-        if departure is not None:
-            how = "failed" if departure.how == "failed" else "ended its session"
-            return f"{how} before the first exchange with rank {self._unit.global_rank}"
-        if generation.number:
-            return "took no part"
-        return f"opened a session, but did not take part within {round(self.waited, 1):g} s"
-
     def global_rank(self, index: int) -> int:
         """Return the published index in the job of a rank of the unit; by default, `Unit.global_rank_of`."""
         departure = self.departures.known.get(index)
