@@ -98,7 +98,8 @@ class Cycle:
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
         own = self._context.rows
-        keys = [key for row in rows for key in row.cells() if is_attached(key.name)]
+        attached = [row for row in rows if any(map(is_attached, row.names))]
+        keys = [key for row in attached for key in row.cells() if is_attached(key.name)]
         for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
             began = time.monotonic()
             attachment.exchange(due, group)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.calls import Key, Names
 from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import Lanes, Number, number_at
 
@@ -30,24 +30,23 @@ _LACKS = 7  # where a stored row has the ranks that it lacks
 _MOST_SETS = 4_096  # sets of ranks that are kept, so that equal ones are one object
 
 
-class Known(NamedTuple):
-    """A call that owns cells."""
-
-    step: int | None
-    x: int
-    axes: Mapping[str, float]
-    keys: Sequence[Key]  # its cells
-
-
 class Remembered(NamedTuple):
     """A row that was written."""
 
     owner: Owner
-    call: Known  # with the cells of the row
+    names: Names
+    occurrences: Sequence[int]
+    step: int | None
+    x: int
+    axes: Mapping[str, float]
     serial: int
     ranks: Sequence[Ranks]  # the contributors to each cell
     lacks: Sequence[Ranks]  # those that were missing of each cell
     lanes: Lanes
+
+    @property
+    def keys(self) -> list[Key]:
+        return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
 
 class Memory:
@@ -63,15 +62,17 @@ class Memory:
 
     def add(self, row: Remembered) -> None:
         """Remember a row, unless all ranks of the unit have contributed to all of its cells."""
-        owner, (step, x, axes, keys), serial, ranks, lacks, lanes = row
-        partial = [key for key, those in zip(keys, ranks, strict=True) if len(those) < self.size]
-        if not partial:
+        owner, names, occurrences, step, x, axes, serial, ranks, lacks, (sums, maxima) = row
+        is_partial = False
+        for name, occurrence, those in zip(names, occurrences, ranks, strict=True):
+            if len(those) < self.size:
+                self._index[name, step, occurrence] = owner
+                is_partial = True
+        if not is_partial:
             return
-        self._index.update(((*key,), owner) for key in partial)
-        names, _, occurrences = zip(*keys, strict=True)
-        plain = (array("d", numbers).tobytes() for numbers in lanes)
+        plain = array("d", sums).tobytes(), array("d", maxima).tobytes()
         sets = tuple(map(_as_tuple, ranks)), tuple(map(_as_tuple, lacks))
-        self._rows[owner] = (names, occurrences, step, x, tuple(axes.items()), serial, *sets, *plain)
+        self._rows[owner] = (names, tuple(occurrences), step, x, tuple(axes.items()), serial, *sets, *plain)
         self._count += len(names)
 
     def __contains__(self, row: Owner) -> bool:
@@ -84,12 +85,11 @@ class Memory:
         names, occurrences, step, x, axes, serial, ranks, lacks, sums, maxima = self._rows[owner]
         lanes = [*memoryview(sums).cast("d")], [*memoryview(maxima).cast("d")]
         ranks, lacks = ([frozenset(one) for one in those] for those in (ranks, lacks))
-        keys = [Key(name, step, number) for name, number in zip(names, occurrences, strict=True)]
-        return Remembered(owner, Known(step, x, dict(axes), keys), serial, ranks, lacks, lanes)
+        return Remembered(owner, names, occurrences, step, x, dict(axes), serial, ranks, lacks, lanes)
 
     def pop(self, owner: Owner) -> Remembered:
         row = self._row(owner)
-        for key in row.call.keys:
+        for key in row.keys:
             if self._index.get(key) == owner:
                 del self._index[key]
         del self._rows[owner]
@@ -122,7 +122,7 @@ class Memory:
         """Forget the oldest rows beyond the limit, but keep at least two for each name."""
         most = max(self._most, 2 * len(names))
         while self._count > most:
-            for key in self.pop(next(iter(self._rows))).call.keys:
+            for key in self.pop(next(iter(self._rows))).keys:
                 where, value = _place(*key)
                 self._stale[where] = max(value, self._stale.pop(where, value))
             while len(self._stale) > _STALE_NOTED:
@@ -137,6 +137,15 @@ def _as_tuple(ranks: Ranks) -> tuple[int, ...]:
 def _place(name: str, step: int | None, occurrence: int) -> tuple[tuple[str, int], int]:
     """Return the name and occurrence of a cell, and its step; without a step, the occurrence stands for it."""
     return ((name, -1), occurrence) if step is None else ((name, occurrence), step)
+
+
+class Known(NamedTuple):
+    """A call that owns cells."""
+
+    step: int | None
+    x: int
+    axes: Mapping[str, float]
+    keys: Sequence[Key]  # its cells
 
 
 @dataclass(slots=True)
@@ -239,9 +248,9 @@ class Placing:
 
     def restore(self, written: Remembered, number: int) -> None:
         """Make cells of a row that was written; it is opened in the round of this number."""
-        home, known, serial, ranks, lacks, lanes = written
-        keys = known.keys
-        self.calls.setdefault(home, known)
+        home, _, _, step, x, axes, serial, ranks, lacks, lanes = written
+        keys = written.keys
+        self.calls.setdefault(home, Known(step, x, axes, keys))
         row = self.rows.setdefault(home, {})
         for index, key in enumerate(keys):
             if key not in self.cells and key.name not in row:

@@ -179,8 +179,9 @@ class Plan:
             if segment.lacks:
                 lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
                 givers = [ranks[cell] for cell in cells]
-                known = Known(row.step, row.x, row.axes, row.cells())
-                table.memory.add(Remembered((owner, first + index), known, table.serial, givers, lacks, row.lanes))
+                table.memory.add(
+                    Remembered((owner, first + index), *row[:4], row.axes, table.serial, givers, lacks, row.lanes)
+                )
             kept = None if start is None else self._calls[start + index].own
             if names or kept is not None:
                 yield row if kept is None else row._replace(own=(kept,))
@@ -342,7 +343,7 @@ def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
         cells, of_axes = cells_and_axes(block.names, axes)
         at_axes = {block.names[at]: at for at in of_axes}
         for call in map(block.from_call, range(block.number)):
-            keys = dict(zip(call.cells(axes), cells, strict=True))
+            keys = {Key(block.names[at], call.step, call.occurrences[at]): at for at in cells}
             yield Taken(party, next(number), call, keys, at_axes)
 
 

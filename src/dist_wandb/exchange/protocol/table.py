@@ -108,8 +108,7 @@ class Table:
         self.ranks.resize(members, lost, self.round)
         if is_new:  # rows were written before it was known that a lost rank logs their names
             for row in self.memory:
-                cells = zip(row.call.keys, row.ranks, strict=True)
-                if any(self.ranks.lost_before(key.name, ranks, row.serial) for key, ranks in cells):
+                if any(self.ranks.lost_before(*one, row.serial) for one in zip(row.names, row.ranks, strict=True)):
                     self.recall(row.owner)
             for key, cell in self.cells.items():
                 cell.lacks |= self.ranks.lost_before(key.name, cell.ranks, cell.serial)
@@ -152,10 +151,11 @@ class Table:
         if row in self.memory:
             self.recall(row)
         known, kept = self.placing.take(row)
-        keys, cells = zip(*kept, strict=True)
+        names, _, occurrences = zip(*(key for key, _ in kept), strict=True)
+        cells = [cell for _, cell in kept]
         ranks, lacks = [cell.ranks for cell in cells], [self.missing(cell) for cell in cells]
         serial, lanes = min(cell.serial for cell in cells), lanes_of([cell.number for cell in cells])
-        self.memory.add(Remembered(row, known._replace(keys=keys), serial, ranks, lacks, lanes))
+        self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
 
 
 _TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
