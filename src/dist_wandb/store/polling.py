@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -47,3 +48,18 @@ def next_pause(pause: float, waited: float, longest_pause: float, ranks: int) ->
 def interval(seconds: float, ranks: int) -> float:
     """Return the interval at which each of many ranks may poll the job's store; it is `seconds` for up to 256 ranks."""
     return max(seconds, min(seconds * ranks / _RANKS, _SLOWEST_OF_MANY))
+
+
+class Interval:
+    """Permits an action once every `seconds`; if each of many `ranks` polls the job's store then, see `interval`."""
+
+    def __init__(self, seconds: float, ranks: int = 1) -> None:
+        self._seconds = interval(seconds, ranks)
+        self._last = -math.inf
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the interval is over; if so, begin the next one."""
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
