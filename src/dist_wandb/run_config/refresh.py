@@ -2,15 +2,16 @@
 
 A refresh publishes what is new on this rank. It may also poll the other ranks, a request to the job's store. A
 session's thread refreshes once per heartbeat, and polls when the exchange reports that some rank has published
-something. Otherwise it polls after pauses that double from a heartbeat up to `_SELDOM`, for messages from ranks of
-other units. A read refreshes and polls once per heartbeat, or at once for a missing name. `flush` and `finish` do so at
-once, for a second at most. `log` never does. If a unit has one rank, or with ``reduce=None``, there is no thread: then
-only reads, writes, `flush` and `finish` refresh.
+something. Otherwise it polls, for messages from ranks of other units, when this rank has not polled for a pause that
+doubles from a heartbeat up to `_SELDOM`. A read refreshes and polls once per heartbeat, or at once for a missing name.
+`flush` and `finish` do so at once, for a second at most. `log` never does. If a unit has one rank, or with
+``reduce=None``, there is no thread: then only reads, writes, `flush` and `finish` refresh.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,33 +30,6 @@ _PATIENCE = 1.0  # seconds that a write waits for a refresh by another thread
 _SELDOM = 10.0  # seconds between two polls, at most, unless the exchange reports something new
 
 
-class Schedule:
-    """When a session's thread refreshes and polls. Pure: the time is an argument, in seconds."""
-
-    def __init__(self, heartbeat: float) -> None:
-        self._heartbeat = heartbeat  # between two refreshes, and two polls at first
-        self.published: float = 0.0  # how often any rank had published something at the last poll
-        self.next_poll: float = 0.0  # when to poll again, unless the exchange reports something new
-        self._next_refresh = 0.0
-        self._pause = heartbeat  # before the next poll
-
-    def is_due(self, now: float, published: float) -> bool:
-        """Whether to refresh."""
-        return published != self.published or now >= self._next_refresh
-
-    def is_poll_due(self, now: float, published: float) -> bool:
-        """Whether to poll the other ranks as well."""
-        return published != self.published or now >= self.next_poll
-
-    def done(self, now: float, published: float, *, polled: bool) -> None:
-        """Record a refresh."""
-        self._next_refresh = now + self._heartbeat
-        if polled:
-            longer = min(2 * self._pause, max(self._heartbeat, _SELDOM))
-            self.published, self._pause = published, self._heartbeat if published != self.published else longer
-            self.next_poll = now + self._pause
-
-
 class Refresh:
     """Refreshes the config on this rank. Never waits for a rank, and raises nothing.
 
@@ -70,23 +44,32 @@ class Refresh:
         self._update = update
         self._lock = threading.RLock()
         self._is_busy = False  # reads and writes of the config by this thread do not start another refresh
-        self._next = 0.0
-        self._schedule = Schedule(heartbeat)
+        self._polled = -math.inf  # when this rank polled last, by the monotonic clock
+        self._next_refresh = -math.inf  # of the session's thread
+        self.published: float = 0.0  # how often any rank had published something when the session's thread polled last
+        self.pause: float = heartbeat  # seconds after a poll until that thread polls, unless something new is reported
         self._notices = Notices()
 
     def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
         """Refresh and poll, if it is time to: once per heartbeat, or `at_once`; `whole` as for `Publisher.publish`."""
-        if at_once or time.monotonic() >= self._next:
+        if at_once or time.monotonic() >= self._polled + self._heartbeat:
             self._refresh(_PATIENCE if at_once else 0.0, whole=whole, polls=True)
 
     def in_background(self, published: float) -> None:
-        """Refresh, if it is time to, on a thread whose rounds other ranks wait for; see `Schedule` for `published`."""
-        now = time.monotonic()
-        if not self._schedule.is_due(now, published):
+        """Refresh, if it is time to, on a thread whose rounds other ranks wait for.
+
+        `published` is how often any rank has published something, as far as the exchange reports it.
+        """
+        now, is_news = time.monotonic(), published != self.published
+        if not is_news and now < self._next_refresh:
             return
-        polls = self._schedule.is_poll_due(now, published)
-        if self._refresh(0.0, whole=False, polls=polls):
-            self._schedule.done(now, published, polled=polls)
+        polls = is_news or now >= self._polled + self.pause
+        if not self._refresh(0.0, whole=False, polls=polls):
+            return
+        self._next_refresh = now + self._heartbeat
+        if polls:
+            longer = min(2 * self.pause, max(self._heartbeat, _SELDOM))
+            self.published, self.pause = published, self._heartbeat if is_news else longer
 
     def _refresh(self, patience: float, *, whole: bool, polls: bool) -> bool:
         """Refresh, unless another thread does so for longer than `patience` seconds. Return whether this one could."""
@@ -96,7 +79,7 @@ class Refresh:
         try:
             if not was_busy:
                 if polls:
-                    self._next = time.monotonic() + self._heartbeat
+                    self._polled = time.monotonic()
                 self._update(whole, polls)
         except RendezvousError as error:  # the store is gone, usually because the job has ended
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)

@@ -205,10 +205,9 @@ def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: J
 
 def poll_only_if_told(primary: ConfigSync, *others: ConfigSync) -> None:
     """Let ranks ask for no news of the config, once they know of all, unless the exchange tells them that there is."""
-    schedules = [other.refresh._schedule for other in others]
-    wait_until(lambda: all(schedule.published == primary.publications for schedule in schedules), within=20.0)
-    for schedule in schedules:
-        schedule.next_poll = math.inf
+    wait_until(lambda: all(other.refresh.published == primary.publications for other in others), within=20.0)
+    for other in others:
+        other.refresh.pause = math.inf
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
