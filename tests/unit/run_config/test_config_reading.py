@@ -14,7 +14,7 @@ import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
 from processes import wait_until
 
-from dist_wandb.run_config import ends, own_config
+from dist_wandb.run_config import own_config, sync
 from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs.null_run import NullRun
@@ -278,7 +278,7 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
         requests.append(key)
         return try_get(self, key)
 
-    monkeypatch.setattr(ends, "encoded", take)
+    monkeypatch.setattr(sync, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):
