@@ -1,9 +1,11 @@
 """A session's end of the relay: receives rows over a local socket from processes that its rank has started.
 
 Rows of a fork, or of a process that the session was pickled into, are sent to the session's own process, through a
-socket in a directory of mode 0700, opened at the first pickle or before the first fork. A child first sends the key
-that it has from the session. Each child has a separate thread, so a silent connection does not block others, and its
-rows keep their order. Children cannot log media, because wandb keeps these in files of the process that made them.
+socket in a directory of mode 0700, opened at the first pickle or before the first fork. Other users of the host cannot
+enter it. On systems that report the peer's user, they are also rejected before a byte is read. A child first sends the
+key that it has from the session, so that no other process of the user is taken for one. Each child has a separate
+thread, so a silent connection does not block others, and its rows keep their order. Children cannot log media, because
+wandb keeps these in files of the process that made them.
 
 Before the exchange closes, `finish` reads what is in the sockets. At its end the session shuts all of them down: a fork
 may hold a copy of a socket, and other children would otherwise write into it forever.
@@ -17,19 +19,20 @@ import math
 import os
 import pickle
 import secrets
+import shutil
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.relay import local_sockets
-from dist_wandb.relay.local_sockets import Address, Listener, limit, shut_down
-from dist_wandb.relay.remote_session import FLUSH, LOG, RemoteSession
+from dist_wandb.relay import remote_session
+from dist_wandb.relay.remote_session import FLUSH, LOG, Address, RemoteSession, is_own, limit
 from dist_wandb.runs.client_settings import runtime_directory
 
 if TYPE_CHECKING:
@@ -40,6 +43,74 @@ _log = logging.getLogger("dist_wandb")
 _PAUSE = 0.2  # seconds between two checks whether the session ends
 _LAST_ROWS = 2.0  # seconds in which a session that ends receives rows that its children have already sent
 _BACKLOG = 128  # connections that may wait to be accepted
+_LONGEST = 100  # bytes of a socket's path: Linux allows 107, macOS 103
+
+
+class Listener:
+    """A listening socket in a private directory, made in the first of `directories` that can hold it."""
+
+    def __init__(self, directories: Iterable[Path]) -> None:
+        error: OSError = FileNotFoundError("no directory has a name that is short enough for a socket")
+        for directory in directories:
+            try:
+                self._listen(directory)
+            except OSError as failure:  # noqa: PERF203  # three directories at most
+                error = failure
+            else:
+                return
+        raise error
+
+    def _listen(self, directory: Path) -> None:
+        private = tempfile.mkdtemp(prefix="dist-wandb-", dir=directory)  # mode 0700
+        remove = weakref.finalize(self, _remove, private, os.getpid())
+        self.path: str = str(Path(private, "socket"))
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            if len(os.fsencode(self.path)) > _LONGEST:
+                raise FileNotFoundError(f"{directory} has too long a name for a socket")
+            self._socket.bind(self.path)
+            self._socket.listen(_BACKLOG)
+            self._socket.setblocking(False)
+        except OSError:
+            self._socket.close()
+            remove()
+            raise
+        self._remove = remove
+
+    def has_pending(self, timeout: float) -> bool:
+        """Wait some seconds for a connection. Return whether there is one; `False` once the socket is closed."""
+        try:
+            return bool(wait([self._socket], timeout))
+        except (OSError, ValueError):  # another thread has closed it
+            return False
+
+    def accept(self) -> Connection | None:
+        """Accept the next connection; `None` if there is none. Processes of other users are rejected."""
+        try:
+            accepted, _ = self._socket.accept()
+        except BlockingIOError:
+            return None
+        if not is_own(accepted):
+            accepted.close()
+            return None
+        accepted.setblocking(True)
+        return Connection(accepted.detach())
+
+    def close(self) -> None:
+        """Stop listening. In the process that created it, also delete the directory."""
+        self._socket.close()
+        self._remove()
+
+
+def _remove(directory: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _shut_down(connection: Connection) -> None:
+    """Shut down both directions: the peer notices at once, even while a fork still holds this end."""
+    with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 class Relay:
@@ -99,7 +170,7 @@ class Relay:
         for connection in self._connections.copy():
             with self._lock:  # the number of a closed socket may be in use again
                 if connection in self._connections:
-                    shut_down(connection)  # its thread closes it
+                    _shut_down(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -137,10 +208,10 @@ class Relay:
 
     def _serve(self, connection: Connection, key: bytes) -> None:
         try:
-            limit(connection, receiving=local_sockets.HANDSHAKE, sending=local_sockets.HANDSHAKE)
+            limit(connection, receiving=remote_session.HANDSHAKE, sending=remote_session.HANDSHAKE)
             if not hmac.compare_digest(connection.recv_bytes(len(key)), key):  # `recv_bytes` raises OSError for more
                 return
-            limit(connection, receiving=0.0, sending=local_sockets.HANDSHAKE)
+            limit(connection, receiving=0.0, sending=remote_session.HANDSHAKE)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._receive(connection)
@@ -153,7 +224,7 @@ class Relay:
 
     def _drop(self, connection: Connection) -> None:
         with self._lock:
-            shut_down(connection)
+            _shut_down(connection)
             self._connections.discard(connection)
             connection.close()
 
@@ -174,7 +245,7 @@ class Relay:
 def _listener() -> Listener:
     """Listen in the directory for temporary files, or in another one if its path is too long for a socket's."""
     directories = (Path(tempfile.gettempdir()), runtime_directory(), Path("/tmp"))  # noqa: S108  # in a private one
-    return Listener(filter(None, directories), _BACKLOG)
+    return Listener(filter(None, directories))
 
 
 class Children:

@@ -12,19 +12,20 @@ import math
 import multiprocessing
 import os
 import pickle
+import socket
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import copied_tensor, whole_tensors
 from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
-from dist_wandb.relay import local_sockets
-from dist_wandb.relay.local_sockets import Address, connect
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.settings.config_values import ConfigCopy
@@ -36,11 +37,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 LOG, FLUSH = "log", "flush"  # kinds of messages
+HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the session waits for a part of its key
 
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
+_RETRY = 0.01  # seconds between two attempts to connect
 _RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
 _ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address at which a session's process accepts its children."""
+
+    path: str  # of the socket
+    key: bytes = field(repr=False)  # secret shared by this job's processes only
 
 
 class RemoteSession:
@@ -143,7 +154,7 @@ class RemoteSession:
             if address is None:
                 raise ConnectionError("it was not prepared for other processes, or has ended")
             if self._connection is None:
-                self._connection = connect(address, local_sockets.HANDSHAKE, stuck=_STUCK)
+                self._connection = _connect(address)
             self._connection.send_bytes(message)
         except (BlockingIOError, TimeoutError) as error:
             self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
@@ -188,6 +199,53 @@ def _on_host(value: Any) -> Any:
         return {name: _on_host(item) for name, item in value.items()}
     tensor = copied_tensor(value)
     return value if tensor is value else tensor.cpu()
+
+
+def _connect(address: Address) -> Connection:
+    """Connect, and send the key; raise `OSError` if that fails, or another user listens.
+
+    Writes raise `BlockingIOError` if nothing is read for `_STUCK` seconds.
+    """
+    deadline = time.monotonic() + HANDSHAKE
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        while True:
+            try:
+                client.connect(address.path)
+                break
+            except BlockingIOError:  # too many connections are waiting
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
+                time.sleep(_RETRY)
+        client.setblocking(True)
+        if not is_own(client):
+            raise PermissionError("another user listens in its place")
+        connection = Connection(client.detach())
+    try:
+        limit(connection, receiving=0.0, sending=_STUCK)
+        connection.send_bytes(address.key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_own(connected: socket.socket) -> bool:
+    """Return whether the peer is a process of this user. macOS does not report it, and relies on the directory."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())
+
+
+def limit(connection: Connection, *, receiving: float, sending: float) -> None:
+    """Limit how long reads and writes wait without progress; 0 for no limit."""
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.setblocking(True)  # a default timeout set by the user would make it non-blocking
+        for option, seconds in ((socket.SO_RCVTIMEO, receiving), (socket.SO_SNDTIMEO, sending)):
+            whole, rest = divmod(seconds, 1.0)
+            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(whole), int(rest * 1e6)))
 
 
 _notices = Notices()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import glob
 import logging
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.restart.store import Earlier
-from dist_wandb.runs import requested, run_metadata, wandb_process
+from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
@@ -84,14 +83,11 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
         )
 
 
-def announce(earlier: Earlier, topology: Topology) -> None:
-    """Print one line about the run that is continued, and why."""
-    if wandb_process.is_silent():
-        return
+def announcement(earlier: Earlier, topology: Topology) -> str:
+    """Return one line about the run that is continued, and why."""
     before = earlier.record.world_size
     change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
-    line = f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
-    print(line, file=sys.stderr, flush=True)  # noqa: T201  # as the line at the start
+    return f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
 
 
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str = STEP_METRIC) -> int:

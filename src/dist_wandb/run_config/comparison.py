@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.run_config.messages import (
+from dist_wandb.run_config.connection import (
     ALL_GIVEN,
     DIFFERS,
     GIVEN,
@@ -38,7 +38,7 @@ from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import Line, users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.run_config.messages import Connection
+    from dist_wandb.run_config.connection import Connection
     from dist_wandb.settings.options import Options
     from dist_wandb.store.job_store import JobStore
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
-from dist_wandb.run_config.messages import REFUSED
+from dist_wandb.run_config.connection import REFUSED
 from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import encoded, given_values, is_plain, listed, shown
@@ -28,9 +28,8 @@ from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
-    from dist_wandb.run_config.ends import Follower
-    from dist_wandb.run_config.messages import Connection
-    from dist_wandb.run_config.refresh import Refresh
+    from dist_wandb.run_config.connection import Connection, Refresh
+    from dist_wandb.run_config.sync import Follower
     from dist_wandb.runs.null_run import AnyRun
 
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values

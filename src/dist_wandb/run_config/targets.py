@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
-from dist_wandb.run_config.messages import OF_VERSION
+from dist_wandb.run_config.connection import OF_VERSION
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import ConfigCopy, decoded, differs_by_rank, encoded, given_values, shown
@@ -17,9 +17,8 @@ from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
-    from dist_wandb.run_config.ends import Follower
-    from dist_wandb.run_config.messages import Connection
-    from dist_wandb.run_config.refresh import Refresh
+    from dist_wandb.run_config.connection import Connection, Refresh
+    from dist_wandb.run_config.sync import Follower
     from dist_wandb.runs.null_run import AnyRun
 
 

@@ -354,7 +354,7 @@ class Opener:
             ):
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
-                    resuming.announce(self._earlier, self._topology)
+                    print_line(resuming.announcement(self._earlier, self._topology))
             if announces:
                 session.announce()
             if catches_sigterm:

@@ -29,10 +29,9 @@ from torchmetrics import MeanMetric
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
-from dist_wandb.relay import local_sockets, relay, remote_session
-from dist_wandb.relay.local_sockets import Address
-from dist_wandb.relay.relay import Relay
-from dist_wandb.relay.remote_session import RemoteSession
+from dist_wandb.relay import relay, remote_session
+from dist_wandb.relay.relay import Listener, Relay
+from dist_wandb.relay.remote_session import Address, RemoteSession
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def relay_threads() -> set[threading.Thread]:
 def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remote_session, "_notices", Notices())
     monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that receives rows may be delayed
-    monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 30.0)
     before = relay_threads()  # a test that failed before may have left some
     yield
     wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
@@ -312,7 +311,7 @@ def test_unauthenticated_clients_do_not_block_children(kind: str) -> None:
 
 
 def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
@@ -375,7 +374,7 @@ def test_a_child_sends_nothing_to_a_socket_of_another_user(
 def test_a_socket_that_accepts_no_connection_delays_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
     monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
         place = str(Path(directory, "s"))
@@ -423,7 +422,7 @@ def test_a_session_that_reads_nothing_delays_log_once(
 def test_a_closed_listener_has_no_pending_connection(tmp_path: Path) -> None:
     """For example, a failing session closes it just before a thread polls."""
     with tempfile.TemporaryDirectory() as directory:
-        listener = local_sockets.Listener([tmp_path / "no such directory", Path(directory)], 1)
+        listener = Listener([tmp_path / "no such directory", Path(directory)])
         listener.close()
         assert not listener.has_pending(0.0)
         assert not list(Path(directory).iterdir())

@@ -14,7 +14,7 @@ import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
 from processes import wait_until
 
-from dist_wandb.run_config import ends, own_config
+from dist_wandb.run_config import own_config, sync
 from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs.null_run import NullRun
@@ -205,10 +205,9 @@ def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: J
 
 def poll_only_if_told(primary: ConfigSync, *others: ConfigSync) -> None:
     """Let ranks ask for no news of the config, once they know of all, unless the exchange tells them that there is."""
-    schedules = [other.refresh._schedule for other in others]
-    wait_until(lambda: all(schedule.published == primary.publications for schedule in schedules), within=20.0)
-    for schedule in schedules:
-        schedule.next_poll = math.inf
+    wait_until(lambda: all(other.refresh.published == primary.publications for other in others), within=20.0)
+    for other in others:
+        other.refresh.pause = math.inf
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
@@ -279,7 +278,7 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
         requests.append(key)
         return try_get(self, key)
 
-    monkeypatch.setattr(ends, "encoded", take)
+    monkeypatch.setattr(sync, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.run_config import refresh as refresh_module
-from dist_wandb.run_config.refresh import Refresh
+from dist_wandb.run_config import connection as connection_module
+from dist_wandb.run_config.connection import Refresh
 
 
 class Rank:
@@ -28,7 +28,7 @@ class Rank:
         self.failure: Exception | None = None
         connection: Any = type("Connection", (), {"is_usable": True, "rank": 1})
         self.refresh = Refresh(connection, heartbeat, self._update)
-        patch.setattr(refresh_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def _update(self, _whole: bool, polls: bool) -> None:
         self.refreshes.append(self.now - 100.0)
