@@ -22,6 +22,7 @@ from accelerate import PartialState
 
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
@@ -33,7 +34,6 @@ from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
 from dist_wandb.store.timed_caller import BackgroundPoll
-from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription

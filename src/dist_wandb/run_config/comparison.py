@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.notices import Line, users_line, warn
 from dist_wandb.run_config.messages import (
     ALL_GIVEN,
     DIFFERS,
@@ -35,7 +36,6 @@ from dist_wandb.settings.config_values import comparable, differences, given_val
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.store.shared_list import RankValues
 from dist_wandb.topology.ranges import named
-from dist_wandb.user_lines import Line, users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.messages import Connection
