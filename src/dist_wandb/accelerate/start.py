@@ -32,8 +32,7 @@ from dist_wandb.session.registry import current, process_end
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
-from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import BackgroundPoll
+from dist_wandb.store.timed_caller import BackgroundPoll, poll
 
 if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription

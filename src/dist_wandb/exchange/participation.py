@@ -20,8 +20,7 @@ from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Context
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import interval
-from dist_wandb.store.timed_caller import TimedCaller
+from dist_wandb.store.timed_caller import TimedCaller, interval
 from dist_wandb.topology.ranges import named
 
 UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session

@@ -40,8 +40,7 @@ from dist_wandb.run_config.refresh import Refresh
 from dist_wandb.run_config.targets import ConfigView, LocalConfig
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import unit_run_id
-from dist_wandb.store.polling import interval
-from dist_wandb.store.timed_caller import briefly
+from dist_wandb.store.timed_caller import briefly, interval
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

@@ -21,8 +21,7 @@ from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
-from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
+from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly, poll
 
 if TYPE_CHECKING:
     from dist_wandb.notices import Line

@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from dist_wandb.stalls.verdict import Answer, Calls, StalledRank
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import JobStore, SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller
 from dist_wandb.topology.launch import node_identity
 
