@@ -1,4 +1,7 @@
-"""The start of a tracker: its arguments for `wandb.init`, and how ranks start on which `init_trackers` is not called.
+"""The start of a tracker: its rank, its arguments for `wandb.init`, and ranks on which `init_trackers` is not called.
+
+Under Megatron-LM Accelerate's main process is the last rank, if `PartialState` knows about Megatron-LM. In 1.0 to 1.15
+only `AcceleratorState` knows: there the main process stays rank 0, for us and for Accelerate.
 
 Published scripts call it under ``if accelerator.is_main_process``, and log on all ranks. Each of the other ranks polls
 the job's store for the next session of the main process (`next_job`). Until it is published, rows wait here, and the
@@ -12,6 +15,7 @@ that the main process has finished without it, so that session numbers stay equa
 from __future__ import annotations
 
 import atexit
+import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,9 +23,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType
 
-from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
@@ -33,13 +38,38 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.timed_caller import BackgroundPoll, poll
+from dist_wandb.topology.model import Leader, Topology
 
 if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription
+    from dist_wandb.topology.units import Mesh
 
 INTEGRATION = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between the first queries of the store
 _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
+
+
+def current_topology() -> Topology:
+    """The topology of this rank, always from `PartialState`, because `debug_launcher` sets RANK=0 in every process."""
+    state = PartialState()
+    if state.num_processes == 1:  # as Accelerate makes each process without a GPU and without ``cpu=True``
+        with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not read either
+            launched = Topology.from_environ()
+            if launched is not None and launched.world_size > 1:
+                warnings.warn(
+                    f"The launcher started {launched.world_size} processes ({launched.origin('world_size')}), but "
+                    "Accelerate runs each of them on its own: they train separately, and each opens a run. Without a "
+                    "GPU, pass Accelerator(cpu=True).",
+                    stacklevel=2,
+                )
+    # Megatron-LM has losses on the last rank only, which is therefore Accelerate's main process.
+    leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
+    return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of Accelerate's `ParallelismConfig`; `None` without a mesh and in versions that do not have them."""
+    return getattr(AcceleratorState(), "device_mesh", None) if is_initialized() else None
 
 
 class LateJoin:
@@ -98,7 +128,7 @@ class LateJoin:
         topology, self.goes_on = current_topology(), False
         if self.is_possible:
             self.read_next_job()  # skips sessions that took place without this rank
-        options = self.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
+        options = self.options.in_mesh(current_mesh(), topology.global_rank)
         session = open_session(options, arguments, integration=INTEGRATION, topology=topology)
         self.await_next()
         return session

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType
 from accelerate.utils.other import is_compiled_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from dist_wandb.accelerate.world import is_sharded
+from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.wrapping import Trackers, Wrapped, wrap_accelerator
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.session.sections import ForwardHook, Part, StepTimings
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from dist_wandb.accelerate.tracker import DistWandbTracker
 
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _MARK = "__timed_by_dist_wandb__"
 _REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
 
@@ -59,7 +62,7 @@ class PreparedTimings:
     @functools.cached_property
     def timings(self) -> StepTimings:
         """The measured parts of a step; created once Accelerate knows whether parameters are sharded."""
-        return StepTimings(self._session, is_sharded=is_sharded())
+        return StepTimings(self._session, is_sharded=_is_sharded())
 
     def measure(self, prepared: Iterable[Any]) -> None:
         """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
@@ -116,6 +119,15 @@ class PreparedTimings:
     def _after_forward_pass(self, _model: Any) -> None:
         if torch.is_grad_enabled():
             self.timings.enter(self._after_forward)
+
+
+def _is_sharded() -> bool:
+    """Whether parameters are gathered from other ranks in the forward pass and for the update."""
+    if not is_initialized():
+        return False
+    mesh = current_mesh()
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    return AcceleratorState().distributed_type in _SHARDED or bool(set(names) - {"dp_replicate"})
 
 
 def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> Iterator[Any]:

@@ -24,8 +24,8 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 import dist_wandb
+from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.timings import PreparedTimings
-from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
@@ -246,7 +246,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         running = run_metadata.running_run() if self._options.run_mode == "auto" else None
         project = {"project": os.getenv("WANDB_PROJECT", "huggingface")}
         return open_session(
-            self._options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank),
+            self._options.in_mesh(current_mesh(), topology.global_rank),
             {**project, **_named(args, state, self._arguments)},
             integration=INTEGRATION,
             topology=topology,

@@ -15,7 +15,7 @@ import wandb
 from config_jobs import begin_to_open
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.lightning.experiment import GIVE_BACK
+from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import METADATA
