@@ -196,7 +196,6 @@ class ConfigOnceStarted:
         return {**self._written, **given_values(session.config)}
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Keep values here."""
         self._written.update(values)
 
 
@@ -228,7 +227,6 @@ class InitArguments:
 
     @property
     def merged(self) -> dict[str, Any]:
-        """The arguments with which the run is opened."""
         return {**self._given, **self._own}
 
     def set_config(self, config: Mapping[str, Any]) -> None:

@@ -86,7 +86,6 @@ class PreparedTimings:
                 loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
 
     def end(self) -> None:
-        """Remove all hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -102,12 +102,10 @@ class Trackers:
         self._class = tracker_class
 
     def find(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """Return the tracker of an accelerator, if it has one."""
         held = (*accelerator.log_with, *accelerator.trackers)
         return next((tracker for tracker in held if isinstance(tracker, self._class)), None)
 
     def has(self, accelerator: Accelerator) -> bool:
-        """Whether `log_with` has a tracker of ours, or its name."""
         return NAME in accelerator.log_with or self.find(accelerator) is not None
 
     def off_main(self, accelerator: Accelerator) -> DistWandbTracker | None:

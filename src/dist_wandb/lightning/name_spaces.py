@@ -238,7 +238,6 @@ def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: di
 
 
 def prefixed(logger: DistWandbLogger, row: Mapping[str, _Item]) -> Mapping[str, _Item]:
-    """Return a row under the names that it has in the run."""
     if not logger._prefix:  # noqa: SLF001  # an attribute of the stock logger
         return row
     return {f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{name}": value for name, value in row.items()}  # noqa: SLF001

@@ -238,7 +238,6 @@ class SessionHolder:
 
 
 def holder_of(logger: object) -> SessionHolder | None:
-    """Return the holder of a logger; `None` if it is not a `DistWandbLogger`."""
     holder = getattr(logger, "_holder", None)
     return holder if isinstance(holder, SessionHolder) else None
 
@@ -277,8 +276,8 @@ def _mesh_in_use() -> Mesh | None:
 class NullExperiment(NullRun, OfLightning):
     """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
-    As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). It refers to the
-    holder, not to a session, because scripts keep an experiment that they got before the ranks were known.
+    As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). It refers to
+    the holder, not to a session, because scripts keep an experiment that they got before the ranks were known.
     """
 
     stock = "loggers.logger.DummyExperiment"
@@ -297,13 +296,11 @@ class NullExperiment(NullRun, OfLightning):
 
     @property
     def step(self) -> int:
-        """The step of the next row of this rank."""
         session = self._session
         return 0 if session is None else session.step
 
     @property
     def summary(self) -> NullSummary:
-        """This rank's own summary."""
         session = self._session
         return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
 
@@ -312,7 +309,6 @@ class NullExperiment(NullRun, OfLightning):
         """Accept and ignore."""
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
-        """Log a row of this rank, like `log` of a run."""
         session = self._session
         if session is not None:
             session.log(data, step, commit=commit)
@@ -323,7 +319,6 @@ class NullExperiment(NullRun, OfLightning):
         return NullPart() if session is None else session.run.define_metric(*args, **kwargs)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
-        """Finish this rank's session, like `finish` of a run."""
         session = self._session
         if session is not None:
             session.finish(exit_code)

@@ -68,7 +68,6 @@ def _needs_sync_dist(name: str) -> bool:
 
 
 def trainer_of(module: nn.Module) -> Trainer | None:
-    """Return the Trainer of a module, if it has one."""
     with suppress(RuntimeError):  # it has none
         trainer: Any = module.trainer
         return trainer if is_a(trainer, "Trainer") else None  # in Fabric, `trainer` is the Fabric object
@@ -147,7 +146,6 @@ def _counts(results: _ResultCollection, names: Container[str]) -> dict[str, floa
 
 
 def measure(trainer: Trainer, session: Callable[[], Session | None]) -> None:
-    """Measure the parts of a Trainer's steps while it fits."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
     if trainer.training and not any(isinstance(callback, StepTimer) for callback in callbacks):
         callbacks.append(StepTimer(trainer, session))
@@ -182,7 +180,6 @@ class StepTimer(OfLightning):
         self._timings.enter(None if self._is_ddp else "forward")
 
     def on_before_backward(self, *_: Any, **__: Any) -> None:
-        """The loss is computed."""
         self._timings.enter("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -190,7 +187,6 @@ class StepTimer(OfLightning):
         self._timings.enter(None if pl_module.automatic_optimization else "forward")
 
     def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The update follows."""
         self._timings.enter("optimizer")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

@@ -17,7 +17,6 @@ import secrets
 import string
 import warnings
 from collections.abc import Sequence
-from typing import TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, RankValues, not_of_a_rank
@@ -31,13 +30,6 @@ _ID_LENGTH = 8  # like W&B's own ids
 _OPTIONAL_TIMEOUT = 1.0  # seconds to wait for a layout on which no plan depends
 _TERM = 2.0  # seconds that an elected rank has to publish which ranks are missing
 _BASE_ID, _NODE, _LAYOUT, _MISSING = "base_id", "node", "layout", "layout/missing"  # keys
-
-
-class BaseIdMessage(TypedDict):
-    """The coordinator's message: the base id, or the reason why it opens no run."""
-
-    base_id: str | None
-    refused: str | None
 
 
 def make_id() -> str:
@@ -128,14 +120,13 @@ def agree_on_base_id(
 
 
 def publish_base_id(job_store: JobStore, base_id: str | None) -> None:
-    """Publish the base id on the coordinator."""
-    job_store.publish(_BASE_ID, BaseIdMessage(base_id=base_id, refused=None))
+    job_store.publish(_BASE_ID, {"base_id": base_id, "refused": None})
 
 
 def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
     """Publish on the coordinator that there will be no base id, for ranks that wait for it."""
     if job_store is not None and topology.is_coordinator:
-        job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
+        job_store.publish(_BASE_ID, {"base_id": None, "refused": reason})
 
 
 def refusal(job_store: JobStore) -> str | None:

@@ -71,7 +71,6 @@ class JobStore:
         return cls(store, f"dist_wandb/{attempt}/{namespace}", topology, timeout)
 
     def publish(self, key: str, value: Any) -> None:
-        """Set a key to a JSON value, which all ranks can read."""
         self.record_key(key)
         self.connection.call(lambda: self._store.set(key, json.dumps(value)))
 
@@ -92,7 +91,6 @@ class JobStore:
         return part
 
     def below(self, namespace: str) -> JobStore:
-        """Return access to keys with a further prefix, on the same connection."""
         part = JobStore(self._store, namespace, self.topology, self.timeout, self.connection)
         part._whole = self
         return part
@@ -110,12 +108,10 @@ class JobStore:
         return int(self.connection.call(lambda: self._store.add(key, 1)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys that no rank needs any more."""
         for key in list(keys):
             self.connection.call(functools.partial(self._store.delete_key, key))
 
     def store(self, prefix: str) -> Store:
-        """Return a torch store of the keys with a prefix, for a process group."""
         import torch.distributed as dist
 
         return dist.PrefixStore(prefix, self._store)
@@ -217,7 +213,6 @@ class RankValues:
         return self._published.append_one_of([topology.global_rank, value], topology.world_size)
 
     def read(self) -> dict[int, Any]:
-        """Return all published values by global rank."""
         self._published.read_new()
         return self._known()
 
@@ -229,7 +224,6 @@ class RankValues:
         return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
 
     def missing(self) -> list[int]:
-        """Return the ranks whose values have not been read."""
         return sorted(set(range(self._job_store.topology.world_size)) - self._known().keys())
 
     def _known(self) -> dict[int, Any]:

@@ -57,7 +57,6 @@ class TimedCaller:
         self._stuck: _Call | None = None
 
     def at_most(self, limit: float) -> TimedCaller:
-        """Return a caller with another timeout and the same `is_over`."""
         return TimedCaller(limit, self._is_over)
 
     def call(self, function: Callable[[], _T]) -> _T:
@@ -128,12 +127,10 @@ def poll(
 
 
 def first_pause(longest_pause: float, ranks: int) -> float:
-    """Return the pause between the first two calls, in seconds; see `poll`."""
     return min(_FIRST_PAUSE * max(1.0, ranks / _RANKS_AT_ONCE), longest_pause)
 
 
 def next_pause(pause: float, waited: float, longest_pause: float, ranks: int) -> float:
-    """Return the pause after a pause, in seconds; see `poll`."""
     return min(2 * pause, max(longest_pause, min(_SHARE * waited, interval(_SLOWEST, ranks))))
 
 
@@ -224,7 +221,6 @@ class _Call:
         self._caller.calls.put(self)
 
     def make(self) -> None:
-        """Make the call on this thread."""
         try:
             self.result = self._function()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
@@ -233,7 +229,6 @@ class _Call:
             _under_way.discard(self)
 
     def end(self) -> None:
-        """Release the waiting threads."""
         self._done.release()
 
     @property
