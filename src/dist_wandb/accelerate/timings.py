@@ -26,15 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from dist_wandb.accelerate.start import current_mesh
-from dist_wandb.accelerate.wrapping import Trackers, Wrapped, wrap_accelerator
+from dist_wandb.accelerate.wrapping import Wrapped, tracker_of, wrap_accelerator
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.session.sections import ForwardHook, Part, StepTimings
 from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-    from dist_wandb.accelerate.tracker import DistWandbTracker
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _MARK = "__timed_by_dist_wandb__"
@@ -144,7 +142,7 @@ def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> I
         begin()
 
 
-def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
+def wrap_timed(*, wrap: bool) -> None:
     """Wrap the methods of `Accelerator` by which timings are measured, once, if methods may be wrapped (`wrap`)."""
     if not wrap:
         raise ConfigurationError(
@@ -152,19 +150,19 @@ def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
             "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
             "dist_wandb.get_run().timed."
         )
-    wrap_accelerator(tracker_class, _TIMED, _MARK, _REMEDY)
+    wrap_accelerator(_TIMED, _MARK, _REMEDY)
 
 
-def _prepare(trackers: Trackers, original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
+def _prepare(original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
     prepared = original(self, *args, **kwargs)
-    tracker = trackers.find(self)
+    tracker = tracker_of(self)
     if tracker is not None and tracker.prepared is not None:
         tracker.prepared.measure(prepared if isinstance(prepared, tuple) else (prepared,))
     return prepared
 
 
-def _backward(trackers: Trackers, original: Callable[..., None], self: Accelerator, *args: Any, **kwargs: Any) -> None:
-    tracker = trackers.find(self)
+def _backward(original: Callable[..., None], self: Accelerator, *args: Any, **kwargs: Any) -> None:
+    tracker = tracker_of(self)
     if tracker is None or tracker.prepared is None:
         return original(self, *args, **kwargs)
     tracker.prepared.timings.enter("backward")

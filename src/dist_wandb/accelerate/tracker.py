@@ -25,10 +25,10 @@ from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJo
 from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
 from dist_wandb.accelerate.wrapping import (
     NAME,
-    Trackers,
     name_as_scripts_do,
     register,
     store_given_configuration,
+    tracker_of,
     wrap_accelerator,
 )
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
@@ -139,9 +139,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             PreparedTimings(lambda: self.late_join.session) if check_timings(timings) else None
         )
         if wrap:
-            wrap_accelerator(DistWandbTracker)
+            wrap_accelerator()
         if timings:
-            wrap_timed(DistWandbTracker, wrap=wrap)
+            wrap_timed(wrap=wrap)
 
     @classmethod
     def attach(
@@ -182,7 +182,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 f"attach was given {type(accelerator).__name__}, not an accelerate.Accelerator. Pass the "
                 "accelerator itself, as in DistWandbTracker.attach(accelerator)."
             )
-        tracker = Trackers(DistWandbTracker).find(accelerator)
+        tracker = tracker_of(accelerator)
         if tracker is None:
             tracker = cls(project, wrap=False, **kwargs)
         elif kwargs or project is not None:
@@ -376,4 +376,4 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 # For log_with="dist_wandb". Wrapped here, because with a name no tracker is constructed beforehand.
 register(DistWandbTracker)
 with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs the wrapping raises it again
-    wrap_accelerator(DistWandbTracker)
+    wrap_accelerator()

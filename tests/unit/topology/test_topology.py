@@ -374,11 +374,6 @@ def test_missing_fields_of_a_framework_come_from_matching_variables() -> None:
     assert topology.origin("node_rank") == "GROUP_RANK (torchrun)"
 
 
-def test_variables_with_another_local_rank_are_ignored() -> None:
-    topology = Topology.from_framework(5, 8, "Trainer", local_rank=2, environ=torchrun([4, 4], 1, 1))
-    assert fields(topology) == (5, 2, None, 8, None, None)
-
-
 def test_unreadable_variables_do_not_affect_a_framework() -> None:
     topology = Topology.from_framework(1, 2, "Trainer", environ={"RANK": "one", "WORLD_SIZE": "2"})
     assert (topology.global_rank, topology.world_size) == (1, 2)
