@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Page, chromium  # noqa: E402
 from report_runs import reduced_run, shared_run, sweep  # noqa: E402
 
-from dist_wandb.cli.commands import main as dist_wandb  # noqa: E402
+from dist_wandb.cli import main as dist_wandb  # noqa: E402
 
 
 def main() -> None:

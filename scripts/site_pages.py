@@ -11,7 +11,7 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from dist_wandb.cli import commands
+from dist_wandb.cli import main as dist_wandb
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -103,7 +103,7 @@ def _title_of(page: str) -> str:
 def _help_of(command: str) -> str:
     output = io.StringIO()
     with patch.dict(os.environ, COLUMNS=str(_COLUMNS), NO_COLOR="1"), redirect_stdout(output), suppress(SystemExit):
-        commands.main([command, "--help"])
+        dist_wandb([command, "--help"])
     return output.getvalue()
 
 

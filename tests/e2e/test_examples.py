@@ -12,7 +12,7 @@ from processes import clean_environment, run_job, torchrun
 from stored import ended_runs, find_runs
 
 from dist_wandb.uploads.plan import UploadRun, plan_uploads
-from dist_wandb.wandb_files.reading import read_runs
+from dist_wandb.wandb_files.reading import read_files
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIGHTNING, ACCELERATE, TRANSFORMERS, TORCH = (
@@ -86,7 +86,7 @@ def test_example_trains_offline_and_prints_the_directory_of_its_runs(
 def planned_uploads(output: str) -> list[UploadRun]:
     """Return the plan of the last ``dist-wandb sync`` command in the output."""
     directory = re.findall(r"^    dist-wandb sync (.+)$", output, re.MULTILINE)[-1]
-    runs, _ = read_runs(find_runs(directory))
+    runs, _ = read_files(find_runs(directory))
     return plan_uploads(runs)
 
 

@@ -14,7 +14,7 @@ import pytest
 from processes import clean_environment, run_job
 from record_files import make_run
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 from dist_wandb.wandb_files.reading import read_history
 
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"

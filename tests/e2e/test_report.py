@@ -12,7 +12,7 @@ from PIL import Image
 from record_files import end, header, run, write_run
 from report_runs import definition, environment, history, printed, reduced_run, shared_run, sweep
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser for all tests
 EVIL = "</script><script>window.hacked=1</script><img src=http://127.0.0.1:9/x onerror=window.hacked=1><b>&amp;{}"

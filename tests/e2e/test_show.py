@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from stored import find_runs
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.reading import StoredRun, read_history, read_run, read_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history, read_run
 
 PRELUDE = """
 import sys, wandb
@@ -55,7 +55,7 @@ def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], secon
     """Read a run until it has the expected content: wandb writes in the background."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        runs, _ = read_runs(find_runs(directory))
+        runs, _ = read_files(find_runs(directory))
         for run in runs:
             if run.run_id == run_id and until(run):
                 return run

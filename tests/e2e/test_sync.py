@@ -19,8 +19,8 @@ from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import MEASURED, Request, WandbServer
 
 import dist_wandb
-from dist_wandb.cli.commands import main
-from dist_wandb.wandb_files.reading import read_runs
+from dist_wandb.cli import main
+from dist_wandb.wandb_files.reading import read_files
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -187,7 +187,7 @@ def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wand
     (primary,) = offline.glob("wandb/rank-0/wandb/offline-run-*/run-exp.wandb")
     content = primary.read_bytes()
     primary.write_bytes(content[: int(0.9 * len(content))])
-    left, _ = read_runs(find_runs(offline))
+    left, _ = read_files(find_runs(offline))
     finished = sync(wandb_server, offline)
     assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
     assert "is still being written" in finished.output

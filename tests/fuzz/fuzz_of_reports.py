@@ -15,11 +15,10 @@ from PIL import Image
 from dist_wandb.errors import ReadError
 from dist_wandb.report import media
 from dist_wandb.report.building import sections
-from dist_wandb.report.files import Reader
-from dist_wandb.report.model import Report
-from dist_wandb.report.page import json_of
+from dist_wandb.report.files import FileForReport
+from dist_wandb.report.page import Report, json_of
 from dist_wandb.report.thinning import Budget
-from dist_wandb.wandb_files.small_files import parse_json
+from dist_wandb.wandb_files.small_files import Directory, parse_json
 
 _RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")
 
@@ -48,10 +47,10 @@ def _inspections() -> list[bytes]:
 
 
 def _read_inspection(data: bytes) -> None:
-    reader = Reader(Budget(1000))
+    file = FileForReport(Budget(1000))
     for record in decoded(data):
-        reader.add(record)
-    file = reader.result(_RUN_FILE, [])
+        file.add(record)
+    file.end(_RUN_FILE, [], Directory(_RUN_FILE.parent, 0, 0))
     runs = sections([file], media.MediaReader(1000))
     text = json_of(Report(["d"], "now", "1", runs, []))
     assert not set("<>&") & set(text)

@@ -12,7 +12,7 @@ import torch
 from processes import run_job, started, torchrun, wait_until
 from stored import ended_runs, find_runs
 
-from dist_wandb.wandb_files.reading import StoredRun, read_history, read_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "nccl_ranks.py"
 LINES = SCRIPT.read_text(encoding="utf-8").splitlines()
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_ends_the_job_and_its_rows_are_kept(tmp_path: Path, env
     job = run_job(*command, cwd=tmp_path, environment=variables(2, environment), timeout=90)
     assert job.exit_codes == (1,), job.output
     assert re.search(r"exitcode +: 7 ", job.output), job.output
-    (run,), errors = read_runs(find_runs(tmp_path))
+    (run,), errors = read_files(find_runs(tmp_path))
     assert not errors
     assert run.state in ("failed", "unfinished"), job.output
     assert [row["global_step"] for row in rows_of(run)] == list(range(20)), job.output

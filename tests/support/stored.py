@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import StoredRun, read_history, read_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history
 
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
 COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]
@@ -74,7 +74,7 @@ def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[Stor
     """Wait for `number` ended runs below `directory` and return them: wandb continues to write after `finish`."""
     deadline = time.monotonic() + within
     while True:
-        runs, errors = read_runs(find_runs(directory))
+        runs, errors = read_files(find_runs(directory))
         if len(runs) == number and not errors and all(run.exit_code is not None for run in runs):
             return runs
         found = [(str(run.path), run.exit_code) for run in runs]

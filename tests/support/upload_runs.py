@@ -14,6 +14,7 @@ from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
 from dist_wandb.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.sidecar import Sidecar
+from dist_wandb.wandb_files.small_files import Directory
 
 ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
 CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
@@ -35,6 +36,7 @@ def stored(
     os.utime(path, (changed, changed))
     given: dict[str, Any] = {
         "path": path,
+        "directory": Directory.at(path.parent),
         "run_id": "exp",
         "name": "nm",
         "project": "digits",

@@ -11,7 +11,7 @@ import pytest
 from documents import blocks, documents, script
 
 import dist_wandb
-from dist_wandb.cli import commands
+from dist_wandb.cli import _parser, main
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "dist_wandb"
@@ -95,14 +95,14 @@ def test_every_page_is_in_the_navigation_of_the_site(page: str) -> None:
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_commands_in_the_documents_are_valid(command: str) -> None:
     words = shlex.split(command, comments=True)
-    assert commands._parser().parse_args(words[: words.index(">")] if ">" in words else words)
+    assert _parser().parse_args(words[: words.index(">")] if ">" in words else words)
 
 
 def test_the_plan_in_the_documents_is_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "run-modes.md").read_text(encoding="utf-8")
     (shown,) = [block.text for block in blocks(page) if block.text.startswith("$ dist-wandb plan")]
     command, _, output = shown.partition("\n")
-    assert commands.main(shlex.split(command)[2:]) == 0
+    assert main(shlex.split(command)[2:]) == 0
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == output.splitlines()
 
 

@@ -1,3 +1,94 @@
-"""The command line: dist-wandb plan, doctor, show, report and sync."""
+"""The command line: ``dist-wandb plan`` and ``doctor`` before a job; ``show``, ``report`` and ``sync`` after it."""
 
-from dist_wandb.cli.commands import main as main
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dist_wandb import __version__
+from dist_wandb.cli import doctor, plan, report, show, sync
+from dist_wandb.errors import ConfigurationError, DistWandbError
+
+_COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, sync.COMMAND)
+_INTERRUPTED = 130  # as shells report SIGINT
+_CONTINUES = "An upload continues after the rows that the server has confirmed when it is started again."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the ``dist-wandb`` command and return its exit code; `argv` is without the command's name.
+
+    0: success; 1: something could not be read or was not uploaded; 2: invalid arguments; 130: interrupted; 143 and 129:
+    SIGTERM and SIGHUP during an upload.
+    """
+    if sys.stdout is None:  # closed by the parent process
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
+    parser = _parser()
+    with suppress(ModuleNotFoundError):  # completes a command line for the shell, and ends the process
+        importlib.import_module("argcomplete").autocomplete(parser)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the pipe has ended, as `head` does
+        _drop_output()
+        return 1
+    except OSError:
+        problem = _problem_of_output()
+        if problem is None:
+            raise
+        _drop_output()
+        print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
+        return 1
+    except sync.EndedError as error:
+        print(f"dist-wandb: ended by {error.by.name}. {_CONTINUES}", file=sys.stderr)
+        return 128 + error.by
+    except KeyboardInterrupt:
+        print(f"dist-wandb: interrupted. {_CONTINUES}", file=sys.stderr)
+        return _INTERRUPTED
+    except DistWandbError as error:
+        print(f"dist-wandb: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigurationError) else 1
+    return code
+
+
+def _problem_of_output() -> OSError | None:
+    """Return the error that writing to stdout raises."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except io.UnsupportedOperation:  # a replacement of stdout without a file
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _drop_output() -> None:
+    """Discard the rest of the output, so that Python does not fail to flush it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dist-wandb",
+        description="Weights & Biases runs of distributed training: which runs a job opens, and what it has written.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            epilog=f"Example: dist-wandb {command.name} {command.example}",
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run, parser=subparser)
+    return parser

@@ -26,10 +26,9 @@ from rich.text import Text
 from dist_wandb.errors import ReadError
 from dist_wandb.reading.runs import LocalRun
 from dist_wandb.reading.selection import Condition, chosen
+from dist_wandb.runs.client_settings import usual_directories
 from dist_wandb.runs.current_server import TRUST_OPTION, is_address
-from dist_wandb.wandb_files.environment import usual_directories
-from dist_wandb.wandb_files.reading import State
-from dist_wandb.wandb_files.statistics import trend_of
+from dist_wandb.wandb_files.reading import State, trend_of
 
 _SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -49,7 +48,6 @@ class Command:
 
 
 def add_secrets_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--secrets``."""
     parser.add_argument(
         "--secrets", action="store_true", help="show values of the config that are secrets by name, such as a token"
     )
@@ -105,7 +103,6 @@ def selected(runs: Sequence[LocalRun], names: Sequence[str], arguments: argparse
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trust-server``."""
     parser.add_argument(
         TRUST_OPTION,
         type=_address,
@@ -188,7 +185,6 @@ def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[T
 
 
 def table_of(columns: Sequence[Column]) -> Table:
-    """Return a table of columns."""
     shown = table()
     shown.width = sum(column.room for column in columns) - 2  # also if it does not fit: nothing is cut
     for column in columns:

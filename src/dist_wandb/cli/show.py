@@ -35,16 +35,14 @@ from dist_wandb.cli.command import (
     table_of,
     working,
 )
-from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
-from dist_wandb.cli.show_follow import follow, just_begun
+from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, just_begun, matching
 from dist_wandb.errors import ConfigurationError, ReadError, visible
-from dist_wandb.reading.files import rows_of, runs_below
-from dist_wandb.reading.runs import SPREAD, LocalRun, brought_together, of_rank
-from dist_wandb.reading.selection import check_metrics, differing, ordered, value_of
+from dist_wandb.reading.runs import LocalRun, brought_together, rows_of, runs_below
+from dist_wandb.reading.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.settings.config_secrets import redacted
 from dist_wandb.uploads.plan import is_uploaded
-from dist_wandb.wandb_files.stall_file import stalls_of
-from dist_wandb.wandb_files.statistics import trend_of
+from dist_wandb.wandb_files.reading import trend_of
+from dist_wandb.wandb_files.sidecar import stalls_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _RANKS = {"state": 4, "started": 5, "name": 6, "rows": 100, "group": 101, "writers": 102}  # as in `Column`

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
 from dist_wandb.errors import UploadError, visible
-from dist_wandb.reading.files import runs_below
+from dist_wandb.reading.runs import runs_below
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.contents import Summary
 from dist_wandb.uploads.execution import remember, upload

@@ -129,7 +129,7 @@ class ScriptIds:
     def _offer_of_parent(self, number: int) -> tuple[str, Any]:
         """The base id and the run of a logger, in the file of the parent process, if it belongs to this user."""
         with suppress(OSError, ValueError, ReadError, LookupError):
-            offered: Any = parse_json(read_small(self._path(os.getppid()), owned=True))
+            offered: Any = parse_json(read_small(self._path(os.getppid()), owner=os.getuid()))
             offer = offered[number] if isinstance(offered, list) else ""
             base_id, run = offer if isinstance(offer, list) else (offer, None)
             return str(base_id), run

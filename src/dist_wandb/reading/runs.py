@@ -1,6 +1,6 @@
 """`read_runs`: read the runs below a directory. The files of a shared or resumed run are one run.
 
-Also finds the data of single ranks in the metrics of a run: names with a rank, spreads, and the slow rank.
+Rows are read as columns, of which only the requested ones are kept.
 """
 
 from __future__ import annotations
@@ -10,25 +10,32 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from fnmatch import translate
+from functools import cached_property, lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest, visible
-from dist_wandb.reading.files import columns_of, runs_below, summary_of
-from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.reading import State, StoredRun
-from dist_wandb.wandb_files.statistics import MetricHistory, joined
+from dist_wandb.wandb_files.finding import files_below, natural_order
+from dist_wandb.wandb_files.reading import (
+    MOST_METRICS,
+    MOST_VALUES,
+    MetricHistory,
+    State,
+    StoredRun,
+    joined,
+    read_files,
+    rows_in,
+)
+from dist_wandb.wandb_files.records import read_records
 
 _log = logging.getLogger("dist_wandb")
 
 _WORST_FIRST: tuple[State, ...] = ("unfinished", "failed", "finished")
-_OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
-SPREAD = ("min", "max", "std", "argmax_rank")
-"""Last parts of the names of the statistics that are written below the name of a mean over ranks."""
+_LONGEST_NAME = 1000  # characters
 
 
 @dataclass(frozen=True)
@@ -251,6 +258,15 @@ def read_runs(
     return LocalRuns(brought_together(files))
 
 
+def runs_below(
+    directories: Sequence[Path], metrics: Iterable[str] | None = ("*",)
+) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
+    """Read the run files below directories; return the runs and what could not be read. Raises as `files_below`."""
+    files, unseen = files_below(directories)
+    runs, unreadable = read_files(files, metrics=metrics)
+    return runs, [*unreadable.items(), *unseen]
+
+
 def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
     """Group files into runs, the oldest run first."""
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
@@ -297,6 +313,71 @@ def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
     return tuple(sorted(writers, key=lambda one: (not one.primary, one.rank is None, one.rank or 0)))
 
 
+def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
+    """Read the requested columns of rows, one file after the other; the first column is the x axis.
+
+    `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore. A row
+    without a requested value other than the x axis is skipped. Raises `ReadError` for too many values.
+    """
+    patterns = ["[!_]*"] if names is None else [name for name in names if re.search(r"[*?\[]", name)]
+    columns: dict[str, list[Any]] = {axis: [], **{name: [] for name in names or () if name not in patterns}}
+    choices = [*map(translate, patterns), *map(re.escape, patterns)]  # a name may look like a pattern
+    is_wanted = lru_cache(MOST_METRICS)(re.compile("|".join(choices) or "(?!)").fullmatch)
+    count = 0
+
+    def check() -> None:
+        if len(columns) > MOST_METRICS + 1:
+            raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
+        if count * len(columns) > MOST_VALUES:
+            raise ReadError(
+                f"{count} rows of {len(columns)} names are more than {MOST_VALUES} values. Request fewer names, or one "
+                "writer."
+            )
+
+    for file in files:
+        for row in rows_in(file.path, file.directory):
+            wanted = [name for name in row if name in columns or (len(name) <= _LONGEST_NAME and is_wanted(name))]
+            if not wanted or wanted == [axis]:
+                continue
+            for name in wanted:
+                if name not in columns:
+                    columns[name] = []
+                    check()  # before it is filled
+                column = columns[name]
+                column.extend([None] * (count - len(column)))
+                column.append(row[name])
+            count += 1
+            check()
+    for column in columns.values():
+        column.extend([None] * (count - len(column)))
+    return columns
+
+
+def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
+    """Yield the values of names, the first of which is the x axis, in each row that has another one of them."""
+    for file in files:
+        for row in rows_in(file.path, file.directory):
+            if any(name in row for name in names[1:]):
+                yield [row.get(name) for name in names]
+
+
+def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:
+    """Read the summary of a run from its files, without W&B's own names. Values of later files replace earlier ones."""
+    summary: dict[str, Any] = {}
+    for file in files:
+        for kind, contents in read_records(file.path, skipped=("stats", "output_raw"), within=file.directory):
+            changes = contents if kind == "summary" else {}
+            # A killed process may have written no summary of its last rows.
+            update = contents if kind == "history" else changes.get("update", {})
+            for name, value in update.items():
+                is_kept = name in summary or len(summary) < MOST_METRICS
+                if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
+                    summary[name] = value
+            for name in changes.get("remove", ()):
+                summary.pop(name, None)
+    return summary
+
+
 def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -307,25 +388,3 @@ def _library(name: str) -> Any:
             f"to_{name} needs {name}, which is not installed. Run: pip install {name}. "
             "history() returns the same columns without it."
         ) from None
-
-
-def spreads_among(metrics: Mapping[str, MetricHistory]) -> dict[str, dict[str, MetricHistory]]:
-    """Return the spread over ranks (by kind, as in `SPREAD`) of each metric that was logged with a complete spread."""
-    of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
-    return {name: found for name, found in of_names.items() if None not in found.values()}  # type: ignore[misc]
-
-
-def by_rank(names: Iterable[str]) -> list[str]:
-    """Sort names in natural order. Names of single ranks (``rank-1/loss``) follow the plain name."""
-
-    def order(name: str) -> tuple[list[str], bool, list[str]]:
-        found = of_rank(name)
-        return (natural_order(found[1]), True, natural_order(name)) if found else (natural_order(name), False, [])
-
-    return sorted(names, key=order)
-
-
-def of_rank(name: str) -> tuple[str, str] | None:
-    """Split the name of a metric of a single rank into label and plain name; `None` for other names."""
-    found = _OF_RANK.fullmatch(name)
-    return (found[1], found[2]) if found else None

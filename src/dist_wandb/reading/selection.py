@@ -1,4 +1,4 @@
-"""Select runs by id or name and by conditions on their values, and sort them."""
+"""Select runs by id or name and by conditions on their values, and sort them; and metrics of single ranks by name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from typing import Any
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.reading.runs import LocalRun
 from dist_wandb.wandb_files.finding import natural_order
+from dist_wandb.wandb_files.reading import MetricHistory
 
 _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[float, float], bool]]
 _OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
 _MOST_VALUES, _LONGEST_NAME = 1000, 200  # of a config that is compared, in characters
+
+_OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
+SPREAD = ("min", "max", "std", "argmax_rank")  # last parts of names of statistics, below the name of a mean over ranks
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,28 @@ def differing(runs: Sequence[LocalRun]) -> list[str]:
             given.setdefault(name, []).append(_as_text(value))
     names = [name for name, values in given.items() if len(set(values)) > 1 or len(values) < len(runs)]
     return sorted(names, key=lambda name: (len(set(given[name])) == 1, -len(given[name]), natural_order(name)))
+
+
+def spreads_among(metrics: Mapping[str, MetricHistory]) -> dict[str, dict[str, MetricHistory]]:
+    """Return the spread over ranks (by kind, as in `SPREAD`) of each metric that was logged with a complete spread."""
+    of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
+    return {name: found for name, found in of_names.items() if None not in found.values()}  # type: ignore[misc]
+
+
+def by_rank(names: Iterable[str]) -> list[str]:
+    """Sort names in natural order. Names of single ranks (``rank-1/loss``) follow the plain name."""
+
+    def order(name: str) -> tuple[list[str], bool, list[str]]:
+        found = of_rank(name)
+        return (natural_order(found[1]), True, natural_order(name)) if found else (natural_order(name), False, [])
+
+    return sorted(names, key=order)
+
+
+def of_rank(name: str) -> tuple[str, str] | None:
+    """Split the name of a metric of a single rank into label and plain name; `None` for other names."""
+    found = _OF_RANK.fullmatch(name)
+    return (found[1], found[2]) if found else None
 
 
 def _is_called(run: LocalRun, name: str) -> bool:

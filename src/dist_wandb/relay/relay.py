@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.relay import local_sockets
 from dist_wandb.relay.local_sockets import Address, Listener, limit, shut_down
 from dist_wandb.relay.remote_session import FLUSH, LOG, RemoteSession
-from dist_wandb.wandb_files.environment import runtime_directory
+from dist_wandb.runs.client_settings import runtime_directory
 
 if TYPE_CHECKING:
     from dist_wandb.topology.model import Topology

@@ -16,21 +16,20 @@ from typing import Any
 
 from dist_wandb import __version__
 from dist_wandb.errors import ConfigurationError, ReadError
-from dist_wandb.reading.files import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
 from dist_wandb.report.charts import Drawing, axes_of, charts_of, heat_maps_of
-from dist_wandb.report.files import MOST_NAMES, FileForReport, Reader
+from dist_wandb.report.files import MOST_NAMES, FileForReport
 from dist_wandb.report.media import MediaReader, cell_text
-from dist_wandb.report.model import Console, Degraded, Image, Report, Run, Table, Writer, plain
+from dist_wandb.report.page import Console, Degraded, Image, Report, Run, Table, Writer, plain
 from dist_wandb.report.thinning import Budget
 from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.uploads.plan import is_uploaded
-from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_runs
+from dist_wandb.wandb_files.finding import files_below, natural_order
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_files
 from dist_wandb.wandb_files.records import read_records
-from dist_wandb.wandb_files.stall_file import stalls_of
+from dist_wandb.wandb_files.sidecar import stalls_of
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
@@ -54,22 +53,21 @@ def build(
     paths, unseen = files_below(directories)
     refused: dict[Path, ReadError] = {}
     if choose is not None:
-        runs, refused = read_runs(paths, metrics=("*",) if by_values else None)
+        runs, refused = read_files(paths, metrics=("*",) if by_values else None)
         kept = {path for run in choose(brought_together(runs)) for path in run.files}
         paths = {path: within for path, within in paths.items() if path in kept}
     budget = Budget(_STRETCHES)
 
     def read(path: Path) -> FileForReport:
-        reader = Reader(budget, metrics)
+        file = FileForReport(budget, metrics)
         problems: list[str] = []
         for record in read_records(path, problems, skipped=("summary",), within=paths[path]):
-            reader.add(record)
-        file = reader.result(path, problems, paths[path])
-        if secrets:
-            return file
-        stored = replace(file.stored, config=redacted(file.stored.config))  # the page may be handed on
-        facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
-        return replace(file, stored=stored, facts=facts)
+            file.add(record)
+        file.end(path, problems, paths[path])
+        if not secrets:  # the page may be handed on
+            file.stored = replace(file.stored, config=redacted(file.stored.config))
+            file.facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
+        return file
 
     found, unreadable = read_each(paths, read)
     errors = (*refused.values(), *unreadable.values(), *(error for _, error in unseen))
@@ -94,17 +92,14 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
     together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
         for writer in run.writers:
-            together[_key(writer.parts[0])] += [by_path[part.path] for part in writer.parts]
+            first = writer.parts[0]
+            key = first.job or ("run", first.project or "", first.run_id)
+            together[key] += [by_path[part.path] for part in writer.parts]
     runs = [_section(sorted(group, key=_rank), media) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
     return runs
-
-
-def _key(stored: StoredRun) -> tuple[str, ...]:
-    """Return the key that all files of one section have in common."""
-    return stored.job or ("run", stored.project or "", stored.run_id)
 
 
 def _rank(file: FileForReport) -> tuple[bool, int]:
@@ -116,14 +111,15 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
 
 def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
     first = files[0].stored
-    is_job = _key(first)[0] == "job"
+    job = first.job
     names = [_writer_name(file.stored, len(files)) for file in files]
+    named = list(zip(names, files, strict=True))
     world = first.sidecar.world_size if first.sidecar else None
-    drawing = Drawing(list(zip(names, files, strict=True)), is_job, world)
+    drawing = Drawing(named, job is not None, world)
     images: list[Image] = []
     tables: list[Table] = []
     missed: list[str] = []
-    for name, file in zip(names, files, strict=True):
+    for name, file in named:
         found, more, notes = media.read(file.rows.media, file.stored)
         images += found
         tables += more
@@ -137,12 +133,11 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
     facts, differing = _together([_facts_of(file) for file in files], names)
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
     started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
-    run_id = plain(_key(first)[2] or _key(first)[3] if is_job else first.run_id)[:_LONGEST_NAME]
+    run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in files}
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
-    writers = [_writer(name, file) for name, file in zip(names, files, strict=True)]
     return Run(
-        name=run_id if is_job else _text(first.name) or run_id,
+        name=run_id if job else _text(first.name) or run_id,
         run_id=run_id,
         project=_text(first.project),
         group=_text(first.group),
@@ -151,7 +146,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
         rows=sum(progress.rows for progress in progresses),
-        writers=writers,
+        writers=[_writer(name, file) for name, file in named],
         degraded=Degraded(
             sum(progress.degraded for progress in progresses),
             max(progress.most for progress in progresses),
@@ -168,7 +163,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         findings=findings(drawing.timings(), world or 0),
         images=images,
         tables=tables,
-        console=_console(files, names),
+        console=_console(named),
         notes=missed,
     )
 
@@ -184,11 +179,12 @@ def _writer_name(stored: StoredRun, of: int) -> str:
 
 def _writer(name: str, file: FileForReport) -> Writer:
     stored, sidecar = file.stored, file.stored.sidecar
+    stalls, count = stalls_of([stored.directory])
+    more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
+    problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
     return Writer(
         name=name,
         label=sidecar.label if sidecar else None,
-        run_id=plain(stored.run_id)[:_LONGEST_NAME],
-        rank=sidecar.global_rank if sidecar else None,
         node=sidecar.node_rank if sidecar else None,
         primary=sidecar.primary if sidecar else True,
         state=stored.state,
@@ -196,21 +192,14 @@ def _writer(name: str, file: FileForReport) -> Writer:
         rows=file.rows.progress.rows,
         last=file.rows.progress.last,
         uploaded=is_uploaded(stored),
-        directory=plain(str(stored.path.parent)),
-        problems=[plain(problem) for problem in (*_stalls(stored), *stored.problems)],
+        problems=list(map(plain, problems)),
     )
 
 
-def _stalls(stored: StoredRun) -> list[str]:
-    stalls, count = stalls_of([stored.directory])
-    more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
-    return [*more, *(f"stood still {stall}" for stall in stalls)]
-
-
-def _console(files: Sequence[FileForReport], names: Sequence[str]) -> list[Console]:
+def _console(files: Sequence[tuple[str, FileForReport]]) -> list[Console]:
     each = max(50, _LINES_OF_CONSOLE // len(files))
     consoles = []
-    for name, file in zip(names, files, strict=True):
+    for name, file in files:
         lines = list(file.console.lines)[-each:]
         if lines:
             consoles.append(Console(name, lines, file.console.count - len(lines)))

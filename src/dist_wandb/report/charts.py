@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dist_wandb.reading.runs import of_rank
+from dist_wandb.reading.selection import of_rank
 from dist_wandb.reading.stragglers import RANK, Timing, has_marked
 from dist_wandb.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
-from dist_wandb.report.model import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
+from dist_wandb.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.report.thinning import Blame, Curve, Stretch, cells, edges_of
 from dist_wandb.settings.reduction import DEGRADED, TIMES
 from dist_wandb.wandb_files.finding import natural_order
@@ -77,12 +77,12 @@ class Drawing:
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar
-        axes = {series.axis for series in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
+        axes = {curve.axis for curve in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
-        for name, (axis, curve) in rows.curves.items():
+        for name, curve in rows.curves.items():
             if name in axes:
-                if axis == "_step" and writer == self._first:
+                if curve.axis == "_step" and writer == self._first:
                     _put(self.axes, name, curve)
                 continue
             metric, part = _spread_of(name, rows.curves)
@@ -93,7 +93,7 @@ class Drawing:
                 metric, rank = found[1], f"rank {int(found[0].rpartition('-')[2])}"
             elif part == "/argmax_rank":
                 continue
-            drawn = self.metrics.setdefault(metric, _MetricCurves(axis))
+            drawn = self.metrics.setdefault(metric, _MetricCurves(curve.axis))
             if rank is None:
                 _put(drawn.reduced, part, curve)
             else:
@@ -117,7 +117,6 @@ def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
 
 
 def charts_of(metrics: Mapping[str, _MetricCurves]) -> list[Chart]:
-    """Return the charts of metrics, in natural order."""
     return [_chart(name, metrics[name]) for name in sorted(metrics, key=natural_order)]
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dist_wandb.reading.stragglers import RANK
 from dist_wandb.report.media import LoggedMedia
-from dist_wandb.report.model import ConsoleTail
+from dist_wandb.report.page import plain
 from dist_wandb.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.reduction import BUSY, DEGRADED
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
@@ -31,6 +31,9 @@ MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
 
+_MOST_LINES = 1000  # of the console
+_LONGEST_LINE = 500  # characters
+_LONGEST_PENDING = 64 * 1024
 _MOST_SYSTEM = 500  # metrics of one file
 _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
@@ -73,7 +76,6 @@ class Axes:
         self._patterns: dict[str, str] = {}
 
     def define(self, record: Mapping[str, Any]) -> None:
-        """Add a definition."""
         axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
         if not isinstance(axis, str) or not axis:
             return
@@ -85,18 +87,10 @@ class Axes:
             self._patterns[pattern.removesuffix("*")] = axis
 
     def of(self, name: str) -> str:
-        """Return the name of a metric's x axis."""
         if name in self._exact:
             return self._exact[name]
         matching = [start for start in self._patterns if name.startswith(start)]
         return self._patterns[max(matching, key=len)] if matching else "_step"
-
-
-class Series(NamedTuple):
-    """A metric's values, and the name of their x axis."""
-
-    axis: str
-    curve: Curve
 
 
 class Rows:
@@ -105,17 +99,16 @@ class Rows:
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.left_out: set[int] = set()  # hashes of the names that match but are not kept
         self.axes: Axes = Axes()
-        self.curves: dict[str, Series] = {}
+        self.curves: dict[str, Curve] = {}
         self.blames: dict[str, Blame] = {}
         self.media: LoggedMedia = LoggedMedia()
         self.progress: Progress = Progress()
         self._budget = budget
         self._matches = re.compile("|".join(map(translate, metrics))).match
-        self._adders: dict[str, tuple[str, Callable[[float, float], None]] | None] = {}
+        self._skipped: set[str] = set()  # names that have no curve
         self._positions: dict[str, float] = {}  # last value of each x axis
 
     def add(self, item: Mapping[str, Any]) -> None:
-        """Add a row."""
         row, media = numbers_and_media(item)
         for name, described in media.items():
             at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis, math.nan))), self.progress.rows)
@@ -124,26 +117,27 @@ class Rows:
         for axis in positions:
             if _is_position(position := row.get(axis, math.nan)):
                 positions[axis] = position
-        adders = self._adders
+        curves, skipped = self.curves, self._skipped
         for name, value in row.items():
-            adder = adders[name] if name in adders else self._new(name, row)
-            if adder is not None:
-                axis, add = adder
-                add(positions[axis], value)
+            curve = curves.get(name)
+            if curve is None and name not in skipped:
+                curve = self._new(name, row)
+            if curve is not None:
+                curve.add(positions[curve.axis], value)
         if self.blames:
             self._add_blames(row)
         x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
         self.progress.add(x, row.get(DEGRADED))
 
-    def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
-        """Start the curve of a new name. Return its axis and the function that adds a point, or `None` to skip it."""
+    def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
+        """Start the curve of a new name; return `None` to skip it."""
         is_axis = name in self.axes.names
         is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
         if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
             if is_wanted and len(self.left_out) < 10 * MOST_NAMES:
                 self.left_out.add(hash(name))
-            if len(self._adders) < 10 * MOST_NAMES:
-                self._adders[name] = None
+            if len(self._skipped) < 10 * MOST_NAMES:
+                self._skipped.add(name)
             return None
         axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:
@@ -151,11 +145,9 @@ class Rows:
             position = row.get(axis, math.nan)
             self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
         if axis == name:
-            self._adders[name] = None
+            self._skipped.add(name)
             return None
-        curve = Curve(self._budget)
-        self.curves[name] = Series(axis, curve)
-        self._adders[name] = (axis, curve.add)
+        curve = self.curves[name] = Curve(self._budget, axis)
         base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
         if name == BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
             base = RANK
@@ -163,7 +155,7 @@ class Rows:
             base = name
         if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
             self.blames[base] = Blame(base, axis)
-        return self._adders[name]
+        return curve
 
     def _add_blames(self, row: Mapping[str, float]) -> None:
         for base, blame in self.blames.items():
@@ -182,32 +174,51 @@ def _is_position(value: float) -> bool:
     return -_LARGEST <= value <= _LARGEST
 
 
-@dataclass(frozen=True)
+class ConsoleTail:
+    """Assembles pieces of console output into lines, as a terminal without colors would show them."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self.count: int = 0  # number of all lines, including those that were dropped
+        self._pending = ""
+
+    def add(self, text: str) -> None:
+        """Add a piece, which may start and end in the middle of a line."""
+        *ended, self._pending = (self._pending + text).split("\n")
+        if len(self._pending) > _LONGEST_PENDING:
+            ended.append(self._pending)
+            self._pending = ""
+        for line in ended:
+            self._put(line)
+
+    def end(self) -> None:
+        """Add an incomplete last line."""
+        if self._pending:
+            self._put(self._pending)
+        self._pending = ""
+
+    def _put(self, line: str) -> None:
+        self.count += 1
+        self.lines.append(plain(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST_LINE])
+
+
 class FileForReport:
-    """The data of one file that a report needs."""
+    """What a report needs of one file, collected from its records; `metrics` are patterns of the metrics to keep."""
 
-    stored: StoredRun  # the run that the file describes; its `metrics` are empty
-    rows: Rows
-    system: dict[tuple[str, str], Curve]  # by name and part (``"gpu 0"``; empty for the whole)
-    console: ConsoleTail  # the last lines that the process printed
-    facts: dict[str, str | list[str]]  # where and how the process was started; the command as a list
-
-
-class Reader:
-    """Collects the records of one file; `metrics` are patterns of the metrics to keep."""
+    stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are empty
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.rows: Rows = Rows(budget, metrics)
-        self.contents: Contents = Contents()
-        self.system: dict[tuple[str, str], Curve] = {}
+        self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
         self.console: ConsoleTail = ConsoleTail()
+        self.facts: dict[str, str | list[str]] = {}  # where and how the process was started; the command as a list
+        self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
         self._started = math.nan
         self._parts: dict[str, tuple[str, str]] = {}
 
     def add(self, record: Record) -> None:
-        """Add one record."""
         kind, contents = record
         if kind == "history":
             self.rows.add(contents)
@@ -220,17 +231,14 @@ class Reader:
         elif kind == "environment":
             self._environment |= contents
         elif kind in ("run", "config", "exit"):
-            self.contents.add(record)
+            self._contents.add(record)
 
-    def result(self, path: Path, problems: list[str], directory: Directory | None = None) -> FileForReport:
-        """Return the collected data; raise `ReadError` if there is none of a run. `problems` are damaged parts."""
+    def end(self, path: Path, problems: list[str], directory: Directory) -> None:
+        """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts."""
         self.console.end()
-        self.contents.rows = self.rows.progress.rows
-        stored = self.contents.as_run(path, problems, directory)
-        return FileForReport(stored, self.rows, self.system, self.console, self._facts())
-
-    def _facts(self) -> dict[str, str | list[str]]:
-        known = {**self.contents.run, **self._environment}
+        self._contents.rows = self.rows.progress.rows
+        self.stored = self._contents.as_run(path, problems, directory)
+        known = {**self._contents.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
         found = {
             "notes": known.get("notes"),
@@ -240,7 +248,7 @@ class Reader:
             "Python": known.get("python"),
             "git commit": known.get("git", {}).get("commit"),
         }
-        return {name: value for name, value in found.items() if value}
+        self.facts = {name: value for name, value in found.items() if value}
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
@@ -256,7 +264,7 @@ class Reader:
             if curve is None:
                 if len(self.system) == _MOST_SYSTEM:
                     continue
-                curve = self.system[key] = Curve(self._budget)
+                curve = self.system[key] = Curve(self._budget, "minutes")
             curve.add((seconds - self._started) / 60, value)
 
     def _part(self, name: str) -> tuple[str, str]:

@@ -16,9 +16,9 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError
-from dist_wandb.report.model import Image, Table, plain
+from dist_wandb.report.page import Image, Table, plain
 from dist_wandb.wandb_files.reading import StoredRun
-from dist_wandb.wandb_files.small_files import Directory, parse_json, read_small
+from dist_wandb.wandb_files.small_files import parse_json, read_small
 
 _MOST_NAMES = 50  # of media, of one file
 _STEPS = 4  # last rows kept of one name
@@ -115,10 +115,8 @@ class MediaReader:
         if inside.is_absolute() or ".." in inside.parts:
             self._misses["media files outside the run's directory"] += 1
             return None
-        directory = of.path.parent
         try:
-            within = of.directory or Directory.at(directory)
-            return read_small(directory / "files" / inside, limit=limit, within=within)
+            return read_small(of.directory.path / "files" / inside, limit=limit, within=of.directory)
         except FileNotFoundError:
             self._misses["media files that are missing"] += 1
         except (OSError, ReadError, UnicodeEncodeError):  # a link; a lone surrogate

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from dist_wandb.reading.stragglers import RANK
-from dist_wandb.report.model import HeatMap, Slowest, shortened
+from dist_wandb.report.page import HeatMap, Slowest, shortened
 
 Point = tuple[float, float]
 
@@ -48,11 +48,9 @@ class Stretch(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean value."""
         return self.total / self.number
 
     def joined(self, later: Stretch) -> Stretch:
-        """Return this stretch and a later one as one."""
         return Stretch(
             self.number + later.number,
             self.total + later.total,
@@ -80,10 +78,11 @@ class Budget:
 class Curve:
     """A series of points of any length, in any order."""
 
-    __slots__ = ("_budget", "_stretches", "_x", "_y", "gaps", "last")
+    __slots__ = ("_budget", "_stretches", "_x", "_y", "axis", "gaps", "last")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, axis: str) -> None:
         budget.curves += 1
+        self.axis = axis  # the name of its x axis
         self.last: float = math.nan  # the last value; NaN if there is none
         self.gaps: int = 0  # number of values that are not finite
         self._budget = budget

@@ -44,7 +44,7 @@ def holder() -> int | None:
     variables = inherited_variables()
     for process in ancestors() if variables else ():
         with suppress(OSError, ValueError, ReadError):
-            if parse_json(read_small(file_of(process), owned=True)) == [started_at(process), variables]:
+            if parse_json(read_small(file_of(process), owner=os.getuid())) == [started_at(process), variables]:
                 return process
     return None
 

@@ -44,8 +44,8 @@ from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, Unanswere
 from dist_wandb.topology.launch import node_identity
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import named
-from dist_wandb.wandb_files import stall_file
 from dist_wandb.wandb_files.finding import is_in_run_directory
+from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 _log = logging.getLogger("dist_wandb")
 
@@ -266,7 +266,7 @@ class Watcher(threading.Thread):
         if lasted and told_in is not None:
             _log.warning("dist_wandb: the training went on after %.0f s.", lasted)
             with suppress(Exception):  # there may be no file
-                stall_file.add_end(told_in, lasted)
+                end_stall(told_in, lasted)
 
     def _take_part(self, questions: Questions, now: float) -> None:
         clock = self._clock
@@ -325,7 +325,7 @@ class Watcher(threading.Thread):
         for folder in [own, self._directory] if is_own else [self._directory]:
             with suppress(Exception):  # the message matters more
                 folder.mkdir(parents=True, exist_ok=True)
-                return str(stall_file.write(folder, self._here.rank, message, texts))
+                return str(write_stall(folder, self._here.rank, message, texts))
         return ""
 
     def _described(self) -> tuple[Answer, str]:

@@ -70,12 +70,10 @@ class Entry:
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
         return self.kind == stat.S_IFLNK
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
         return self.kind == stat.S_IFREG
 
 
@@ -131,7 +129,6 @@ def copy_files(
 
 
 def link_in_words(entry: Entry) -> str:
-    """Return the reason to refuse a link below a run's files."""
     return f"{entry.path} is a symbolic link: its target is not uploaded unless you give --trust."
 
 
@@ -236,7 +233,7 @@ class Summary:
         self._read: list[Path] = []  # for a run of many files, each is read once
         self._is_put = True
 
-    def read(self, files: Iterable[tuple[Path, Directory | None]]) -> None:
+    def read(self, files: Iterable[tuple[Path, Directory]]) -> None:
         """Read the files that the next file continues, in their order."""
         ordered = dict(files)
         if list(ordered)[: len(self._read)] != self._read:  # another branch of the run

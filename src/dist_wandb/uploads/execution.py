@@ -36,10 +36,10 @@ from itertools import count
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError, in_words
+from dist_wandb.runs.client_settings import upload_environment
 from dist_wandb.uploads.contents import Summary, copy_file, copy_files, revised
 from dist_wandb.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
 from dist_wandb.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
-from dist_wandb.wandb_files.environment import upload_environment
 from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, write_small
 
@@ -134,7 +134,7 @@ class _Attempt:
         if outcome.problem is None:
             with suppress(OSError, ReadError):  # W&B's mark, for ``wandb clean``; the directory may be read-only
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.directory))
+                os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.run.directory))
         return outcome
 
     def _sent(self) -> Sent:
@@ -153,7 +153,7 @@ class _Attempt:
         def revise(record: bytes, parts: list[Field]) -> bytes:
             return revised(summary.put_before(record, parts), parts, rules, make_copy)
 
-        handle = open_ordinary(file.path, owned=not file.terms.trust, within=file.directory)
+        handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:
             copy_without(opened, copy, file.sent.lines, revise)
         sync_state = self._state.sync_state()
@@ -162,7 +162,7 @@ class _Attempt:
         continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
         rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
         files, follow = files_of(file.path), file.terms.trust
-        copy_files(files, target.parent / "files", file.directory, follow=follow, leave_out=rewritten)
+        copy_files(files, target.parent / "files", file.run.directory, follow=follow, leave_out=rewritten)
 
     def _run_wandb_sync(self, source: Path, lock: int) -> str:
         """Run ``wandb sync``, which inherits the lock, to its end; return its output."""

@@ -19,11 +19,9 @@ from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
-from dist_wandb.wandb_files.small_files import KINDS, Directory, open_ordinary
+from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
 
-IS_LIVE_FOR = 60.0
-"""Seconds since its last change for which a file without an end counts as being written: W&B writes every 15 s."""
-
+_IS_LIVE_FOR = 60.0  # seconds since its last change; W&B writes every 15 s
 _NAMED, _NAMED_ENTRIES = 8, 3
 
 
@@ -58,17 +56,10 @@ class UploadFile:
 
     @property
     def path(self) -> Path:
-        """The ``.wandb`` file."""
         return self.run.path
 
     @property
-    def directory(self) -> Directory:
-        """The directory of the file, as it was found."""
-        return self.run.directory or Directory.at(self.path.parent)
-
-    @property
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to upload."""
         if self.problem is not None:
             return False
         return self.is_marked or is_complete(self.sent, self.run)
@@ -93,12 +84,10 @@ class UploadRun:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks wrote into the run."""
         return self.files[0].run.shared_as is not None
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to upload."""
         return all(file.is_uploaded for file in self.files)
 
     @property
@@ -129,14 +118,12 @@ def files_of(path: Path) -> Path:
 
 
 def is_online(run: StoredRun) -> bool:
-    """Return whether a run was written online."""
     return not run.path.parent.resolve().name.startswith("offline-")
 
 
 def rules_of(file: UploadFile) -> Rules:
-    """Return the files and owners that the records of a file may name."""
     return Rules(
-        file.directory,
+        file.run.directory,
         artifact_staging(),
         owners=own_entities(),
         default=default_entity(),
@@ -200,7 +187,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
         yield f"It is unknown what the server has of it: {file.problem}"
         return
     with suppress(OSError):
-        if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
+        if run.exit_code is None and now - run.path.stat().st_mtime < _IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
     if run.branches and file.run.shared_as and file.run.shared_as.world_size > 1 and not sent.attempts:
         yield (
@@ -239,7 +226,10 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
 
 def _owned_by_others(file: UploadFile) -> Iterator[str]:
     """Yield why a run is not this user's. Its owner could replace anything in it while it is uploaded."""
-    with file.directory.opened() as folder, os.fdopen(open_ordinary(file.path, within=file.directory)) as opened:
+    with (
+        file.run.directory.opened() as folder,
+        os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened,
+    ):
         both = ((file.path.parent, folder), (file.path, opened.fileno()))
         for path, handle in both if is_in_run_directory(file.path) else both[1:]:
             owner = os.fstat(handle).st_uid
@@ -366,7 +356,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
     if under_way:  # its progress changes meanwhile
         return replace(planned, refusals=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file, now)]
-    listed = [(file, entries_below(files_of(file.path), file.directory)) for file in left]
+    listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
     beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
     return replace(
         planned,

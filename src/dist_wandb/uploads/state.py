@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError, UploadError, in_words
+from dist_wandb.runs.client_settings import state_directory
 from dist_wandb.wandb_files.debug_log import count_in, entries, text_in
-from dist_wandb.wandb_files.environment import state_directory
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import NOTHING, Lines, run_record_of
 from dist_wandb.wandb_files.small_files import (
@@ -49,9 +49,7 @@ from dist_wandb.wandb_files.small_files import (
     write_small,
 )
 
-COPY = "copy"
-"""The private copy from which a file is uploaded; it is in the upload's directory until the upload ends."""
-
+COPY = "copy"  # from which a file is uploaded; private, in the upload's directory until the upload ends
 _LARGEST_STATE = 1 << 26  # bytes; it includes the problems of uploads
 _LONGEST_OWNER = 100  # bytes; the fixed length allows replacing the owner without truncating the file
 _PIECE = 1 << 20
@@ -223,7 +221,9 @@ class FileState:
         """Return the contents that were uploaded, with what the server has confirmed until now."""
         state = self.directory / "state.json"
         try:
-            return [self._content(**one) for one in parse_json(read_small(state, limit=_LARGEST_STATE, owned=True))]
+            return [
+                self._content(**one) for one in parse_json(read_small(state, limit=_LARGEST_STATE, owner=os.getuid()))
+            ]
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, TypeError):
@@ -240,7 +240,6 @@ class FileState:
 
 
 def name_owner(lock: int, pid: int) -> None:
-    """Write the process that holds a lock into the lock file."""
     os.pwrite(lock, f"{pid} {socket.gethostname()[:64]}".encode().ljust(_LONGEST_OWNER), 0)
 
 
@@ -257,13 +256,12 @@ def remove_left_copies() -> None:
 
 
 def another_upload(holder: str) -> str:
-    """Return the reason to refuse a file that another process is uploading."""
     return f"another upload of this file is under way ({holder}). Wait until it has ended."
 
 
 @contextmanager
 def _lock_file(directory: Path, flags: int = 0) -> Iterator[int]:
-    handle = open_ordinary(directory / "lock", os.O_RDWR | flags, owned=True)
+    handle = open_ordinary(directory / "lock", os.O_RDWR | flags, owner=os.getuid())
     try:
         yield handle
     finally:

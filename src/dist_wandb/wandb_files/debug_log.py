@@ -32,18 +32,12 @@ _PAUSE = 0.02  # seconds between two checks of that
 _FULL = 2**20  # bytes; with less free space a disk counts as full
 _LONGEST_LINE = 2**20
 _LONGEST_REASON = 2000  # characters
-
-LONGEST_LOG = 2**30
-"""Largest number of bytes read from a log: an attacker can create a sparse file of any size at no cost."""
-
-MOST_LINES = 1_000_000
-"""Largest number of lines read from a log: W&B writes about ten in a minute."""
-
+LONGEST_LOG = 2**30  # bytes: an attacker can create a sparse file of any size at no cost
+MOST_LINES = 1_000_000  # of a log: W&B writes about ten in a minute
 _LONGEST_TIME = 10.0  # seconds of processor time
 
 
 def log_of(run_directory: Path) -> Path:
-    """Return the path of a run's log."""
     return run_directory / "logs" / "debug-internal.log"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -14,6 +14,24 @@ from dist_wandb.wandb_files.small_files import FOLDER, Directory
 _RUN_FILE = re.compile(r"run-.+\.wandb")
 _MOST_ENTRIES, _DEEPEST = 10_000_000, 64
 _NATURAL = 512  # characters; numbers after them are sorted as text
+
+
+def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], list[tuple[Path, ReadError]]]:
+    """Find the run files below directories, each once; and the directories that were not searched completely."""
+    files: dict[tuple[int, int, str], tuple[Path, Directory]] = {}  # by directory and name
+    unseen: list[tuple[Path, ReadError]] = []
+    for directory in directories:
+        errors: list[ReadError] = []
+        for path, within in find_files(directory, errors.append).items():
+            files[within.device, within.inode, path.name] = path, within
+        unseen += [(directory, error) for error in errors]
+    if not files and not unseen:
+        where = " or ".join(repr(str(directory)) for directory in directories)
+        raise ReadError(
+            f"No W&B run was found below {where}: no run-* or offline-run-* directory there contains a run-*.wandb "
+            "file. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
+        )
+    return dict(files.values()), unseen
 
 
 def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
@@ -83,5 +101,4 @@ def natural_order(text: str) -> list[str]:
 
 
 def is_in_run_directory(path: Path) -> bool:
-    """Return whether a file is in a directory with the name of a W&B run directory."""
     return path.parent.resolve().name.startswith(("run-", "offline-run-"))  # resolved because it may be given as "."

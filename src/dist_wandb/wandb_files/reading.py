@@ -1,37 +1,33 @@
-"""Read runs from their ``.wandb`` files, record by record, one file after the other.
+"""Read runs from their ``.wandb`` files, record by record, one file after the other, with statistics of their metrics.
 
 The values of a file's metrics are in memory while it is read, 8 bytes each; then only their statistics.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import translate
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.records import UNUSED, Record, read_records
+from dist_wandb.wandb_files.records import UNUSED, Record, read_records, whole
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
-from dist_wandb.wandb_files.statistics import MetricHistory, history_of
 
-MOST_METRICS = 20_000
-"""Largest number of metrics of a file; later ones are dropped."""
-
-RUN_RECORD_LOST = "its run record is lost"
-"""First words of the problem that describes a file without a run record."""
-
-MOST_VALUES = 50_000_000
-"""Largest number of values that are read of a file's metrics at once."""
-
+MOST_METRICS = 20_000  # of a file; later ones are dropped
+RUN_RECORD_LOST = "its run record is lost"  # first words of the problem of a file without one
+MOST_VALUES = 50_000_000  # of a file's metrics, that are read at once
+TREND_LENGTH = 256  # largest number of points
 State = Literal["finished", "failed", "unfinished"]
 T = TypeVar("T")
 
@@ -39,7 +35,33 @@ _NAMES_OF_RANKS = ("/argmax_rank", "/straggler_rank")  # ends of the names of me
 _BETWEEN_CHECKS = 4096  # rows
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 4 * 2**20  # characters
+_MOST_COUNTED = 4096  # ranks
 _NUMBERS = frozenset({int, float})  # without bool
+
+
+@dataclass(frozen=True)
+class MetricHistory:
+    """Statistics of one metric over a run, in the order of logging.
+
+    Args:
+        count: Number of rows with the metric.
+        not_finite: Number of NaN and infinite values.
+        last: The last value.
+        smallest: The smallest value except NaN; NaN if there is none.
+        largest: The largest value except NaN; NaN if there is none.
+        trend: The means of the finite values in at most `TREND_LENGTH` equal stretches of the history, oldest first;
+            NaN for a stretch without any.
+        counts: Each value and its number of occurrences, the most frequent first; only for metrics whose values are
+            ranks.
+    """
+
+    count: int
+    not_finite: int
+    last: float
+    smallest: float
+    largest: float
+    trend: tuple[float, ...] = field(repr=False)
+    counts: tuple[tuple[float, int], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,7 @@ class StoredRun:
     """The contents of one ``.wandb`` file: a run, or the part of one writer of a shared run."""
 
     path: Path
+    directory: Directory  # the directory in which the file was found; everything of the run is read there
     run_id: str
     name: str | None  # display name; `None` if W&B chooses it at the upload
     project: str | None
@@ -64,7 +87,6 @@ class StoredRun:
     has_more_metrics: bool = False
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
-    directory: Directory | None = None  # the directory in which the file was found; everything of the run is read there
     branches: bool = False  # whether it begins by rewinding or forking a run
 
     @property
@@ -119,7 +141,7 @@ def read_run(
     return contents.as_run(path, problems, directory)
 
 
-def read_runs(
+def read_files(
     paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] | None = ("*",)
 ) -> tuple[list[StoredRun], dict[Path, ReadError]]:
     """Read several files as `read_run` does; return runs in order, and the errors of the others."""
@@ -196,7 +218,6 @@ class Contents:
         self.branches: bool = False
 
     def add(self, record: Record) -> None:
-        """Add a record, unless its kind is not needed."""
         kind, contents = record
         if kind == "history":
             self._add_row(contents)
@@ -211,7 +232,7 @@ class Contents:
         elif kind == "metric" and contents.get("glob_name") == "*":
             self.step_axis = contents.get("step_metric")
 
-    def as_run(self, path: Path, problems: Iterable[str], directory: Directory | None = None) -> StoredRun:
+    def as_run(self, path: Path, problems: Iterable[str], directory: Directory) -> StoredRun:
         """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
 
         Raises `ReadError` if there is no readable data of a run.
@@ -228,7 +249,7 @@ class Contents:
         if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
-            sidecar = read_sidecar(path.parent, directory)
+            sidecar = read_sidecar(directory)
         except ReadError as error:
             sidecar = None
             found.append(str(error))
@@ -299,3 +320,60 @@ def numbers_and_media(row: Mapping[str, Any]) -> tuple[Mapping[str, float], dict
             media.setdefault(start[:-1], {})[name[len(start) :]] = row[name]
             numbers.pop(name, None)
     return numbers, media
+
+
+def history_of(values: Sequence[float], *, counted: bool = False) -> MetricHistory:
+    """Return the statistics of at least one value, with the number of occurrences of each value if `counted`."""
+    finite = list(filter(math.isfinite, values))
+    known = finite if len(finite) == len(values) else [value for value in values if not math.isnan(value)]
+    counts = Counter(finite).most_common(_MOST_COUNTED) if counted else []
+    return MetricHistory(
+        count=len(values),
+        not_finite=len(values) - len(finite),
+        last=whole(values[-1]),
+        smallest=whole(min(known, default=math.nan)),
+        largest=whole(max(known, default=math.nan)),
+        trend=trend_of(values),
+        counts=tuple((whole(value), count) for value, count in counts),
+    )
+
+
+def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
+    """Join the statistics of consecutive parts of a metric; each has a share of the trend by its number of values."""
+    if len(histories) == 1:
+        return histories[0]
+    values = sum(part.count for part in histories)
+    trend: list[float] = []
+    for part in histories:
+        trend += trend_of(part.trend, max(1, round(TREND_LENGTH * part.count / values)))
+    counts: Counter[float] = Counter()
+    for part in histories:
+        counts.update(dict(part.counts))
+    known = [part for part in histories if not math.isnan(part.smallest)]
+    return MetricHistory(
+        count=values,
+        not_finite=sum(part.not_finite for part in histories),
+        last=histories[-1].last,
+        smallest=min((part.smallest for part in known), default=math.nan),
+        largest=max((part.largest for part in known), default=math.nan),
+        trend=tuple(trend),
+        counts=tuple(counts.most_common()),
+    )
+
+
+def trend_of(values: Sequence[float], most: int = TREND_LENGTH) -> tuple[float, ...]:
+    """Return the means of at most `most` stretches of about the same length."""
+    stretches = min(len(values), most)
+    bounds = [index * len(values) // stretches for index in range(stretches + 1)] if stretches else []
+    return tuple(mean_of(values[begin:end]) for begin, end in pairwise(bounds))
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of the finite values; NaN if there are none."""
+    if len(values) == 1:
+        return float(values[0]) if math.isfinite(values[0]) else math.nan
+    finite = list(filter(math.isfinite, values))
+    total = sum(finite)
+    if math.isfinite(total):
+        return total / len(finite) if finite else math.nan
+    return sum(value / len(finite) for value in finite)  # their sum is too large

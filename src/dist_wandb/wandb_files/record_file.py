@@ -35,15 +35,11 @@ CONTINUES = 0x80
 _LONGEST_VARINT, _LARGEST_VARINT = 10, 2**64 - 1
 _LARGEST_NUMBER = 2**29 - 1  # of a field
 MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
-
-MOST_BYTES = 256 * 2**20
-"""Largest size of a record."""
-
+MOST_BYTES = 256 * 2**20  # of a record
+# Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth.
 SECONDS, SECONDS_PER_MIB = 10.0, 0.5
-"""Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth."""
 
-Field = tuple[int, int, int, int]
-"""Number of a field, start of the field, and start and end of its content."""
+Field = tuple[int, int, int, int]  # number of a field, start of the field, and start and end of its content
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,8 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
     several times. Raises as `records` does.
     """
     history, events, console = first.history, first.events, first.console
-    writer, end = Writer(copy), b""
+    end = b""
+    copy.write(FILE_HEADER)
     for record, parts in records(opened):
         kind = next((number for number, *_ in parts if number in (_HISTORY, _STATS, _OUTPUT_RAW)), 0)
         if kind == _HISTORY and history > 0:
@@ -97,9 +94,9 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
             if any(number == _EXIT for number, *_ in parts):
                 end = kept
             else:
-                writer.write(kept)
+                write_record(copy, kept)
     if end:
-        writer.write(end)
+        write_record(copy, end)
 
 
 class RecordFile:
@@ -210,29 +207,20 @@ def has_end(source: Path) -> bool:
     return False
 
 
-class Writer:
-    """Writes records to an empty file."""
-
-    def __init__(self, opened: BinaryIO) -> None:
-        self._opened = opened
-        self._position = opened.write(FILE_HEADER)
-
-    def write(self, record: bytes) -> None:
-        """Write a record."""
-        rest, is_first = memoryview(record), True
-        while True:
-            room = _BLOCK - self._position % _BLOCK - _CHUNK_HEADER.size
-            if room < 0:
-                self._position += self._opened.write(bytes(room + _CHUNK_HEADER.size))
-                continue
-            chunk, rest = rest[:room], rest[room:]
-            kind = (_FIRST if rest else _FULL) if is_first else (_MIDDLE if rest else _LAST)
-            checksum = zlib.crc32(chunk, _CHECKSUMS[kind])
-            self._position += self._opened.write(_CHUNK_HEADER.pack(checksum, len(chunk), kind))
-            self._position += self._opened.write(chunk)
-            is_first = False
-            if not rest:
-                return
+def write_record(opened: BinaryIO, record: bytes) -> None:
+    """Write a record at the end of a file that has a header."""
+    rest, is_first = memoryview(record), True
+    while is_first or rest:
+        room = _BLOCK - opened.tell() % _BLOCK - _CHUNK_HEADER.size
+        if room < 0:
+            opened.write(bytes(room + _CHUNK_HEADER.size))
+            continue
+        chunk, rest = rest[:room], rest[room:]
+        kind = (_FIRST if rest else _FULL) if is_first else (_MIDDLE if rest else _LAST)
+        checksum = zlib.crc32(chunk, _CHECKSUMS[kind])
+        opened.write(_CHUNK_HEADER.pack(checksum, len(chunk), kind))
+        opened.write(chunk)
+        is_first = False
 
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:

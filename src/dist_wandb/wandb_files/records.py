@@ -34,9 +34,7 @@ from dist_wandb.wandb_files.record_file import (
 )
 from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary
 
-UNUSED = frozenset({"summary", "stats", "output_raw"})
-"""Kinds of records that most callers do not need; most records of a file are of these kinds."""
-
+UNUSED = frozenset({"summary", "stats", "output_raw"})  # by most callers; most records of a file are of these kinds
 _LARGEST_RECORD = 8 * 2**20  # bytes; larger ones are skipped
 _MOST_ITEMS = 100_000  # of one record
 _MOST_NAMES = 20_000  # that are cached
@@ -56,11 +54,8 @@ _STEP = re.compile(rb"\x12(?:\x00|.\x08[\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
 
 _Schema: TypeAlias = "Mapping[int, tuple[str, Callable[[Sequence[bytes]], Any] | Mapping[int, Any] | None]]"
 
-Record: TypeAlias = tuple[str, dict[str, Any]]
-"""Kind and contents of a record; of a row, its names and values."""
-
-PAUSE: Record = ("", {})
-"""Stands for the present end of a file that is followed."""
+Record: TypeAlias = tuple[str, dict[str, Any]]  # kind and contents; of a row, its names and values
+PAUSE: Record = ("", {})  # stands for the present end of a file that is followed
 
 
 def read_records(

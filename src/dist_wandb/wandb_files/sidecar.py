@@ -1,28 +1,41 @@
-"""The sidecar: a file in an offline run's directory with dist_wandb's data about the writer."""
+"""dist_wandb's own files in a run's directory: the sidecar, with data about the writer of an offline run, and stalls.
+
+The file of a stall has its time, the verdict, an empty line, all stacks, and that it is over. Only its beginning and
+its end are read, of which the contents are not trusted.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import reprlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dist_wandb.errors import ReadError
+from dist_wandb.errors import ReadError, visible
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, unit_run_id
 from dist_wandb.topology.model import Topology
-from dist_wandb.wandb_files.small_files import Directory, parse_json, read_small, write_small
+from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, read_small, write_small
 
 SIDECAR_NAME = "dist-wandb.json"
-SIDECAR_FORMAT = 1
-"""The only sidecar format that this version supports."""
-
+_FORMAT = 1  # of the sidecar; the only one that this version supports
 _LARGEST_WORLD = 1_000_000
 _LONGEST_TEXT = 1000  # characters
 _PRINTABLE = frozenset({"label", "run_id", "base_id"})
 _KNOWN: dict[str, tuple[str, ...]] = {"run_mode": RUN_MODES, "rank_scope": RANK_SCOPES}
+
+_MOST_STALLS = 3  # that are read, the last ones
+_STALL = re.compile(r"stall-\d{8}-\d{6}-rank-\d{1,7}\.txt")
+_OVER = re.compile(rb"\nThe training went on after (\d{1,9}) s\.\n\Z")
+_HEAD, _TAIL = 8192, 64  # bytes
+_LONGEST_TIME, _LONGEST_MESSAGE = 32, 300  # characters
+_MOST_ENTRIES = 10_000  # of a directory
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,6 @@ class Sidecar:
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
-        """Return the sidecar of one rank."""
         return cls(
             run_id=unit_run_id(plan),
             base_id=plan.base_id,
@@ -69,8 +81,8 @@ class Sidecar:
         """Check a parsed sidecar. Raises `ValueError` if it is not in dist_wandb's format."""
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")  # noqa: TRY004  # an error of the file's content
-        if record.get("format") != SIDECAR_FORMAT:
-            raise ValueError(f"format {reprlib.repr(record.get('format'))}, while this version reads {SIDECAR_FORMAT}")
+        if record.get("format") != _FORMAT:
+            raise ValueError(f"format {reprlib.repr(record.get('format'))}, while this version reads {_FORMAT}")
         sidecar = cls(**{field.name: _checked(record, field.name, str(field.type)) for field in fields(cls)})
         if sidecar.global_rank >= sidecar.world_size:
             raise ValueError(f"rank {sidecar.global_rank} of {sidecar.world_size}")
@@ -79,15 +91,15 @@ class Sidecar:
 
 def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
     """Write a sidecar into a run's directory. Raises `OSError`."""
-    content = json.dumps({"format": SIDECAR_FORMAT, **asdict(sidecar)}, indent=2) + "\n"
+    content = json.dumps({"format": _FORMAT, **asdict(sidecar)}, indent=2) + "\n"
     write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run's own files
 
 
-def read_sidecar(run_directory: str | os.PathLike[str], within: Directory | None = None) -> Sidecar | None:
+def read_sidecar(run_directory: Directory) -> Sidecar | None:
     """Read the sidecar in a run's directory; `None` if there is none. Raises `ReadError` if it is invalid."""
-    path = Path(run_directory) / SIDECAR_NAME
+    path = run_directory.path / SIDECAR_NAME
     try:
-        return Sidecar.from_json(parse_json(read_small(path, within=within)))
+        return Sidecar.from_json(parse_json(read_small(path, within=run_directory)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -112,3 +124,56 @@ def _checked(record: Mapping[str, Any], name: str, annotation: str) -> Any:
     if name in _KNOWN and value not in _KNOWN[name]:
         raise ValueError(f"{name}={reprlib.repr(value)}, which is not one of {', '.join(_KNOWN[name])}")
     return value
+
+
+class StoredStall(NamedTuple):
+    """A stall of a run."""
+
+    time: str
+    message: str
+    lasted: int | None  # seconds; `None` if the training is not known to have gone on
+    path: str
+
+    def __str__(self) -> str:
+        over = "" if self.lasted is None else f" The training went on after {self.lasted} s."
+        return f"{self.time}: {self.message}{over} {self.path}"
+
+
+def write_stall(folder: Path, rank: int, message: str, stacks: Iterable[str]) -> Path:
+    """Write the file of a stall at once, before the job may be killed; return its path."""
+    path = folder.absolute() / f"stall-{time.strftime('%Y%m%d-%H%M%S')}-rank-{rank}.txt"
+    content = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S %z"), message, "", *stacks])
+    write_small(path, content.encode("utf-8", "replace"), mode=0o644)
+    return path
+
+
+def end_stall(path: str, seconds: float) -> None:
+    with os.fdopen(open_ordinary(Path(path), os.O_WRONLY | os.O_APPEND), "ab") as file:
+        file.write(f"\nThe training went on after {seconds:.0f} s.\n".encode())
+
+
+def stalls_of(directories: Iterable[Directory]) -> tuple[list[StoredStall], int]:
+    """Return the last stalls in the directories of a run's writers, the oldest first, and the number of all."""
+    found: Mapping[Path, Directory] = dict(one for each in directories for one in _stalls_in(each).items())
+    stalls = []
+    for path in sorted(found, key=lambda path: path.name)[-_MOST_STALLS:]:
+        with suppress(OSError, ReadError):
+            stalls.append(_read_stall(path, found[path]))
+    return stalls, len(found)
+
+
+def _stalls_in(run: Directory) -> dict[Path, Directory]:
+    with suppress(OSError, ReadError), run.opened("files") as folder, os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, _MOST_ENTRIES)]
+        return {run.path / "files" / name: run for name in names if _STALL.fullmatch(name)}
+    return {}
+
+
+def _read_stall(path: Path, within: Directory) -> StoredStall:
+    with os.fdopen(open_ordinary(path, within=within), "rb") as file:
+        when, message, *_ = [*file.read(_HEAD).decode("utf-8", "replace").split("\n"), ""]
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        over = _OVER.search(file.read(_TAIL))
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE - 1]}…"
+    return StoredStall(visible(when[:_LONGEST_TIME]), visible(message), int(over[1]) if over else None, str(path))

@@ -22,15 +22,9 @@ from typing import Any
 
 from dist_wandb.errors import ReadError
 
-LIMIT = 64 * 1024
-"""Default largest size of a small file, in bytes."""
-
-DEPTH = 64
-"""Largest nesting depth of JSON."""
-
-
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags of `os.open` for a directory that is no link."""
+LIMIT = 64 * 1024  # bytes of a small file
+DEPTH = 64  # largest nesting of JSON
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # of a directory that is no link
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class Directory:
 
     @classmethod
     def of(cls, path: Path, found: os.stat_result) -> Directory:
-        """Return the directory whose status was found."""
         return cls(path, found.st_dev, found.st_ino)
 
     @contextmanager
@@ -76,12 +69,11 @@ def read_small(
     path: Path,
     *,
     limit: int = LIMIT,
-    owned: bool = False,
     owner: int | None = None,
     within: Directory | None = None,
 ) -> bytes:
     """Read a file as `open_ordinary` opens it. Also raises `ReadError` if it has more than `limit` bytes."""
-    handle = open_ordinary(path, owned=owned, owner=owner, within=within)
+    handle = open_ordinary(path, owner=owner, within=within)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -94,15 +86,14 @@ def open_ordinary(
     flags: int = os.O_RDONLY,  # without truncation: the file may belong to somebody else
     *,
     mode: int = 0o600,  # of a new file
-    owned: bool = False,  # whether it must belong to this process's user
-    owner: int | None = None,  # required owner, if the file system maps this process's user to it: see `own_directory`
+    # The user to whom it must belong: that of this process, or whom the file system maps it to, see `own_directory`.
+    owner: int | None = None,
     within: Directory | None = None,  # contains the path: no link is followed below it, and it must be the same one
 ) -> int:
     """Open an ordinary file; return its descriptor. This never blocks, and never follows a link at the path.
 
     Raises `ReadError` if it is not an ordinary file, or has another owner, and `OSError` if it cannot be opened.
     """
-    owner = os.getuid() if owned else owner
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     name = path.relative_to(within.path) if within else path
     with within.opened(str(name.parent)) if within else nullcontext() as folder:
@@ -203,7 +194,7 @@ def _check(path: Path, found: os.stat_result, owner: int | None = None, *, kind:
         )
 
 
-KINDS = {
+KINDS = {  # by `stat.S_IFMT` of the mode
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a directory",
@@ -212,8 +203,6 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Names of file types by `stat.S_IFMT` of their mode."""
-
 
 _AS_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))

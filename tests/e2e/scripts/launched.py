@@ -20,7 +20,7 @@ from plain_loop import log_rows
 from stored import COMBINATIONS, PATIENT
 
 import dist_wandb
-from dist_wandb.cli.commands import main as dist_wandb_command
+from dist_wandb.cli import main as dist_wandb_command
 from dist_wandb.errors import RendezvousError
 from dist_wandb.topology.model import Topology
 

@@ -20,9 +20,8 @@ from offline_runs import refuse_to_scan, sidecar_record
 from record_files import content_of, end, of_json
 
 from dist_wandb import __version__
-from dist_wandb.cli import show
+from dist_wandb.cli import main, show
 from dist_wandb.cli.command import sparkline
-from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
 from dist_wandb.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import read_run

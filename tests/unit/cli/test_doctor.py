@@ -17,7 +17,7 @@ import pytest
 import wandb
 from wandb_server import WandbServer
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from record_files import write_run
 
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first version that reads its own files
 

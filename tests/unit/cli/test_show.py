@@ -21,8 +21,8 @@ from record_files import end, framed, header, make_run, row, run, serialised, wr
 from report_runs import timed_run
 from shared_runs import write_rank, write_slow_job
 
-from dist_wandb.cli.commands import main
-from dist_wandb.wandb_files import stall_file
+from dist_wandb.cli import main
+from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 Capture = pytest.CaptureFixture[str]
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
@@ -122,9 +122,9 @@ def test_the_last_stalls_of_a_run_are_shown_with_whether_they_are_over(tmp_path:
     files = make_run(tmp_path).parent / "files"
     files.mkdir(exist_ok=True)
     for rank in range(4):
-        path = stall_file.write(files, rank, f"Nothing moved for 312 s. Rank {rank} sleeps.", ["all stacks"])
+        path = write_stall(files, rank, f"Nothing moved for 312 s. Rank {rank} sleeps.", ["all stacks"])
         path = path.rename(files / f"stall-20260101-00000{rank}-rank-{rank}.txt")
-    stall_file.add_end(str(path), 412.3)
+    end_stall(str(path), 412.3)
     lines = [line for line in shown(capsys, tmp_path).splitlines() if "stood still" in line or "earlier" in line]
     assert [re.sub(r"20[-: +\d]+:", "TIME:", line, count=1) for line in lines[-2:]] == [
         f"  stood still TIME: Nothing moved for 312 s. Rank 3 sleeps. The training went on after 412 s. {path}",

@@ -17,9 +17,10 @@ from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
-from dist_wandb.reading import files
-from dist_wandb.reading.runs import brought_together, by_rank
-from dist_wandb.wandb_files.statistics import history_of, joined
+from dist_wandb.reading import runs as reading
+from dist_wandb.reading.runs import brought_together
+from dist_wandb.reading.selection import by_rank
+from dist_wandb.wandb_files.reading import history_of, joined
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 
@@ -107,11 +108,11 @@ def test_an_unknown_writer_is_an_error(shared: LocalRun) -> None:
 
 
 def test_history_of_too_many_values_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_VALUES", 8)
+    monkeypatch.setattr(reading, "MOST_VALUES", 8)
     assert len(shared.history("loss", writer=0)["loss"]) == 3
     with pytest.raises(ReadError, match="Request fewer names"):
         shared.history()
-    monkeypatch.setattr(files, "MOST_METRICS", 1)
+    monkeypatch.setattr(reading, "MOST_METRICS", 1)
     with pytest.raises(ReadError, match="More than 1 names match"):
         shared.history("rank-*")
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dist_wandb.report.model import HeatMap
+from dist_wandb.report.page import HeatMap
 from dist_wandb.report.thinning import Blame
 
 

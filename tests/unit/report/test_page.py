@@ -13,8 +13,7 @@ import pytest
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report import page
-from dist_wandb.report.model import Chart, Degraded, Line, Report, Run
-from dist_wandb.report.page import check_target, json_of, page_of, plotly_script, write_page
+from dist_wandb.report.page import Chart, Line, Report, Run, json_of, page_of
 
 EVIL = "</script><!--<img src=x onerror=alert(1)>\u2028&amp;"
 RUN = Run(
@@ -28,7 +27,7 @@ RUN = Run(
     world=None,
     rows=1,
     writers=[],
-    degraded=Degraded(0, 0, []),
+    degraded=page.Degraded(0, 0, []),
     facts={EVIL: EVIL},
     config={EVIL: EVIL},
     differing=[],
@@ -111,13 +110,13 @@ def test_a_page_that_cannot_be_small_enough_is_refused(monkeypatch: pytest.Monke
 
 def test_a_page_is_replaced_but_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
-    size = write_page(REPORT, target)
+    size = page.write_page(REPORT, target)
     assert target.stat().st_size == size > 4_000_000  # plotly's script
-    assert write_page(REPORT, target) == size
+    assert page.write_page(REPORT, target) == size
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     target.write_text("<html>my thesis</html>")
     with pytest.raises(ReadError, match="is not a dist-wandb report"):
-        write_page(REPORT, target)
+        page.write_page(REPORT, target)
     assert target.read_text() == "<html>my thesis</html>"
 
 
@@ -132,11 +131,11 @@ def test_no_link_pipe_or_directory_is_replaced(tmp_path: Path, kind: str) -> Non
     else:
         target.mkdir()
     with pytest.raises(ReadError, match="not the expected file"):
-        check_target(target)
+        page.check_target(target)
 
 
 def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:
-    script = plotly_script()
+    script = page.plotly_script()
     assert "plotly.js" in script[:200]
     assert "\r" not in script
     assert not re.search(r"</script|<!--", script, re.IGNORECASE)

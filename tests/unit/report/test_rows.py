@@ -18,7 +18,7 @@ def rows_of(*items: dict[str, Any], metrics: tuple[str, ...] = ("*",), axis: str
 
 
 def points(found: Rows, name: str) -> list[tuple[float, float]]:
-    return found.curves[name].curve.points()
+    return found.curves[name].points()
 
 
 def test_values_lie_on_the_axis_that_was_defined() -> None:
@@ -46,8 +46,8 @@ def test_only_numbers_are_curves() -> None:
     row = {"_step": 0, "val.acc": 0.5, "text": "no", "flag": True, "nan": math.nan, "huge": math.inf, "list": [1]}
     found = rows_of(row, axis=None)
     assert set(found.curves) == {"val.acc", "nan", "huge"}
-    assert found.curves["nan"].curve.gaps == 1
-    assert found.curves["huge"].curve.last == math.inf
+    assert found.curves["nan"].gaps == 1
+    assert found.curves["huge"].last == math.inf
 
 
 def test_an_axis_that_is_not_finite_keeps_its_last_position() -> None:

@@ -14,10 +14,10 @@ from report_runs import definition, history, png, reduced_run, shared_run, sweep
 
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
-from dist_wandb.report.files import Rows
-from dist_wandb.report.model import Chart, ConsoleTail, Run, plain
+from dist_wandb.report.files import ConsoleTail, Rows
+from dist_wandb.report.page import Chart, Run, plain
 from dist_wandb.report.thinning import Budget
-from dist_wandb.wandb_files import stall_file
+from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
@@ -77,7 +77,7 @@ def test_without_a_marked_section_the_largest_times_are_findings_and_no_chance(t
 def test_stalls_of_all_writers_are_in_the_run_without_escape_sequences(tmp_path: Path) -> None:
     shared_run(tmp_path, ranks=2, slow=None, steps=3)
     for rank, folder in enumerate(sorted(tmp_path.rglob("files"))):
-        stall_file.add_end(str(stall_file.write(folder, rank, f"Rank {rank} sleeps.{ESCAPES}", ["all stacks"])), 4.2)
+        end_stall(str(write_stall(folder, rank, f"Rank {rank} sleeps.{ESCAPES}", ["all stacks"])), 4.2)
     found = [problem for writer in one_run(tmp_path).writers for problem in writer.problems]
     assert ["Rank 0 sleeps." in one for one in found] == [True, False]
     assert all(one.startswith("stood still 20") and "went on after 4 s. " in one for one in found)

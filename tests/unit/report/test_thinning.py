@@ -13,7 +13,7 @@ finite = st.floats(-1e6, 1e6)
 
 
 def curve_of(ys: list[float], xs: list[float] | None = None, budget: Budget | None = None) -> Curve:
-    curve = Curve(budget or Budget(10**6))
+    curve = Curve(budget or Budget(10**6), "_step")
     for x, y in zip(xs or range(len(ys)), ys, strict=True):
         curve.add(x, y)
     return curve

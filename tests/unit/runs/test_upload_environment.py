@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_wandb.wandb_files.environment import upload_environment
+from dist_wandb.runs.client_settings import upload_environment
 
 ROLE = {"WANDB_MODE": "shared", "WANDB_X_LABEL": "rank-1", "WANDB_RESUME": None}
 

@@ -23,8 +23,8 @@ from dist_wandb.stalls.verdict import Stall
 from dist_wandb.stalls.watcher import Watcher, signs
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
-from dist_wandb.wandb_files.stall_file import stalls_of
 
 LIMIT = 1.0  # seconds
 

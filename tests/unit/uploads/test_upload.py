@@ -21,7 +21,6 @@ from dist_wandb.uploads.execution import Outcome, upload
 from dist_wandb.uploads.plan import Terms, UploadRun
 from dist_wandb.uploads.state import FileState, Sent, remove_left_copies
 from dist_wandb.wandb_files.record_file import Lines, records_of
-from dist_wandb.wandb_files.small_files import Directory
 
 # --- uploading --------------------------------------------------------------------------------------------------------
 
@@ -386,12 +385,11 @@ def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("wandb_sync")
 def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: Path, what: str) -> None:
     """Somebody who may write there puts a link to a private run of this user in its place."""
-    stored_run = stored(tmp_path / "shared")
-    private = stored(tmp_path / "private")
+    stored_run, private = (stored(tmp_path / name) for name in ("shared", "private"))
     for one in (stored_run, private):
         (one.path.parent / "files").mkdir()
         (one.path.parent / "files" / "output.log").touch()
-    run = planned(replace(stored_run, directory=Directory.at(stored_run.path.parent)))
+    run = planned(stored_run)
     shared = stored_run.path.parent / ("files" if what == "files" else "")
     shared.rename(tmp_path / "moved")
     shared.symlink_to(private.path.parent / ("files" if what == "files" else ""))

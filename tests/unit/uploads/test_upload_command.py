@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, rows, stored
 
-from dist_wandb.cli import sync
-from dist_wandb.cli.commands import main
+from dist_wandb.cli import main, sync
 from dist_wandb.errors import ReadError
-from dist_wandb.reading import files as shared
 from dist_wandb.runs.current_server import Destination
 from dist_wandb.uploads import plan as plan_module
 from dist_wandb.uploads.execution import Outcome
@@ -23,7 +21,6 @@ from dist_wandb.uploads.plan import UploadFile
 from dist_wandb.uploads.state import Sent
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
-from dist_wandb.wandb_files.small_files import Directory
 
 
 class Uploads:
@@ -54,9 +51,7 @@ def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
     """Return a function that runs ``dist-wandb sync`` on runs as if they had been read from disk."""
-    found = {run.path: Directory.at(run.path.parent) for run in runs}
-    monkeypatch.setattr(shared, "find_files", lambda _directory, _report: found)
-    monkeypatch.setattr(shared, "read_runs", lambda _paths, **_: (runs, errors or {}))
+    monkeypatch.setattr(sync, "runs_below", lambda _directories, **_: (runs, list((errors or {}).items())))
     monkeypatch.setattr(sync, "destination", lambda _: SERVER)
     return main(["sync", *options, "somewhere"])
 

@@ -100,15 +100,19 @@ def test_a_file_without_the_runs_end_is_reported(log: Any, tmp_path: Path, befor
     (tmp_path / "logs").mkdir()
     path = log().rename(tmp_path / "logs" / "debug-internal.log")
     with (tmp_path / "run-exp.wandb").open("wb", buffering=0) as file:
-        writer = record_file.Writer(file)
-        writer.write(b"\x12\x92\x01" + bytes(before - 17))  # a row
+        file.write(record_file.FILE_HEADER)
+        record_file.write_record(file, b"\x12\x92\x01" + bytes(before - 17))  # a row
         (reason,) = unwritten(path, 0.1).values()
         assert reason == f"after 0.1 s, the file in {tmp_path} lacks the run's end"
-        end = threading.Timer(0.1, writer.write, [b"\x08\x20\xc2\x0c\x05\n\x03exp\x92\x01\x02\x10\x02"])
+        end = threading.Timer(
+            0.1, record_file.write_record, [file, b"\x08\x20\xc2\x0c\x05\n\x03exp\x92\x01\x02\x10\x02"]
+        )
         end.start()
         assert unwritten(path, 20.0) == {}
         end.join()
-        writer.write(b"\xd2\x01\x82\x10" + bytes(2050))  # what wandb found out about the machine, a moment later
+        record_file.write_record(
+            file, b"\xd2\x01\x82\x10" + bytes(2050)
+        )  # what wandb found out about the machine, a moment later
         assert unwritten(path, 0.1) == {}
 
 

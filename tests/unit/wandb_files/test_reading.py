@@ -20,9 +20,10 @@ from strangers import OBSTACLES
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.reading import largest_step, read_history, read_run, read_runs
+from dist_wandb.wandb_files.reading import largest_step, read_files, read_history, read_run
 from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
+from dist_wandb.wandb_files.small_files import Directory
 
 WriteRun = Callable[..., Path]
 
@@ -167,7 +168,7 @@ def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, monkeypatch
     monkeypatch.setattr(reading, "MOST_VALUES", 9)
     monkeypatch.setattr(reading, "_BETWEEN_CHECKS", 2)
     path = write_run(RUN, *(history(loss=number, acc=1) for number in range(6)))
-    _, errors = read_runs([path])
+    _, errors = read_files([path])
     assert str(errors[path]).endswith("abc.wandb: Its metrics have more than 9 values. Request fewer names.")
     assert read_run(path, metrics=["loss"]).rows == 6
     assert read_run(path, metrics=()).metrics == {}
@@ -253,7 +254,7 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
     os.mkfifo(folder / "run-fifo.wandb")
     (folder / "run-link.wandb").symlink_to(healthy)
     (folder / "run-zero.wandb").symlink_to("/dev/zero")
-    runs, errors = read_runs(find_runs(tmp_path))
+    runs, errors = read_files(find_runs(tmp_path))
     assert [run.path for run in runs] == [healthy]
     messages = {path.name: str(error) for path, error in errors.items()}
     assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(messages)
@@ -263,13 +264,13 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
     assert f"{folder / 'run-zero.wandb'} is a symbolic link" in messages["run-zero.wandb"]
 
 
-# --- read_runs, read_history ------------------------------------------------------------------------------------------
+# --- read_files, read_history -----------------------------------------------------------------------------------------
 
 
 def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_run: WriteRun) -> None:
     paths = [write_run(RUN, history(a=number), run_id=f"r{number}") for number in range(6)]
     broken = touch(write_run(run_id="broken").with_name("run-none.wandb"))
-    runs, errors = read_runs([*paths[:3], broken, *paths[3:]])
+    runs, errors = read_files([*paths[:3], broken, *paths[3:]])
     assert [run.path for run in runs] == paths
     assert list(errors) == [broken]
     assert "is empty" in str(errors[broken])
@@ -285,7 +286,7 @@ def test_any_failure_affects_only_its_file(write_run: WriteRun, monkeypatch: pyt
 
     really_read = reading.read_run
     monkeypatch.setattr(reading, "read_run", read)
-    runs, errors = read_runs([hurt, healthy])
+    runs, errors = read_files([hurt, healthy])
     assert [run.path for run in runs] == [healthy]
     assert str(errors[hurt]) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
 
@@ -327,13 +328,13 @@ def test_a_sidecar_is_read_with_the_run(write_run: WriteRun) -> None:
 
 
 def test_without_a_sidecar_the_run_is_an_ordinary_one(tmp_path: Path) -> None:
-    assert read_sidecar(tmp_path) is None
+    assert read_sidecar(Directory.at(tmp_path)) is None
 
 
 def test_unknown_facts_of_the_rank_may_be_null(tmp_path: Path) -> None:
     unknown = dict.fromkeys(("run_id", "base_id", "group", "label", "local_rank", "node_rank", "num_nodes"))
     (tmp_path / "dist-wandb.json").write_text(json.dumps(SIDECAR | unknown))
-    sidecar = read_sidecar(tmp_path)
+    sidecar = read_sidecar(Directory.at(tmp_path))
     assert sidecar is not None
     assert (sidecar.label, sidecar.node_rank, sidecar.world_size) == (None, None, 2)
 
@@ -370,7 +371,7 @@ def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
     path = write_run(RUN, history(a=1))
     (path.parent / "dist-wandb.json").write_text(text)
     with pytest.raises(ReadError) as caught:
-        read_sidecar(path.parent)
+        read_sidecar(Directory.at(path.parent))
     assert reason in str(caught.value)
     run = read_run(path)
     assert (run.rows, run.label, run.problems) == (1, None, (str(caught.value),))

@@ -12,7 +12,7 @@ from stored import find_runs
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import read_runs
+from dist_wandb.wandb_files.reading import read_files
 from dist_wandb.wandb_files.small_files import Directory, read_small
 
 
@@ -55,7 +55,7 @@ def test_a_run_directory_that_is_replaced_after_the_search_is_not_read(tmp_path:
     found = find_files(tmp_path / "shared", lambda error: pytest.fail(str(error)))
     (path,) = found
     replace(path.parent, private)
-    runs, errors = read_runs(found)
+    runs, errors = read_files(found)
     assert runs == []
     assert "was replaced by another directory meanwhile" in str(errors[path])
 

@@ -22,7 +22,7 @@ def test_a_written_file_can_be_read_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "note.json"
     write_small(path, b"one")
     write_small(path, b"two")
-    assert read_small(path, owned=True) == b"two"
+    assert read_small(path, owner=os.getuid()) == b"two"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
 
@@ -79,7 +79,7 @@ def test_a_file_of_another_user_is_refused_if_it_must_be_owned(tmp_path: Path, m
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     assert read_small(path) == b"note"
     with pytest.raises(ReadError, match=f"belongs to user {owner}"):
-        read_small(path, owned=True)
+        read_small(path, owner=os.getuid())
 
 
 def test_the_permissions_of_a_file_follow_mode_and_umask(tmp_path: Path) -> None:

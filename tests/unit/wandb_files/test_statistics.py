@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.wandb_files.statistics import TREND_LENGTH, history_of, trend_of
+from dist_wandb.wandb_files.reading import TREND_LENGTH, history_of, trend_of
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=200))
