@@ -51,11 +51,6 @@ class Readings:
         shared = self.values.keys() & other.values.keys()
         return "world_size" in shared and all(self.values[name] == other.values[name] for name in shared)
 
-    def complete_from(self, other: Readings) -> None:
-        for name, value in other.values.items():
-            if name not in self.values:
-                self.add(name, value, other.sources[name])
-
 
 @dataclass(frozen=True)
 class Launcher:
@@ -217,7 +212,9 @@ def complete(readings: Readings, environ: Environ) -> Readings:
         with suppress(TopologyError):  # stale variables of another launcher, which are not needed
             other = launcher.read(environ)
             if readings.agrees_with(other):
-                readings.complete_from(other)
+                for name, value in other.values.items():
+                    if name not in readings.values:
+                        readings.add(name, value, other.sources[name])
     return readings
 
 
