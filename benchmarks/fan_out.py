@@ -36,7 +36,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from dist_wandb.exchange.transport import layout, tree
+from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import tree
 from dist_wandb.exchange.transport.gloo import GlooGroup
 
 _LIMIT = 120.0  # timeout in seconds

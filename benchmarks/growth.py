@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 
 from benchmarks import common
 
-from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.collective import CollectiveExchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
-from dist_wandb.exchange.worker import Hooks
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of

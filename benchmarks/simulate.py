@@ -35,7 +35,8 @@ import pytest
 import torch
 from benchmarks import common
 
-from dist_wandb.exchange.transport import layout, tree
+from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import tree
 from dist_wandb.session import opener, registry
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits

@@ -21,8 +21,7 @@ from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.exchange.transport.layout import GroupLayout
+from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store import leftovers

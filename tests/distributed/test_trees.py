@@ -19,7 +19,8 @@ from dist_wandb import gathered
 from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.transport import gloo, layout
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport import group as layout
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.tree import TreeGroup

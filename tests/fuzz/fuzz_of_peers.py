@@ -14,7 +14,7 @@ from fuzzing import Target
 from torchmetrics import AUROC, CatMetric, MeanMetric, MetricCollection, SumMetric
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.membership.generations import Checkpoint, Result
+from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.payloads.framing import framed, unframed
@@ -132,8 +132,8 @@ def _read_offers(data: bytes) -> None:
 
 
 def _checkpoints() -> list[bytes]:
-    result = Result({Rounds(0, 2).offer(0.0): frozenset([0, 1])}, [1.0, -0.0], [float("inf")])
-    checkpoints = [Checkpoint(3, result), Checkpoint(0, None)]
+    offers = {Rounds(0, 2).offer(0.0): frozenset([0, 1])}
+    checkpoints = [Checkpoint(3, offers, [1.0, -0.0], [float("inf")]), Checkpoint(0)]
     return [json.dumps(checkpoint.as_json()).encode() for checkpoint in checkpoints]
 
 

@@ -229,14 +229,14 @@ class Unit:
             born = max((number for number, at in self.times if at <= self.now - patience), default=-1)
             if born >= 0:
                 for rank in self.members:
-                    self.machines[rank].give_up(born, new_only=is_new)
+                    self.machines[rank].give_up(**{"new" if is_new else "every": born})
         self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
     def give_up(self, *, new_only: bool) -> None:
         """Let rank 0 give up waiting for everything that was received so far."""
         machine = self.machines[self.members[0]]
-        machine.give_up(machine.table.round, new_only=new_only)
+        machine.give_up(**{"new" if new_only else "every": machine.table.round})
 
     def settle(self, seconds: float = 1.0) -> None:
         """Let everything that waits be received; calls become old."""

@@ -16,11 +16,10 @@ import pytest
 import torch
 from torch.distributed import HashStore, Store
 
-from dist_wandb.exchange import interface, worker
-from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange import collective, interface
+from dist_wandb.exchange.collective import CollectiveExchange, Hooks
 from dist_wandb.exchange.interface import Demand, Exchange
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row
@@ -188,7 +187,7 @@ def making() -> Iterator[Callable[..., Ranks]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
-        patch.setattr(worker, "_LAST_WAIT", 10.0)
+        patch.setattr(collective, "_LAST_WAIT", 10.0)
         yield make
         for unit in made:
             unit.together(lambda exchange: exchange.leave(failed=True))

@@ -1,31 +1,71 @@
-"""The exchange that combines the numbers of several ranks, as the user's threads see it.
+"""The exchange that combines the numbers of several ranks, and its thread: rounds until all close, then the last rows.
 
-Its thread takes part in rounds (`worker`). Nothing here performs a collective or waits for another rank, except `flush`
-and `close`, which have a time limit.
+On the user's threads, nothing performs a collective or waits for another rank, except `flush` and `close`, which have a
+time limit.
+
+The thread, whose phases `interface` describes, goes from generation to generation of `membership`: it enters one, forms
+a group, and goes through rounds until all ranks close, a member breaks off, or a rank wants to join. A rank enters a
+round when it has contributions, when cells are open, or when it was idle for a heartbeat (`protocol.pacing`).
+
+It never blocks on a device. The device may itself be waiting for other ranks (a checkpoint, a validation on one of
+them), and these must not wait for this thread. `turns` polls whether values are ready, and rounds continue meanwhile.
+
+It is a daemon thread, because a non-daemon thread would keep a failed process alive, and is stopped and joined at exit
+(`interface`). A process that ends normally without `finish` waits at most 10 s for the others; one that ends by an
+exception waits for no rank, and writes what it has. After `finish`, it also stays up to 10 s if ranks that are behind
+have yet to request its states, tables or spreads.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
 
+from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
-from dist_wandb.exchange.participation import UNOPENED
-from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
-from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.reports import Context, Reports
+from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.membership import Situation
+from dist_wandb.exchange.participation import Cycle, Participation
+from dist_wandb.exchange.protocol.calls import Intent
+from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Pacer
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.reports import PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport.group import Group
-from dist_wandb.exchange.worker import Hooks, Worker
+from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed
+from dist_wandb.exchange.turns import Inbox, Turns
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
+from dist_wandb.store.job_store import JobStore
+
+_log = logging.getLogger("dist_wandb")
 
 _BROKEN = Phase.BROKEN  # a member of an enumeration takes longer to read
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
 _OFTEN = 64  # every so many rows, `log` checks whether too many wait: counting them takes longer than passing one on
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
+_LAST_WAIT = 0.5  # seconds to wait for a device, or for the encoding of images, when the thread ends
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The session's functions that the thread calls."""
+
+    find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
+    between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
+    is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
+    is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
+    failure: Callable[[], str | None] = lambda: None  # why it could not open it, if it could not
+    move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary
+    publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
+    names_unopened: bool = True  # whether to report ranks that have opened no session
 
 
 class CollectiveExchange(Exchange):
@@ -160,3 +200,200 @@ class CollectiveExchange(Exchange):
 
     def _run(self) -> None:
         self._worker.run()
+
+
+class Worker:
+    """The work of an exchange's thread."""
+
+    def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
+        self.inbox: Inbox = Inbox(self._post)
+        self.messages: Messages = Messages(context)
+        self.pacer: Pacer = Pacer(context.limits, time.monotonic())
+        self.cycle: Cycle = Cycle(context, rounds, self.pacer)
+        self.participation: Participation = Participation(context, rounds, self.cycle)
+        self._context = context
+        self._rounds = rounds
+        self._hooks = hooks
+        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
+
+    def run(self) -> None:
+        """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""
+        is_closed = False
+        try:
+            with suppress(Stopped):
+                self._take_part()
+                is_closed = True
+            self.inbox.drain()  # stopping this thread also wakes it
+            delivered = not (self._rounds.outbox.waiting or self.cycle.is_awaited()) and self.inbox.is_empty
+            self.participation.leave(delivered=delivered, is_closed=is_closed)
+        except Over as over:
+            if over.args:
+                self.messages.primary_is_unreachable(0, "", *over.args)
+            else:
+                self.messages.too_late(has_taken_part=self.participation.generation is not None)
+            self._continue_alone()
+        except RendezvousError as error:
+            self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
+            self._continue_alone()
+        except Exception:  # noqa: BLE001  # the training must continue, and no logged row may be lost
+            _log.exception("dist_wandb: the exchange of rank %d failed; it continues alone", self._context.rank)
+            self._continue_alone()
+        finally:
+            self._write_rest(is_closed=is_closed)
+            # other messages appear once for many values
+            report_lost(self._context.rank, self._context.rows.writer.lost)
+            self._context.lifecycle.end()
+            self.inbox.answer(list(self.inbox.flushes))
+            # releases the store: in reference cycles, its connections would stay open until garbage collection
+            self.participation.membership = None
+            self._hooks = Hooks()
+            self._context.rows.writing.global_rank_of = int
+
+    # Together
+
+    def _take_part(self) -> None:
+        """Go through generations until all participating ranks have closed and all their values are finished."""
+        hooks, generation = self._hooks, cast("Generation | None", None)
+        of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
+        has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
+        limits, may_move = self._context.limits, hooks.move is not None
+        patience = min(limits.peer_timeout, limits.flush_timeout / 2)
+        situation = Situation(self.turns.is_due, *of_primary, may_move, patience, has_rows)
+        try:
+            generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
+        except Moved as moved:
+            if hooks.move is not None:
+                self._context.lifecycle.phase = Phase.MOVING
+                hooks.move(self._context.unit.global_rank_of(moved.primary))
+        while generation is not None:
+            generation = self._go_through(generation)
+
+    def _go_through(self, generation: Generation) -> Generation | None:
+        """Take part in a generation; return the next one, or `None` if all ranks are done."""
+        participation = self.participation
+        if participation.catch_up(generation):
+            return None
+        generation, membership = participation.enter(generation), participation.joined
+        try:
+            group = membership.forming.form(generation, self._should_abort)
+            self.cycle.begin(group, generation.members, membership.presence.global_ranks.update)
+            while not (outcome := self._round()).regroup:
+                if outcome.closed:
+                    return None
+        except BrokenError as error:
+            self.cycle.close()
+            if self._context.lifecycle.is_stopped:
+                raise Stopped from None
+            _log.debug("dist_wandb: %s broke on rank %d: %s", generation, self._context.rank, error)
+            return participation.recover(generation)
+        self.cycle.close()
+        return participation.admit(generation)
+
+    def _round(self) -> Outcome:
+        self._await_turn()
+        lifecycle, rounds = self._context.lifecycle, self._rounds
+        if lifecycle.is_stopped:
+            raise Stopped
+        self.turns.give_up_overdue()
+        outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
+        self.messages.about(outcome)
+        if (
+            lifecycle.is_closing
+            and not rounds.outbox.waiting
+            and self.inbox.is_empty
+            and not self._awaits_primary()
+            and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
+        ):
+            lifecycle.is_needed = self.cycle.is_awaited(by_late=True)
+            lifecycle.delivered.set()
+        self.turns.end_round(outcome)
+        return outcome
+
+    def _await_turn(self) -> None:
+        destroy_closed()
+        self._context.rows.writing.end_row(time.monotonic())
+        self._hooks.between_rounds(self._rounds.side_data.most_published)
+        self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
+        self._rounds.side_data.published = self._hooks.publications()
+        self._rounds.side_data.axes = self._context.rows.axes()
+
+    def _post(self, contribution: Contribution) -> None:
+        try:
+            now = time.monotonic()
+            self.messages.names.update(self._context.rows.posting.post(contribution, self._rounds, now))
+        except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
+            self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
+            _log.exception(
+                "dist_wandb: a row of rank %d could not be processed and is lost: %r",
+                self._context.rank,
+                list(contribution.metrics),
+            )
+
+    def _awaits_primary(self) -> bool:
+        """Return whether the rank that writes is away, but may return for the values kept for it."""
+        may_come = self.cycle.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
+        return may_come and not self.participation.joined.presence.departures.is_gone(PRIMARY)
+
+    def _gives_up_waiting(self) -> bool:
+        """Return whether there is no reason to wait for other ranks to arrive."""
+        lifecycle = self._context.lifecycle
+        is_new = self.participation.generation is None and not self._context.rows.writes
+        return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.inbox.was_used)
+
+    def _should_abort(self) -> bool:
+        if self._context.lifecycle.is_stopped:
+            return True
+        is_held_up = self.cycle.group is not None and self.pacer.is_held_up(time.monotonic())
+        is_full = is_held_up and self.turns.backlog > self._context.limits.max_pending_rows
+        return is_full or self.participation.is_broken()
+
+    # Alone
+
+    def _continue_alone(self) -> None:
+        lifecycle = self._context.lifecycle
+        lifecycle.phase = Phase.ALONE
+        if self.cycle.keeps_rows:
+            self._may_have_lost(len(self.cycle.kept), self.cycle.kept_after)
+        self.cycle.continue_alone()
+        self.participation.be_alone()
+        self.cycle.kept.clear()
+        try:
+            while not (lifecycle.is_closing and self.inbox.is_empty) and not lifecycle.is_stopped:
+                self._await_turn()
+                self._write_all()
+                self.turns.answer_flushes(is_paused=True, has_more=False)
+        except Exception:  # noqa: BLE001  # as in run
+            lifecycle.phase = Phase.BROKEN
+            _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)
+
+    def _write_all(self) -> None:
+        if not self._context.rows.writes and self._rounds.outbox.waiting:
+            self._may_have_lost(len(self._rounds.outbox.waiting))
+            self._rounds.outbox.waiting.clear()
+        self.cycle.write_all()
+
+    def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
+        self._context.lifecycle.may_have_lost = True
+        if not self._context.reports.has("lost"):
+            has_begun = self.participation.generation is not None  # so the primary has opened its run
+            is_certain = has_begun or self._hooks.move is None or self.participation.membership is None
+            failure = None if has_begun else self._hooks.failure()
+            self.messages.primary_is_unreachable(rows, kept_after, failure, is_certain=is_certain)
+
+    def _write_rest(self, *, is_closed: bool) -> None:
+        """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
+        self.cycle.continue_alone()
+        try:
+            writing = self._context.rows.writing
+            while not writing.is_over and self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
+                pass
+            if self.inbox.computing:
+                self._context.lifecycle.unwritten += self.inbox.computing
+                self.messages.not_computed(self.inbox.computing)
+            if not is_closed:
+                self.participation.be_alone()
+            self._rounds.intent = Intent.CLOSING
+            self._write_all()
+            writing.end_row()
+        except Exception:  # noqa: BLE001  # the thread must end normally
+            _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)

@@ -1,118 +1,188 @@
-"""One rank's way through the generations of its unit: it arrives, enters, forms groups, recovers, and admits others.
+"""One rank's way through the generations of its unit, and their rounds, which are the same for one rank alone.
 
-On the way it reports the ranks that are missing, and those that never opened a session.
+In a round, the members exchange what they offer, choose the same calls, and reduce the two lists that they pack. The
+consequences are the same on all members: they exchange metric states, tables and images of finished rows and the
+spreads of their numbers, and write these rows. Work that remains when the exchange breaks (`_due`) is done by the next
+generation. That begins with a greeting in which the members exchange what remains.
+
+While the primary is away (it stalled, and may return), the others continue, keep finished rows up to a limit, and
+hand them over with the shared state when it joins. A rank that finishes meanwhile waits for it within `finish_timeout`.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
-from dist_wandb.exchange.membership.generations import Generation, Presence, keys_of, least_wait
+from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.membership.membership import Membership, Situation
-from dist_wandb.exchange.protocol.calls import Intent
-from dist_wandb.exchange.protocol.pacing import Interval
-from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.reports import Context
+from dist_wandb.exchange.protocol.calls import Intent, is_attached
+from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.rounds import Offers, Outcome, Rounds
+from dist_wandb.exchange.protocol.table import Row, decoded, encoded
+from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
+from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import TimedCaller, interval
-from dist_wandb.topology.ranges import named
+from dist_wandb.store.timed_caller import Interval, TimedCaller
 
-UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
-PRIMARY = 0  # its index in the unit
+_MOST_KEPT = 20_000  # rows kept for a primary that is away
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 
 
-class Attendance:
-    """The ranks that participate together with this one, generation after generation."""
+class Cycle:
+    """Carries out one rank's rounds over a group; `begin` and `round` raise BrokenError if the exchange failed."""
 
-    def __init__(self, context: Context) -> None:
-        self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
-        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
-        self.unmet: frozenset[int] = frozenset()  # as in `Exchange`
+    def __init__(self, context: Context, rounds: Rounds, pacer: Pacer) -> None:
+        self.group: Group | None = None  # between two generations
+        self.has_more: bool = False  # whether some rank has more to contribute at once, as of the last round
+        self.has_primary: bool = False  # whether the primary participates
+        self.kept: deque[Row] = deque(maxlen=_MOST_KEPT)  # for a primary that is away
+        self.kept_after: str = ""  # the position after which rows are kept for it
+        self.checkpoint: Checkpoint = Checkpoint(0)
+        self._members: Sequence[int] = ()
         self._context = context
-        self._has_checked = False
+        self._rounds = rounds
+        self._pacer = pacer  # does not count the time that attachments take
+        self._due: tuple[Row, ...] = ()  # finished, but not written yet
 
-    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
-        """Begin a generation after the one in which this rank participated last; return, and report, missing ranks."""
-        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks(before) else ()
-        if late:  # the others did not wait for them, because they had not opened a session
-            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
-            self._context.warn(
-                "accompanied",
-                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
-                f"{self._context.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
-            )
-        absent = presence.absent(generation)
-        missing = absent if before is None else absent & set(before.members)
-        still_lost = (self.lost | missing) - set(generation.members)
-        self.lost = frozenset(still_lost - presence.departures.ended("finished", "undelivered"))
-        reasons: dict[str, list[int]] = {}
-        for index in sorted(missing):
-            is_new = before is None
-            why = f"{{}} {presence.why_absent(index, generation)}" if is_new else self._why_gone(presence, index)
-            reasons.setdefault(why, []).append(index)
-        if reasons and self._speaks(generation):
-            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
-            self._context.warn(
-                f"lost {sorted(map(list, reasons.values()))}",
-                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
-                "rows are marked dist_wandb/degraded.",
-            )
-        return absent
+    def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
+        """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
+        self.group, self._members = group, members
+        unit, spreads = self._context.unit, self._context.rows.spreads
+        due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]
+        own = {
+            "round": self._rounds.table.round,
+            "due": [encoded(row._replace(own=())) for row in due],
+            # usually known, so that greetings of thousands of members are equal
+            "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
+        }
+        greetings = [json.loads(text) for text in group.tally(json.dumps(own).encode())]
+        if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
+            raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
+        learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
+        together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
+        self._exchange(group, list(together.values()))
+        self._write_due()
 
-    def _speaks(self, generation: Generation) -> bool:
-        """Return whether this rank reports for all members of a generation."""
-        return generation.members[0] == self._context.unit.index
+    def round(self, *, regroup: bool = False) -> Outcome:
+        """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
+        group = self.group
+        if group is None:
+            raise RuntimeError("a round needs a group")
+        rounds = self._rounds
+        offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
+        offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
+        sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
+        self._context.rows.attachments.passed()
+        outcome = self._unpack(offers, sums, maxima)
+        self._exchange(group, self._due)
+        self._write_due()
+        self.has_more = outcome.more or self._context.rows.attachments.has_sent_much()
+        return outcome
 
-    def _why_gone(self, presence: Presence, index: int) -> str:
-        where = self._context.rows.writing.last_position
-        if index in presence.departures.ended("undelivered"):
-            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
-        has_failed = index in presence.departures.ended("failed")
-        return f"{{}} failed after {where}" if has_failed else f"lost {{}} after {where}"
+    def _unpack(self, offers: Offers, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
+        outcome = self._rounds.unpack(sums, maxima)
+        self.checkpoint = Checkpoint(self._rounds.table.round, offers, sums, maxima)
+        self._context.rows.spreads.keep(self._rounds.outbox.last)
+        self._due += outcome.rows
+        self._context.rows.attachments.settle(self._rounds.outbox, self._rounds.table.names)
+        return outcome
 
-    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
-        return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
+    def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
+        own = self._context.rows
+        attached = [row for row in rows if any(map(is_attached, row.names))]
+        keys = [key for row in attached for key in row.cells() if is_attached(key.name)]
+        for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
+            began = time.monotonic()
+            attachment.exchange(due, group)
+            self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
+        own.spreads.exchange(own.spreads.due(rows), group)
 
-    def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
-        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
-        if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
-            with suppress(RendezvousError):
-                opened = presence.opened() - {self._context.unit.index}
-                self.lost = self.unmet = frozenset(opened - presence.departures.among(opened))
-        within = self._context.limits.join_timeout
-        within = least_wait(within, self._context.unit) if is_end else within
-        if presence.waited < within or (self._has_checked and not is_end):
-            return
-        if not (self._speaks(generation) if generation is not None else self._context.rows.writes):
-            return
-        self._has_checked, size = True, self._context.unit.size
-        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
-            return
-        try:
-            opened = presence.opened()
-        except RendezvousError:  # the store cannot be reached, so this is not known
-            return
-        self.is_only_one = len(opened) == 1
-        unopened = set(range(size)) - opened
-        if not unopened:
-            return
-        if self.is_only_one:
-            found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
+    def _write_due(self) -> None:
+        """Write rows in their order, or keep them for the primary."""
+        own, rows, self._due = self._context.rows, self._due, ()
+        if rows and not own.writes and not self.has_primary:
+            if len(self.kept) + len(rows) > _MOST_KEPT:
+                self._context.warn(
+                    "unwritten",
+                    f"more than {_MOST_KEPT:,} rows wait on rank {self._context.rank} for the rank that writes them, "
+                    "which is away: the oldest are lost, and counted at the end.",
+                )
+                dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
+                own.writer.lost["that could not be kept for the rank that writes them"] += dropped
+            self.kept_after = self.kept_after if self.kept else own.writing.last_position
+            self.kept.extend(row._replace(own=()) for row in rows)
+        own.writing.write(rows)
+        own.spreads.found.clear()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether there are rows kept for a primary that is away."""
+        return bool(self.kept) and not self.has_primary
+
+    def is_awaited(self, *, by_late: bool = False) -> bool:
+        """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
+        has_spread = self._context.rows.spreads.has_spread
+        if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
+            return True
+        ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
+        others = ranks.members - ranks.closed
+        givers = map(memory.ranks_of, self._context.rows.attachments.kept() if others and by_late else ())
+        return any(those is not None and not those >= others for those in givers)
+
+    # Between generations
+
+    def catch_up(self, checkpoint: Checkpoint) -> bool:
+        """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
+        if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
+            return False
+        self._rounds.plan(checkpoint.offers)
+        return self._unpack(checkpoint.offers, checkpoint.sums, checkpoint.maxima).closed
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the others' state, including rows that they finished while the primary was away."""
+        self._rounds.restore(state)
+        self.checkpoint = Checkpoint(self._rounds.table.round)
+        rows = decoded(state["unwritten"])
+        if self._context.rows.writes:
+            self._due += tuple(rows)
         else:
-            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
-            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
-        self._context.warn(
-            UNOPENED,
-            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
-            "numbers, pass reduce=None.",
-        )
+            self.kept.extend(rows)
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    # Alone
+
+    def continue_alone(self) -> None:
+        """Switch to rounds of this rank only."""
+        self.close()
+        self.group, self._members = Group(), (self._context.unit.index,)
+        if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
+            self._rounds.side_data.axes = self._context.rows.axes()
+        self.has_more = False
+
+    def write_all(self) -> None:
+        """Finish and write everything that this rank has, until it is given up; for a rank that is alone."""
+        self._write_due()
+        rounds = self._rounds
+        while rounds.busy and not self._context.rows.writing.is_over:
+            outcome = self.round()
+            if outcome.closed or not (outcome.more or outcome.taken):
+                break
+        self.has_more = False
 
 
 class Participation:
@@ -125,7 +195,7 @@ class Participation:
         self._context = context
         self._rounds = rounds
         self._cycle = cycle
-        self._broken_poll = Interval(interval(BROKEN_POLL_INTERVAL, context.unit.size))
+        self._broken_poll = Interval(BROKEN_POLL_INTERVAL, context.unit.size)
         self._joining_poll = Interval(context.limits.heartbeat)
 
     # Joining
@@ -195,7 +265,7 @@ class Participation:
     def recover(self, generation: Generation) -> Generation:
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
         return self.joined.regroup(
-            generation, self._cycle.checkpoint(), grace(self._context.limits, self._context.unit), closed
+            generation, self._cycle.checkpoint, grace(self._context.limits, self._context.unit), closed
         )
 
     def admit(self, generation: Generation) -> Generation:
@@ -203,11 +273,11 @@ class Participation:
         membership = self.joined
         if generation.members[0] == self._context.unit.index:
             state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
-            return membership.admit(generation, self._cycle.checkpoint(), state)
+            return membership.admit(generation, self._cycle.checkpoint, state)
         following = membership.await_next(generation, self._context.limits.peer_timeout)
         return following or self.recover(generation)
 
-    def leave(self, is_delivered: Callable[[], bool], *, is_closed: bool) -> None:
+    def leave(self, *, delivered: bool, is_closed: bool) -> None:
         """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
         if self.membership is None:
             return
@@ -216,10 +286,8 @@ class Participation:
         self.attendance.check(self.membership.presence, generation, is_end=True)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
-            checkpoint, delivered = self._cycle.checkpoint(), is_delivered()
-            self.membership.leave(
-                self.generation, checkpoint, failed=lifecycle.has_failed, delivered=delivered, is_closed=is_closed
-            )
+            how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
+            self.membership.leave(self.generation, self._cycle.checkpoint, how, is_closed=is_closed)
 
     # Queries during rounds
 

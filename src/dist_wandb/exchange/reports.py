@@ -7,10 +7,13 @@ recurring event is reported less and less often.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Lifecycle
+from dist_wandb.exchange.membership.generations import Generation, Presence, least_wait
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Outcome
@@ -22,6 +25,8 @@ from dist_wandb.topology.ranges import named
 
 _log = logging.getLogger("dist_wandb")
 
+UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
+PRIMARY = 0  # its index in the unit
 _MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
 _MOST_COUNTS = 4  # that a message lists
@@ -117,6 +122,97 @@ class Context:
     def warn(self, kind: str, message: str) -> None:
         """Log a warning, once for its kind."""
         self.reports.warn(kind, message)
+
+
+class Attendance:
+    """The ranks that participate together with this one, generation after generation."""
+
+    def __init__(self, context: Context) -> None:
+        self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
+        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
+        self.unmet: frozenset[int] = frozenset()  # as in `Exchange`
+        self._context = context
+        self._has_checked = False
+
+    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
+        """Begin a generation after the one in which this rank participated last; return, and report, missing ranks."""
+        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks(before) else ()
+        if late:  # the others did not wait for them, because they had not opened a session
+            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
+            self._context.warn(
+                "accompanied",
+                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
+                f"{self._context.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
+            )
+        absent = presence.absent(generation)
+        missing = absent if before is None else absent & set(before.members)
+        still_lost = (self.lost | missing) - set(generation.members)
+        self.lost = frozenset(still_lost - presence.departures.ended("finished", "undelivered"))
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            reasons.setdefault(self._why(presence, index, before, generation), []).append(index)
+        if reasons and self._speaks(generation):
+            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
+            self._context.warn(
+                f"lost {sorted(map(list, reasons.values()))}",
+                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
+                "rows are marked dist_wandb/degraded.",
+            )
+        return absent
+
+    def _speaks(self, generation: Generation) -> bool:
+        """Return whether this rank reports for all members of a generation."""
+        return generation.members[0] == self._context.unit.index
+
+    def _why(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
+        departure, where = presence.departures.known.get(index), self._context.rows.writing.last_position
+        how = None if departure is None else departure.how
+        if before is None and how is None:
+            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
+            return f"{{}} {'took no part' if generation.number else waited}"
+        if before is None:
+            ended = "failed" if how == "failed" else "ended its session"
+            return f"{{}} {ended} before the first exchange with rank {self._context.rank}"
+        if how == "undelivered":
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
+        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
+
+    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
+        return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
+
+    def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
+        if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
+            with suppress(RendezvousError):
+                opened = presence.opened() - {self._context.unit.index}
+                self.lost = self.unmet = frozenset(opened - presence.departures.among(opened))
+        within = self._context.limits.join_timeout
+        within = least_wait(within, self._context.unit) if is_end else within
+        if presence.waited < within or (self._has_checked and not is_end):
+            return
+        if not (self._speaks(generation) if generation is not None else self._context.rows.writes):
+            return
+        self._has_checked, size = True, self._context.unit.size
+        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
+            return
+        try:
+            opened = presence.opened()
+        except RendezvousError:  # the store cannot be reached, so this is not known
+            return
+        self.is_only_one = len(opened) == 1
+        unopened = set(range(size)) - opened
+        if not unopened:
+            return
+        if self.is_only_one:
+            found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
+        else:
+            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
+            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
+        self._context.warn(
+            UNOPENED,
+            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
+            "numbers, pass reduce=None.",
+        )
 
 
 class Messages:

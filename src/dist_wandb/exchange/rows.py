@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from dist_wandb.exchange.attachments.attachment import ATTACHED, Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.attachments.spreads import Spreads
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.writing import Writing
+from dist_wandb.exchange.writing import Spreads, Writing
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import checked_weight, is_number

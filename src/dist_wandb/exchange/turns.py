@@ -4,9 +4,9 @@ A contribution is ready when the event that was recorded on its device is. Those
 so that rows keep their order.
 
 Neither the inbox nor the outbox loses a row. A script that logs faster than the ranks exchange is slowed down to their
-pace once `max_pending_rows` wait, but not by ranks that stall: a round that stands still is broken off then (`worker`),
-and a call leaves the outbox when it is old (`protocol.choosing`), for a table with that limit. Until then, or until the
-ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
+pace once `max_pending_rows` wait, but not by ranks that stall: a round that stands still is broken off then
+(`collective`), and a call leaves the outbox when it is old (`protocol.plan`), for a table with that limit. Until then,
+or until the ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
 """
 
 from __future__ import annotations
@@ -212,11 +212,7 @@ class Turns:
         rounds, table = self._rounds, self._rounds.table
         oldest = next(table.unwritten(), None)
         born = None if oldest is None else table.cells[oldest].born
-        overdue = self._pacer.begin_round(time.monotonic(), table.round, born)
-        if overdue.new is not None:
-            rounds.give_up(overdue.new, new_only=True)
-        if overdue.usual is not None:
-            rounds.give_up(overdue.usual, new_only=False)
+        rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
     def end_round(self, outcome: Outcome) -> None:
         """Take note of the result of a round, and answer flush requests."""

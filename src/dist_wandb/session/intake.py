@@ -9,10 +9,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.collective import CollectiveExchange, Hooks
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.worker import Hooks
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import (
     Paths,

@@ -139,6 +139,21 @@ def interval(seconds: float, ranks: int) -> float:
     return max(seconds, min(seconds * ranks / _RANKS, _SLOWEST_OF_MANY))
 
 
+class Interval:
+    """Permits an action once every `seconds`; if each of many `ranks` polls the job's store then, see `interval`."""
+
+    def __init__(self, seconds: float, ranks: int = 1) -> None:
+        self._seconds = interval(seconds, ranks)
+        self._last = -math.inf
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the interval is over; if so, begin the next one."""
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
+
+
 class BackgroundPoll(Generic[_T]):
     """A `poll` in the background: its current result can be read without waiting."""
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from dist_wandb.exchange.membership import generations, membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
-from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Result, publish_opened
+from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
-from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.exchange.transport.layout import GroupLayout
+from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
@@ -81,7 +80,7 @@ def on_one_node(number: int, members: tuple[int, ...], *others: Any, **named: An
 def knows(number: int, *offers: str) -> Checkpoint:
     """The checkpoint of a member that has taken part in so many rounds; the members made these offers in the last."""
     of_members = {offer.encode(): frozenset([member]) for member, offer in enumerate(offers)}
-    return Checkpoint(number, Result(of_members, [0.5, -0.0], [math.inf]) if offers else None)
+    return Checkpoint(number, of_members, [0.5, -0.0], [math.inf]) if offers else Checkpoint(number)
 
 
 @pytest.fixture
@@ -186,7 +185,7 @@ def test_a_delayed_arrival_claims_the_first_generation_without_an_election(
 def test_early_departures_are_not_members_and_are_recorded() -> None:
     job = Job(3)
     job.rank(1).presence.arrive()
-    job.rank(1).leave(None, knows(0), failed=True, delivered=False)
+    job.rank(1).leave(None, knows(0), "failed")
     began = set_of(job.together(lambda rank: rank.arrive(LONG), 0, 2))
     assert began == on_one_node(0, (0, 2), gone={1: Departure("failed", 1)})
 
@@ -210,7 +209,7 @@ def test_joining_after_all_others_have_left_raises_over() -> None:
     job = Job(3)
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     for index in range(2):
-        job.rank(index).leave(before, knows(1), failed=False, delivered=True)
+        job.rank(index).leave(before, knows(1), "finished")
     with pytest.raises(Over):
         job.rank(2).join(before, LONG)
 
@@ -236,7 +235,7 @@ def test_the_source_has_the_latest_round() -> None:
 def test_a_departed_rank_is_not_waited_for_but_its_checkpoint_counts() -> None:
     job = Job(3)
     before = job.begin()
-    job.rank(2).leave(before, knows(7, "a"), failed=False, delivered=True)
+    job.rank(2).leave(before, knows(7, "a"), "finished")
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), LONG), 0, 1))
     assert following == on_one_node(1, (0, 1), (), 7, 2, gone={2: Departure("finished", 2)})
     assert job.rank(0).generations.checkpoint_before(following) == knows(7, "a")
@@ -313,7 +312,7 @@ def test_another_rank_regroups_if_the_reader_is_stopped() -> None:
         time.sleep(0.01)
     job.stopped.add(0)
     stopping.join()
-    job.rank(0).leave(before, knows(6), failed=True, delivered=False)
+    job.rank(0).leave(before, knows(6), "failed")
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 1, 2))
     assert (following.members, following.gone) == ((1, 2), {0: Departure("failed", 0)})
 
@@ -321,9 +320,9 @@ def test_another_rank_regroups_if_the_reader_is_stopped() -> None:
 def test_leaving_after_the_closing_round_does_not_break_the_generation() -> None:
     job = Job(3)
     before = job.begin()
-    job.rank(2).leave(before, knows(7), failed=False, delivered=True, is_closed=True)
+    job.rank(2).leave(before, knows(7), "finished", is_closed=True)
     assert not job.rank(1).generations.is_broken(before)
-    job.rank(1).leave(before, knows(6), failed=False, delivered=True)
+    job.rank(1).leave(before, knows(6), "finished")
     assert job.rank(0).generations.is_broken(before)
 
 
@@ -336,7 +335,7 @@ def test_leaving_breaks_a_newer_generation_that_includes_the_rank(*, is_closed: 
         job.rank(rank).generations.summaries(before).append((rank, 6))
     following = job.rank(0)._claim_next(before, dict.fromkeys(range(3), 6))
     assert not job.rank(1).generations.is_broken(following)
-    job.rank(2).leave(before, knows(6), failed=not is_closed, delivered=is_closed, is_closed=is_closed)
+    job.rank(2).leave(before, knows(6), "finished" if is_closed else "failed", is_closed=is_closed)
     assert job.rank(1).generations.is_broken(following)
 
 
@@ -350,7 +349,7 @@ def test_leaving_breaks_a_generation_that_has_just_admitted_the_rank() -> None:
     following = job.rank(0).admit(before, knows(4), {})
     assert following.members == (0, 1, 2)
     assert not job.rank(1).generations.is_broken(following)
-    late.leave(None, knows(0), failed=True, delivered=False)
+    late.leave(None, knows(0), "failed")
     assert job.rank(1).generations.is_broken(following)
     assert not job.rank(1).generations.is_broken(before)  # it was not a member
 
@@ -363,7 +362,7 @@ def test_a_generation_is_broken_at_once_if_a_member_leaves_during_the_claim(
     claim = job.rank(0).generations.claim
 
     def claim_late(generation: Generation) -> Generation:
-        job.rank(2).leave(before, knows(6), failed=True, delivered=False)
+        job.rank(2).leave(before, knows(6), "failed")
         return claim(generation)
 
     monkeypatch.setattr(job.rank(0).generations, "claim", claim_late)

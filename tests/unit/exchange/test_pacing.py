@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Interval, Overdue, Pacer
+from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Overdue, Pacer
 from dist_wandb.settings.limits import Limits
 
 LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0)
@@ -150,8 +150,3 @@ def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -
     assert pacer.has_flushed_alone(2.1, is_settled=True)
     assert not pacer.has_flushed_alone(2.2, is_settled=False)
     assert not pacer.has_flushed_alone(2.3, is_settled=True), "from the start, because cells were open again"
-
-
-def test_an_interval_starts_when_the_previous_one_is_over() -> None:
-    interval = Interval(0.5)
-    assert [interval.is_over(now) for now in (7.0, 7.4, 7.6, 8.0, 8.1)] == [True, False, True, False, True]

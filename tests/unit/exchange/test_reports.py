@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.interface import Lifecycle
+from dist_wandb.exchange.participation import Cycle
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.pacing import Pacer

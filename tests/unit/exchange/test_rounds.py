@@ -16,7 +16,7 @@ from row_jobs import SAME_CALLS, WITH_FAULTS, WITHOUT_FAULTS, Job
 from row_model import Judge
 from row_units import Unit
 
-from dist_wandb.exchange.protocol import choosing, table
+from dist_wandb.exchange.protocol import plan, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
@@ -142,7 +142,7 @@ def happen(unit: Unit, action: str, number: int, logged: Sequence[Entry]) -> Non
     elif action == "wait":
         unit.now += 0.3
     elif action.startswith("impatient"):
-        machine.give_up(number % (machine.table.round + 1), new_only=action != "impatient")
+        machine.give_up(**{"every" if action == "impatient" else "new": number % (machine.table.round + 1)})
     elif action == "close":
         machine.intent = Intent.CLOSING
     elif action == "interleave":
@@ -185,7 +185,7 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "each call has a row of its own": (Placing, "_home", lambda _self, call, _usual: call),
     "nobody is awaited": (Contributors, "awaited", lambda *_args, **_more: (NOBODY, False)),
     "nobody is flagged": (Contributors, "lacking", lambda *_: NOBODY),
-    "another owner": (choosing.Segment, "owner", property(lambda self: list(self.starts)[-1])),
+    "another owner": (plan.Segment, "owner", property(lambda self: list(self.starts)[-1])),
     "cells are separate": (Placing, "_place", _finish_separately),
     "any call joins": (Placing, "_is_partner", lambda *_: True),
     "late values start a row": (table.Table, "recall", lambda self, row: self.memory.pop(row)),
@@ -768,13 +768,13 @@ def test_wide_calls_have_narrow_offers() -> None:
 def test_ranks_with_equal_calls_are_one(is_another: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 512 ranks; the work is for the different calls, not for the ranks."""
     joined: list[int] = []
-    joint = choosing._joint
+    joint = plan._joint
 
     def counted(group: Any, *arguments: Any) -> Any:
         joined.append(len(group))
         return joint(group, *arguments)
 
-    monkeypatch.setattr(choosing, "_joint", counted)
+    monkeypatch.setattr(plan, "_joint", counted)
     machine, other = Rounds(0, 512), Rounds(511, 512)
     for one, number in ((machine, 20), (other, 19 if is_another else 20)):
         one.table.names.update({"loss": 0})

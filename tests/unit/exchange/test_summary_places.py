@@ -74,10 +74,10 @@ def test_a_row_that_is_written_again_is_told_apart() -> None:
     unit.log_on_all([{"loss": 1.0}, {"loss": 1.0}], 0)
     unit.exchange()
     log(unit, 0, {"loss": 1.0}, 1, 3)
-    unit.rounds[0].give_up(unit.rounds[0].table.round + 1, new_only=False)
+    unit.rounds[0].give_up(every=unit.rounds[0].table.round + 1)
     for _ in range(4):
         unit.exchange()
-        unit.rounds[0].give_up(unit.rounds[0].table.round, new_only=False)
+        unit.rounds[0].give_up(every=unit.rounds[0].table.round)
     log(unit, 1, {"loss": 3.0}, 1, 0)
     unit.close()
     assert [(place[1], place[4]) for place in places] == [(0, False), (3, False), (None, True)]

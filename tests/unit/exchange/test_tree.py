@@ -16,8 +16,7 @@ import torch.distributed as dist
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo, tree
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError, members_of
-from dist_wandb.exchange.transport.layout import tree_of
+from dist_wandb.exchange.transport.group import BrokenError, members_of, tree_of
 from dist_wandb.exchange.transport.tree import TreeGroup
 
 if TYPE_CHECKING:

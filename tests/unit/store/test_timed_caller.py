@@ -14,6 +14,7 @@ from processes import wait_until
 from dist_wandb.store import timed_caller
 from dist_wandb.store.timed_caller import (
     BackgroundPoll,
+    Interval,
     TimedCaller,
     UnansweredError,
     briefly,
@@ -231,3 +232,8 @@ def test_polling_ends_at_the_limit() -> None:
     assert poll(lambda: calls.append(1), 0.0, 0.05) is None
     assert len(calls) == 1
     assert poll(lambda: 7, 0.0, 0.05) == 7
+
+
+def test_an_interval_starts_when_the_previous_one_is_over() -> None:
+    every = Interval(0.5, 2)
+    assert [every.is_over(now) for now in (7.0, 7.4, 7.6, 8.0, 8.1)] == [True, False, True, False, True]

@@ -189,14 +189,11 @@ class Attachments:
         attachment = self._of(series)
         return attachment is not None and attachment.needs_own_part
 
-    def due(self, keys: Iterable[Key], *, has_primary: bool) -> list[tuple[Attachment[Any], list[Key]]]:
+    def due(self, keys: Sequence[Key], *, has_primary: bool) -> list[tuple[Attachment[Any], list[Key]]]:
         """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
-        due: dict[int, tuple[Attachment[Any], list[Key]]] = {}
-        for key in keys:
-            attachment = self._of(key.name)
-            if attachment is not None and (has_primary or attachment.merges):
-                due.setdefault(id(attachment), (attachment, []))[1].append(key)
-        return [due[id(attachment)] for attachment in self._by_type.values() if id(attachment) in due]
+        known = [one for one in self._by_type.values() if has_primary or one.merges]
+        due = [(one, [key for key in keys if self._of(key.name) is one]) for one in known]
+        return [(one, found) for one, found in due if found]
 
     def has_sent_much(self) -> bool:
         return any(attachment.contributions.has_sent_much for attachment in self._by_type.values())

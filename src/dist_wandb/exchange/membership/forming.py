@@ -1,6 +1,6 @@
 """The members of a generation form a group: they meet at the job's store, and then connect.
 
-Many members form a tree of groups (`transport.layout`). Each rank forms its groups from the lowest level upwards, so a
+Many members form a tree of groups (`transport.group`). Each rank forms its groups from the lowest level upwards, so a
 rank that arrives at a group has formed the ones below it. Finally, member 0 informs all others, group by group, that
 the tree has formed; if a group cannot be formed, the ranks below it are informed of that instead. Time limits:
 `peer_timeout` for the members of a group to arrive and, for each level above, the time to form the groups below. That
@@ -27,15 +27,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore
-from dist_wandb.exchange.protocol.pacing import Interval
-from dist_wandb.exchange.transport import layout
-from dist_wandb.exchange.transport.group import BrokenError, Group
-from dist_wandb.exchange.transport.layout import GroupLayout
+from dist_wandb.exchange.transport.group import BrokenError, Group, GroupLayout, tree_of
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.connection import address_among
 from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import interval, poll
+from dist_wandb.store.timed_caller import Interval, interval, poll
 from dist_wandb.topology.launch import job_setting
 from dist_wandb.topology.ranges import named
 
@@ -163,7 +160,7 @@ class Forming:
         from dist_wandb.exchange.transport import gloo, tree
 
         members, index, patience = generation.members, self._unit.index, self._limits.peer_timeout
-        path, levels = layout.tree_of(members, generation.nodes, index, layout.FAN_OUT)
+        path, levels = tree_of(members, generation.nodes, index)
         forming = gloo.FORMING + _FORMING_PER_MEMBER * len(members)
         per_level = min(patience, forming) + gloo.FORMING_MORE
         is_after_broken = generation.number > 0 and not generation.joined
@@ -204,7 +201,7 @@ class Forming:
         members, name = len(group.members), f"met/{generation.number}/{group.name}"
         met = SharedList(self._keys, name)
         is_last = met.append_one_of([self._unit.index, self._address], members)
-        broken_check = Interval(interval(_BROKEN_CHECK_INTERVAL, len(generation.members)))
+        broken_check = Interval(_BROKEN_CHECK_INTERVAL, len(generation.members))
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import interval
+from dist_wandb.store.timed_caller import Interval, interval
 from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
@@ -29,35 +28,25 @@ class Departure(NamedTuple):
     global_rank: int
 
 
-class Result(NamedTuple):
-    """What a round has shown to all members."""
-
-    offers: Mapping[bytes, frozenset[int]]  # what they have offered, each with the members that did
-    sums: Sequence[float]  # the reduced lists
-    maxima: Sequence[float]
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a member at the end of a generation: the last round that it took part in, with its result."""
+    """The last round that a member took part in, with what it has shown to all members."""
 
-    round: int  # number of that round
-    result: Result | None  # of that round; `None` before the first one
+    round: int  # its number; 0 before the first one
+    offers: Mapping[bytes, frozenset[int]] = field(default_factory=dict)  # each with its members; empty if not known
+    sums: Sequence[float] = ()  # the reduced lists
+    maxima: Sequence[float] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> list[Any]:
         """Return a JSON value that preserves all bits of the numbers."""
-        if self.result is None:
-            return {"round": self.round, "result": None}
-        offers = [[offer.decode(), spans_of(members)] for offer, members in self.result.offers.items()]
-        return {"round": self.round, "result": [offers, *map(_encoded, self.result[1:])]}
+        offers = [[offer.decode(), spans_of(members)] for offer, members in self.offers.items()]
+        return [self.round, offers, _encoded(self.sums), _encoded(self.maxima)]
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Checkpoint:
-        if stored["result"] is None:
-            return cls(stored["round"], None)
-        offers, *lists = stored["result"]
+    def from_json(cls, stored: list[Any]) -> Checkpoint:
+        number, offers, *lists = stored
         of_members = {offer.encode(): frozenset(numbers_in(spans)) for offer, spans in offers}
-        return cls(stored["round"], Result(of_members, *map(_decoded, lists)))
+        return cls(number, of_members, *map(_decoded, lists))
 
 
 @dataclass(frozen=True)
@@ -184,16 +173,6 @@ class Arrival(NamedTuple):
     node: int  # its node rank; -1 if unknown
 
 
-class DepartureRecord(NamedTuple):
-    """The record that a rank publishes when it leaves."""
-
-    member: int  # its index in the unit
-    how: str  # as in `Departure`
-    global_rank: int
-    number: int | None  # of its last generation; `None` if it was in none
-    round: int  # number of the last round that it took part in
-
-
 class Departures:
     """The departed ranks, as far as this rank has read their records."""
 
@@ -202,25 +181,22 @@ class Departures:
         self.rounds: dict[int, dict[int, int]] = {}  # the last ones of ranks, by number of their last generation
         self._unit = unit
         self._entries = SharedList(keys, "gone")
-        self._next_poll = Interval(interval(_POLL_INTERVAL, unit.size))
+        self._next_poll = Interval(_POLL_INTERVAL, unit.size)
 
     def ended(self, *how: str) -> set[int]:
         """Return the ranks that have left in one of these ways, as in `Departure`."""
         return {index for index, departure in self.known.items() if departure.how in how}
 
-    def leave(self, *, failed: bool, delivered: bool, number: int | None, checkpoint: Checkpoint) -> None:
+    def leave(self, how: str, number: int | None, last_round: int) -> None:
         """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
-        how = "failed" if failed else "finished" if delivered else "undelivered"
-        unit = self._unit
-        self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round))
+        self._entries.append([self._unit.index, how, self._unit.global_rank, number, last_round])
 
     def among(self, ranks: Iterable[int]) -> set[int]:
         """Return which of some ranks have published their departure. Reads new records."""
-        for entry in self._entries.read_new():
-            record = DepartureRecord(*entry)
-            self.known[record.member] = Departure(record.how, record.global_rank)
-            if record.number is not None:
-                self.rounds.setdefault(record.number, {})[record.member] = record.round
+        for member, how, global_rank, number, last_round in self._entries.read_new():
+            self.known[member] = Departure(how, global_rank)
+            if number is not None:
+                self.rounds.setdefault(number, {})[member] = last_round
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
@@ -326,16 +302,6 @@ class Presence:
     def waited(self) -> float:
         """Seconds since this rank has begun to wait for other ranks."""
         return time.monotonic() - self.began
-
-    def why_absent(self, index: int, generation: Generation) -> str:
-        """Return why a rank is missing from this rank's first generation."""
-        departure = self.departures.known.get(index)
-        if departure is not None:
-            how = "failed" if departure.how == "failed" else "ended its session"
-            return f"{how} before the first exchange with rank {self._unit.global_rank}"
-        if generation.number:
-            return "took no part"
-        return f"opened a session, but did not take part within {round(self.waited, 1):g} s"
 
     def global_rank(self, index: int) -> int:
         """Return the published index in the job of a rank of the unit; by default, `Unit.global_rank_of`."""

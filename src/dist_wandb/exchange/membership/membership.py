@@ -36,9 +36,9 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   publish it. A rank whose `finish` ended before that is missing, although it has not failed. Rows that lack a rank are
   marked with `dist_wandb/degraded`, the number of missing ranks.
 
-A new generation begins with a greeting (`cycle`): members exchange the work that was pending when the last generation
-broke. Contributions of ranks that are gone stay in the totals, but do not complete a cell in place of ranks that have
-yet to contribute.
+A new generation begins with a greeting (`participation`): members exchange the work that was pending when the last
+generation broke. Contributions of ranks that are gone stay in the totals, but do not complete a cell in place of ranks
+that have yet to contribute.
 
 Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one round
 before, so nothing is lost or counted twice.
@@ -72,11 +72,10 @@ from dist_wandb.exchange.membership.generations import (
     has_opened,
     least_wait,
 )
-from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import interval
+from dist_wandb.store.timed_caller import Interval, interval
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
@@ -154,7 +153,7 @@ class Beginning:
         self._situation = situation
         self._is_last = self._presence.arrive()
         self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
-        self._over_check, self._check = (Interval(interval(_CHECK_INTERVAL, unit.size)) for _ in range(2))
+        self._over_check, self._check = (Interval(_CHECK_INTERVAL, unit.size) for _ in range(2))
 
     def is_urgent(self) -> bool:
         """Return whether to check at once whether it is this rank that has to claim the generation."""
@@ -375,19 +374,18 @@ class Membership:
         self,
         generation: Generation | None,
         checkpoint: Checkpoint,
+        how: str,
         *,
-        failed: bool,
-        delivered: bool,
         is_closed: bool = False,
     ) -> None:
-        """Publish that this rank is gone, and whether the others have received everything that it logged.
+        """Publish that this rank is gone, and `how`, as in `Departure`.
 
         If all leave after the last round (`is_closed`), its result may still be on its way, which is not interrupted.
         """
         number = None if generation is None else generation.number
         if generation is not None:
             self.generations.publish_checkpoint(generation, checkpoint)
-        self.presence.departures.leave(failed=failed, delivered=delivered, number=number, checkpoint=checkpoint)
+        self.presence.departures.leave(how, number, checkpoint.round)
         left = generation or self.generations.get(0)
         while left is not None:  # also later generations of which it became a member without noticing
             if self._unit.index in left.members and not (is_closed and left is generation):

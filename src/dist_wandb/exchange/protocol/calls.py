@@ -196,6 +196,10 @@ class Block(NamedTuple):
             return Key(self.names[name], None, self.occurrences[name] + index)
         return Key(self.names[name], self.step + index * self.stride, self.occurrences[name])
 
+    def cells(self, axes: frozenset[str]) -> list[Key]:
+        """Return the cells of the first call; see `cells_and_axes`."""
+        return [Key(self.names[at], self.step, self.occurrences[at]) for at in cells_and_axes(self.names, axes)[0]]
+
     def from_call(self, index: int) -> Block:
         """Return the block without its first calls."""
         names, occurrences, step, stride, x, x_stride, number = self

@@ -104,6 +104,15 @@ def lanes_of_floats(values: list[float], weight: float) -> Lanes | None:
     return [*weighted, *weights, *values, *ones], [*values, *map(neg, values)]
 
 
+def placed(lanes: Lanes, places: Sequence[int], names: int) -> Lanes:
+    """Return lanes of so many names: those of some of them, at these places, and of no numbers."""
+    sums, maxima = [0.0] * (SUMS * names), [NOTHING] * (MAXIMA * names)
+    for index, place in enumerate(places):
+        sums[place::names] = lanes[0][index :: len(places)]
+        maxima[place::names] = lanes[1][index :: len(places)]
+    return sums, maxima
+
+
 def number_at(sums: Sequence[float], maxima: Sequence[float], index: int, names: int) -> Number:
     """Return the number of one of so many names in lanes."""
     weighted, weight, plain, counts = sums[index : SUMS * names : names]

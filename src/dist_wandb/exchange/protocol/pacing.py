@@ -14,12 +14,12 @@ heartbeats count; of an exchange of tables and images, nothing.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import deque
 from operator import itemgetter
 from typing import NamedTuple
 
+from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.settings.limits import Limits
 
 NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
@@ -30,10 +30,10 @@ _APART = 0.02  # minimum seconds between two recorded times of rounds
 
 
 class Overdue(NamedTuple):
-    """The latest rounds whose cells, and all cells opened before them, are overdue; `None` if there are none."""
+    """The latest rounds whose cells, and all cells opened before them, are overdue; `NOTHING` if there are none."""
 
-    new: int | None = None  # for cells of names that were never finished
-    usual: int | None = None  # for cells of all names
+    new: float = NOTHING  # for cells of names that were never finished
+    usual: float = NOTHING  # for cells of all names
 
 
 class Pacer:
@@ -89,9 +89,9 @@ class Pacer:
         self._last_round = now
         return overdue
 
-    def _last_before(self, since: float) -> int | None:
+    def _last_before(self, since: float) -> float:
         index = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[index - 1][0] if index else None
+        return self._rounds[index - 1][0] if index else NOTHING
 
     def _move_rounds(self, seconds: float) -> None:
         self._rounds = deque((number, at + seconds) for number, at in self._rounds)
@@ -113,18 +113,3 @@ class Pacer:
         if self._settled_since is None:
             self._settled_since = now
         return now - self._settled_since > _FLUSH_HEARTBEATS * self._limits.heartbeat
-
-
-class Interval:
-    """Permits an action once every `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last = -math.inf
-
-    def is_over(self, now: float) -> bool:
-        """Return whether the interval is over; if so, begin the next one."""
-        if now - self._last < self._seconds:
-            return False
-        self._last = now
-        return True

@@ -10,7 +10,7 @@ Then the numbers of these calls are combined: each rank packs its part into a li
 `Outcome.rows` contains the rows to write, in order.
 
 The path of one call: `post` puts it into the *outbox*. Usually all ranks offer the same calls; those that are complete
-are written without any state (`choosing`). What remains goes into the *table* (`table`), in which rows wait for ranks.
+are written without any state (`plan`). What remains goes into the *table* (`table`), in which rows wait for ranks.
 A call stays in the outbox until every rank that usually logs one of its names offers its part, or it is old: so what
 belongs together is taken together, and the table is empty in normal life.
 
@@ -36,13 +36,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.choosing import Taken
 from dist_wandb.exchange.protocol.contributors import Ranks
 from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
-from dist_wandb.exchange.protocol.plan import Plan
+from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
 Offers = Mapping[bytes, Ranks]
@@ -82,14 +81,6 @@ class Outcome:
     uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
-class _Terms(NamedTuple):
-    """Arguments of `Rounds`."""
-
-    most_open: int
-    hold: float
-    needs_primary: Callable[[str], bool]
-
-
 class _Kept:
     """What one rank alone keeps for the rows of its calls, until these are written."""
 
@@ -104,7 +95,7 @@ class _Kept:
             if own is not None and key is not None:
                 self.own[key] = own
             elif own is not None:
-                yield place, _without_numbers(one.step, one.x, own)
+                yield place, _without_numbers(one.call.step, one.call.x, own)
 
     def lose(self, keys: Iterable[Key]) -> None:
         """Turn what is kept for cells that will not be written with it into rows of their own."""
@@ -149,7 +140,8 @@ class Rounds:
         self.outbox: Outbox = Outbox(remembered)
         self.table: Table = Table(size, remembered)
         self._rank = rank
-        self._terms = _Terms(most_open, hold, needs_primary)
+        self._hold = hold
+        self._patience = Patience(most_open, needs_primary)
         self._gives_up = (NOTHING, NOTHING)  # up to these rounds: cells of new names, all cells
         self._plan: Plan | None = None
         self._kept = _Kept()
@@ -160,10 +152,9 @@ class Rounds:
         """Put a `Call` of `log` into the outbox. One without names is a row of what only this rank keeps for it."""
         return self.outbox.post(names, lanes, step, x, at, own)
 
-    def give_up(self, born: int, *, new_only: bool) -> None:
-        """Announce that cells opened up to the round `born`, or `new_only` those of new names, are to be finished."""
-        new, every = self._gives_up
-        self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
+    def give_up(self, new: float = NOTHING, every: float = NOTHING) -> None:
+        """Announce that cells of new names, and all cells, opened up to these rounds are to be finished."""
+        self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
     def put_back(self) -> None:
         """Put the last round's calls back: the others interrupted that round and continue from before it."""
@@ -182,7 +173,7 @@ class Rounds:
         is_last = self.intent is Intent.CLOSING and self._rank not in table.ranks.closed and not rest
         return Offer(
             blocks_of(calls),
-            sum(1 for call in calls if now - call.at >= self._terms.hold) if is_open else len(calls),
+            sum(1 for call in calls if now - call.at >= self._hold) if is_open else len(calls),
             rest,
             self.intent,
             *(self._gives_up if table.open else (NOTHING, NOTHING)),
@@ -222,10 +213,15 @@ class Rounds:
         rows, places = plan.apply(sums, maxima)
         own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
         late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
-        patience, is_crowded = _patience(plan, self._terms), len(table.open) > self._terms.most_open
-        gives_up = zip(self._gives_up, (patience.of_new, patience.of_all), strict=True)
-        new, every = (own if own > announced else NOTHING for own, announced in gives_up)
-        self._gives_up = new, every
+        offers, is_crowded = [offer for _, offer in plan.offers], len(table.open) > self._patience.most_open
+        patience = self._patience._replace(
+            of_new=max(offer.give_up_new for offer in offers),
+            of_all=max(offer.give_up_all for offer in offers),
+            everything=plan.takes_all and all(offer.intent is not Intent.OPEN for offer in offers),
+            behind=any(offer.more > 0 for offer in offers),
+        )
+        new, every = self._gives_up  # not again what this round has announced
+        self._gives_up = new if new > patience.of_new else NOTHING, every if every > patience.of_all else NOTHING
         if not plan.takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
         table.leave(plan.leaving)
@@ -235,7 +231,7 @@ class Rounds:
         rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
         later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
         rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
-        offers, done = [offer for _, offer in plan.offers], patience.everything
+        done = patience.everything
         regroup = any(offer.regroup for offer in offers)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(offer.blocks for offer in offers)
@@ -303,11 +299,3 @@ def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str,
             table.ranks.interleave(ranks)
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
-
-
-def _patience(plan: Plan, terms: _Terms) -> Patience:
-    offers = [offer for _, offer in plan.offers]
-    of_new, of_all = max(offer.give_up_new for offer in offers), max(offer.give_up_all for offer in offers)
-    done = plan.takes_all and all(offer.intent is not Intent.OPEN for offer in offers)
-    behind = any(offer.more > 0 for offer in offers)
-    return Patience(of_new, of_all, done, behind, terms.most_open, terms.needs_primary)

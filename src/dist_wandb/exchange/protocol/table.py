@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Key, Names
 from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Progress, Ranks
-from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
+from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes, Number, lanes_of
 from dist_wandb.exchange.protocol.placing import Cell, Known, Memory, Owner, Placing, Remembered
 
 _FEW = 64  # open rows that are all checked in each round
@@ -201,12 +201,12 @@ def decoded(value: Any) -> Any:
 class Patience(NamedTuple):
     """What rows wait for in a round."""
 
-    of_new: float  # rounds up to which cells of names that were never written have waited long enough
-    of_all: float  # the same for all cells
-    everything: bool  # whether all ranks pause or close: nothing is waited for
-    behind: bool  # whether some rank has more waiting than it could offer: nobody is given up now
     most_open: int  # how many rows may be open
     needs_primary: Callable[[str], bool]  # see `Rounds`
+    of_new: float = NOTHING  # rounds up to which cells of names that were never written have waited long enough
+    of_all: float = NOTHING  # the same for all cells
+    everything: bool = False  # whether all ranks pause or close: nothing is waited for
+    behind: bool = False  # whether some rank has more waiting than it could offer: nobody is given up now
 
 
 class Conclusion:

@@ -1,4 +1,4 @@
-"""A generation with too many members for one gloo group, as a tree of groups (`layout`).
+"""A generation with too many members for one gloo group, as a tree of groups (`group`).
 
 Each member sends its numbers to the first member of its group, which reduces them and sends the result to the next
 level, and so on. Member 0 sends the final result down again, from group to group. Thus one member computes each result,
