@@ -108,7 +108,7 @@ def test_a_lost_store_does_not_break_reads(job: Job, monkeypatch: pytest.MonkeyP
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"
 
-    def gone(_self: JobStore, _key: str) -> None:
+    def gone(*_: object, **__: object) -> None:
         raise RendezvousError("gone")
 
     monkeypatch.setattr(JobStore, "try_get", gone)
