@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport import tree
 from dist_wandb.exchange.transport.gloo import GlooGroup
 
@@ -72,9 +72,9 @@ def _spread(runs: list[dict[str, float]]) -> dict[str, list[float]]:
     return {what: [round(of(each), 2) for of in (min, statistics.median, max)] for what, each in numbers.items()}
 
 
-def _trees(ranks: int, per_node: int, fan_out: int) -> list[layout.Tree]:
+def _trees(ranks: int, per_node: int, fan_out: int) -> list[groups.Tree]:
     nodes = [rank // per_node for rank in range(ranks)]
-    return [layout.tree_of(range(ranks), nodes, rank, fan_out) for rank in range(ranks)]
+    return [groups.tree_of(range(ranks), nodes, rank, fan_out) for rank in range(ranks)]
 
 
 def _shape(ranks: int, per_node: int, fan_out: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _measured(ranks: int, per_node: int, fan_out: int, rows: int) -> dict[str, f
     }
 
 
-def _as_rank(rank: int, own: layout.Tree, ranks: int, rows: int, port: int, directory: Path) -> NoReturn:
+def _as_rank(rank: int, own: groups.Tree, ranks: int, rows: int, port: int, directory: Path) -> NoReturn:
     """Form the groups of a rank, reduce rows, and write the results."""
     try:
         store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=_LIMIT))

@@ -54,7 +54,7 @@ import torch.distributed as dist
 from benchmarks import common, scale_rank
 from benchmarks.scale_rank import Job
 
-from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import group as groups
 from dist_wandb.settings.reduction import DEGRADED
 
 _MOST_SHOWN = 5  # warnings and errors
@@ -72,9 +72,9 @@ def main() -> None:
     parser.add_argument("--names", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--limit", type=float, default=300.0)
-    parser.add_argument("--fan-out", type=int, default=layout.FAN_OUT, help="members of a group at most")
+    parser.add_argument("--fan-out", type=int, default=groups.FAN_OUT, help="members of a group at most")
     given = parser.parse_args()
-    layout.FAN_OUT = given.fan_out
+    groups.FAN_OUT = given.fan_out
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the store has two or three connections of each rank
     is_isolated = _leave_network()
@@ -87,7 +87,7 @@ def main() -> None:
         failures += [f"{ranks} ranks: {failure}" for failure in _failures(found, job)]
         jobs.append(found)
     failures += _growth(jobs)
-    report = {"isolated": is_isolated, "fan_out": layout.FAN_OUT, "jobs": jobs, "failures": failures}
+    report = {"isolated": is_isolated, "fan_out": groups.FAN_OUT, "jobs": jobs, "failures": failures}
     print(json.dumps(report, indent=2))
     sys.exit(bool(failures))
 

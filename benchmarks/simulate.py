@@ -35,7 +35,7 @@ import pytest
 import torch
 from benchmarks import common
 
-from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport import tree
 from dist_wandb.session import opener, registry
 from dist_wandb.session.session import Session
@@ -145,7 +145,7 @@ class Job:
             "bytes": _spread([counts["bytes"] for counts in self.counts]),
             "messages_of_a_row": _spread(for_row),
             "bytes_of_a_row": _spread(bytes_for_row),
-            "levels": layout.tree_of(range(self.ranks), nodes, 0, layout.FAN_OUT).levels,
+            "levels": groups.tree_of(range(self.ranks), nodes, 0, groups.FAN_OUT).levels,
             "opened": round(max(times["opened"]), 3),
             "last_row": round(max(times["again"]) - killed_at, 3),
             "finish": round(max(times["finished"]) - max(times["again"]), 3),

@@ -20,7 +20,7 @@ from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.tree import TreeGroup
@@ -38,7 +38,7 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
 @pytest.fixture(params=[2, 3])
 def fan_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The maximum number of members of a group."""
-    monkeypatch.setattr(layout, "FAN_OUT", request.param)
+    monkeypatch.setattr(groups, "FAN_OUT", request.param)
     return int(request.param)
 
 
@@ -69,7 +69,7 @@ def test_a_tree_writes_the_same_rows_as_one_group(
 ) -> None:
     units = []
     for most in (fan_out, size):
-        monkeypatch.setattr(layout, "FAN_OUT", most)
+        monkeypatch.setattr(groups, "FAN_OUT", most)
         unit = ranks(size, reduce={"count": "sum"}, spread=["spread"], per_node=per_node)
         log_all_kinds(unit)
         unit.flush()
@@ -207,7 +207,7 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All pieces together take longer than the timeout for one; members of the lowest level wait for those above."""
-    monkeypatch.setattr(layout, "FAN_OUT", 2)
+    monkeypatch.setattr(groups, "FAN_OUT", 2)
     monkeypatch.setattr(gloo, "PIECE", 4000)
     send = GlooGroup.send_to_first
 
@@ -241,11 +241,11 @@ def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes ranks whose own groups have formed, after the same number of attempts."""
-    monkeypatch.setattr(layout, "FAN_OUT", 3)
+    monkeypatch.setattr(groups, "FAN_OUT", 3)
 
     store_of = Forming.store_of
 
-    def store_on_node(own: Forming, generation: Generation, group: layout.GroupLayout) -> Any:
+    def store_on_node(own: Forming, generation: Generation, group: groups.GroupLayout) -> Any:
         if group.level:
             raise BrokenError("no way between hosts")
         return store_of(own, generation, group)

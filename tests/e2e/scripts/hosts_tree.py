@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pulse import Pulse
 
 import dist_wandb
-from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import group as groups
 
 PULSE = Pulse()
 PACE = 0.1  # seconds
@@ -25,7 +25,7 @@ LIMITS = dist_wandb.Limits(peer_timeout=4.0, join_timeout=60.0, finish_timeout=4
 def take_part(directory: Path) -> None:
     logging.basicConfig(format="AT %(created).2f %(message)s")
     rank, slowest = int(os.environ["RANK"]), 0.0
-    layout.FAN_OUT = int(os.environ["LOCAL_WORLD_SIZE"])
+    groups.FAN_OUT = int(os.environ["LOCAL_WORLD_SIZE"])
     run = dist_wandb.init("tests", id="job", dir=str(directory), limits=LIMITS, reduce={"who": "sum"})
     run.log({"loss": float(rank), "who": 2**rank}, step=0)
     assert run.flush(60.0)

@@ -20,7 +20,7 @@ from units import PatientExchange, Ranks
 
 from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.generations import Checkpoint
-from dist_wandb.exchange.transport import group as layout
+from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.reduction import DEGRADED
@@ -188,7 +188,7 @@ class Schedule:
         with pytest.MonkeyPatch.context() as patch, simulated(world):
             patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
 
-            patch.setattr(layout, "FAN_OUT", fan_out)
+            patch.setattr(groups, "FAN_OUT", fan_out)
             patch.setattr(forming, "_GRACE", 0.5)  # scaled like the other limits
             for rank in range(self.size):
                 after = world.random.uniform(0.0, 0.1) + (LATE if rank == self.late else 0.0)
