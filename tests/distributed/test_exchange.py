@@ -119,7 +119,7 @@ def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks], mon
         unit.log(rank, {"loss": float(-rank)}, 0)
     unit.flush()
 
-    def peek(*_: object) -> None:
+    def peek(*_: object, **__: object) -> None:
         raise RendezvousError("the store is gone")
 
     monkeypatch.setattr(JobStore, "try_get", peek)

@@ -26,8 +26,7 @@ from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store import leftovers
 from dist_wandb.store.connection import StoreConnection, is_hung_up
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import JobStore, SharedList
 from dist_wandb.topology.model import Topology
 
 SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts that must not be reached
@@ -118,13 +117,13 @@ def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, monkey
     monkeypatch.setattr("dist_wandb.store.connection._LEAST_PATIENCE", 0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
-    assert (asking.try_get_soon("key"), asking.try_get_soon("no key")) == (1, None)
+    assert (asking.try_get("key", soon=True), asking.try_get("no key", soon=True)) == (1, None)
     wire.cut()
-    assert asking.try_get_soon("key") is None
+    assert asking.try_get("key", soon=True) is None
     with pytest.raises(RendezvousError, match=r"Rank 0 cannot reach the store .* or the network is cut off"):
         asking.try_get("key")
     wire.mend()
-    eventually(lambda: asking.try_get_soon("key") == 1)
+    eventually(lambda: asking.try_get("key", soon=True) == 1)
 
 
 def test_a_lost_store_raises_for_hints_too_and_is_queried_once(
@@ -135,7 +134,7 @@ def test_a_lost_store_raises_for_hints_too_and_is_queried_once(
         asking.publish("key", 1)
     for _ in range(3):
         with pytest.raises(RendezvousError):
-            asking.try_get_soon("key")
+            asking.try_get("key", soon=True)
     traces = [line for line in capfd.readouterr().err.splitlines() if "TCPStore.cpp" in line and "SocketImpl" in line]
     assert sum(f":{wire.port})" in line for line in traces) <= 1, traces  # torch writes a trace each time
 

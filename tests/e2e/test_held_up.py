@@ -59,11 +59,11 @@ def test_a_primary_waits_for_its_writers_even_if_the_store_lists_them_slowly(
     asked = threading.Event()
     try_get = JobStore.try_get
 
-    def slowly(self: JobStore, key: str) -> Any:
+    def slowly(self: JobStore, key: str, *, soon: bool = False) -> Any:
         if key.endswith("/writers/count") and not asked.is_set():
             asked.set()
             time.sleep(2.5)
-        return try_get(self, key)
+        return try_get(self, key, soon=soon)
 
     sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], run_mode="shared", reduce=None)
     monkeypatch.setattr(JobStore, "try_get", slowly)

@@ -1,10 +1,83 @@
-"""Warnings that are logged once each."""
+"""Warnings: those that are logged once each, and the line that one names."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Line, Notices, users_line, warn
+
+
+def called_from(*modules: str) -> Line | None:
+    """Call `users_line` through code of these modules, the outermost first."""
+    call: Callable[[], Any] = users_line
+    for module in reversed(modules):
+        names: dict[str, Any] = {"__name__": module, "call": call}
+        exec(compile("def step():\n    return call()", f"{module}.py", "exec"), names)  # noqa: S102
+        call = names["step"]
+    found: Line | None = call()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("modules", "file"),
+    [
+        (["train"], "train.py"),
+        (["train", "dist_wandb.session.session"], "train.py"),
+        (["train", "lightning.pytorch.trainer", "dist_wandb.lightning.logger"], "train.py"),
+        (["train", "accelerate.accelerator", "functools", "dist_wandb.accelerate.tracker"], "train.py"),
+        (["train", "lightning.pytorch.trainer", "callbacks_of_mine", "dist_wandb"], "callbacks_of_mine.py"),
+        (["train", "lightning_of_mine", "wandb.sdk"], "lightning_of_mine.py"),
+    ],
+)
+def test_the_line_is_the_innermost_of_the_user(modules: list[str], file: str) -> None:
+    line = called_from(*modules)
+    assert line is not None
+    assert (line.file, line.number) == (file, 2)
+
+
+def called_on_a_thread_of(module: str) -> Line | None:
+    """Like `called_from`, without other code on the stack."""
+    names: dict[str, Any] = {"__name__": module, "call": users_line, "found": []}
+    exec(compile("def step():\n    found.append(call())", f"{module}.py", "exec"), names)  # noqa: S102
+    thread = threading.Thread(target=names["step"])
+    thread.start()
+    thread.join()
+    found: list[Line | None] = names["found"]
+    return found[0]
+
+
+def test_in_a_process_started_by_a_framework_it_is_the_frameworks_line() -> None:
+    line = called_on_a_thread_of("lightning.launcher")
+    assert line is not None
+    assert line.file == "lightning.launcher.py"
+
+
+def test_an_internal_thread_has_no_line_of_the_user(caplog: pytest.LogCaptureFixture) -> None:
+    warn("of our thread", called_on_a_thread_of("dist_wandb.exchange.collective"))
+    assert caplog.messages == ["dist_wandb: of our thread"]
+
+
+def test_a_warning_names_the_line_and_respects_the_users_filters(caplog: pytest.LogCaptureFixture) -> None:
+    line = Line("train.py", 7, "train", {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn("x", line)
+    (found,) = caught
+    assert (found.filename, found.lineno, str(found.message)) == ("train.py", 7, "x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="y"):
+            warn("y", line)
+        with caplog.at_level(logging.WARNING):
+            warn("z", line, may_raise=False)
+    assert caplog.messages == ["dist_wandb: z"]
 
 
 def test_only_the_first_warning_of_each_kind_is_logged(caplog: pytest.LogCaptureFixture) -> None:

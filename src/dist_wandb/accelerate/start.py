@@ -1,4 +1,7 @@
-"""The start of a tracker: its arguments for `wandb.init`, and how ranks start on which `init_trackers` is not called.
+"""The start of a tracker: its rank, its arguments for `wandb.init`, and ranks on which `init_trackers` is not called.
+
+Under Megatron-LM Accelerate's main process is the last rank, if `PartialState` knows about Megatron-LM. In 1.0 to 1.15
+only `AcceleratorState` knows: there the main process stays rank 0, for us and for Accelerate.
 
 Published scripts call it under ``if accelerator.is_main_process``, and log on all ranks. Each of the other ranks polls
 the job's store for the next session of the main process (`next_job`). Until it is published, rows wait here, and the
@@ -12,47 +15,75 @@ that the main process has finished without it, so that session numbers stay equa
 from __future__ import annotations
 
 import atexit
+import contextlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType
 
-from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
+from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import fall_behind, miss_job, next_job
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import current, process_end
+from dist_wandb.session.registry import current, open_sessions, process_end
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
-from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import BackgroundPoll
-from dist_wandb.user_lines import users_line, warn
+from dist_wandb.store.timed_caller import BackgroundPoll, poll
+from dist_wandb.topology.model import Leader, Topology
 
 if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription
+    from dist_wandb.topology.units import Mesh
 
 INTEGRATION = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between the first queries of the store
 _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
 
+def current_topology() -> Topology:
+    """The topology of this rank, always from `PartialState`, because `debug_launcher` sets RANK=0 in every process."""
+    state = PartialState()
+    if state.num_processes == 1:  # as Accelerate makes each process without a GPU and without ``cpu=True``
+        with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not read either
+            launched = Topology.from_environ()
+            if launched is not None and launched.world_size > 1:
+                warnings.warn(
+                    f"The launcher started {launched.world_size} processes ({launched.origin('world_size')}), but "
+                    "Accelerate runs each of them on its own: they train separately, and each opens a run. Without a "
+                    "GPU, pass Accelerator(cpu=True).",
+                    stacklevel=2,
+                )
+    # Megatron-LM has losses on the last rank only, which is therefore Accelerate's main process.
+    leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
+    return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of Accelerate's `ParallelismConfig`; `None` without a mesh and in versions that do not have them."""
+    return getattr(AcceleratorState(), "device_mesh", None) if is_initialized() else None
+
+
 class LateJoin:
-    """The waiting rows of a rank that is not started, and its search for the session of the main process."""
+    """The session of a tracker. On a rank that is not started: its waiting rows, and the search for the session."""
 
     _poll: BackgroundPoll[JobDescription | Session]
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, arguments: InitArguments) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
+        self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
-        self.goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
-        self.await_next()
+        self._arguments = arguments
+        self._goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
+        self._await_next()
         process_end.register()  # it waits for the query that is under way, also if no session is ever opened here
 
     @property
@@ -60,61 +91,82 @@ class LateJoin:
         """Whether this rank may log before it is started."""
         return not PartialState().is_main_process
 
-    def await_next(self) -> None:
+    def find(self, within: float | None = None) -> Session | None:
+        """Return the session. On a rank that may join late, open it once the main process has published it.
+
+        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here, and if rows
+        wait, up to `join_timeout` for the main process, which is behind.
+        """
+        if not self.is_possible:
+            return self.session
+        if self.session is not None and self.session not in open_sessions():  # the main process has ended it
+            self.session = None
+            if not self._goes_on:
+                fall_behind(INTEGRATION)  # the main process may have opened the last one
+            self._poll.restart()
+        if self.session is None:
+            try:
+                self._join(within)
+            except RendezvousError:  # the job has ended and its store is gone, but the training may continue
+                self._poll.restart()
+        return self.session
+
+    def wait(self, within: float) -> Session | None:
+        """Find the session, up to `within` seconds; 0: once."""
+        return poll(self.find, within, _PAUSE, PartialState().num_processes)
+
+    def open(self) -> None:
+        """Open the session of this rank."""
+        topology, self._goes_on = current_topology(), False
+        if self.is_possible:
+            self._next_job()  # skips sessions that took place without this rank
+        options = self.options.in_mesh(current_mesh(), topology.global_rank)
+        self.session = open_session(options, self._arguments.merged, integration=INTEGRATION, topology=topology)
+        self._await_next()
+
+    def log(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
+        """Log a row, or keep it until the rank is started, or ends."""
+        session = self.find(0.0)
+        if session is None:
+            self._keep(values, step, arguments)
+        else:
+            session.log(values, step, **arguments)
+
+    def _join(self, within: float | None) -> None:
+        """Use the session that is open here, or open the one that the main process has published; log waiting rows."""
+        session = current()
+        if session is not None and session.opened_at is not None:  # by the script
+            found: JobDescription | Session | None = session
+        elif within is None:
+            found = self._next(self.options.limits.join_timeout if self.rows else 0.0)
+        else:
+            found = self._poll.result(within)
+        self._goes_on = isinstance(found, Session)
+        if isinstance(found, Session):
+            self.session = found
+        elif found is not None:
+            self.options = replace(Options(**found["options"]), on_stall=self.options.on_stall)
+            self.open()
+        while self.session is not None and self.rows:
+            self.log(*self.rows.popleft())
+
+    def _await_next(self) -> None:
         """Search for the session after the one that is open from now on."""
         self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
-
-    def read_next_job(self, within: float = 0.0) -> JobDescription | None:
-        """Read the main process's description of the next session, if published `within` seconds."""
-        return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout, within)
 
     def _next(self, within: float = 0.0) -> JobDescription | Session | None:
         """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
         session = current()
-        job = self.read_next_job(within if session is None else 0.0)
+        job = self._next_job(within if session is None else 0.0)
         if job is None and session is not None and not session.is_ending():
             return session
         return job
 
-    def found(self, within: float | None) -> JobDescription | Session | None:
-        """Return what the main process has published as the session, and update `options`; or a session that goes on.
+    def _next_job(self, within: float = 0.0) -> JobDescription | None:
+        return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout, within)
 
-        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here, and if rows
-        wait, up to `join_timeout` for the main process, which is behind. Raises `RendezvousError` if the store is gone.
-        """
-        session = current()
-        if session is not None and session.opened_at is not None:  # by the script
-            job: JobDescription | Session | None = session
-        elif within is None:
-            job = self._next(self.options.limits.join_timeout if self.rows else 0.0)
-        else:
-            job = self._poll.result(within)
-        self.goes_on = isinstance(job, Session)
-        if job is not None and not isinstance(job, Session):
-            self.options = replace(Options(**job["options"]), on_stall=self.options.on_stall)
-        return job
-
-    def opened(self, arguments: Mapping[str, Any]) -> Session:
-        """Open the session of this rank."""
-        topology, self.goes_on = current_topology(), False
-        if self.is_possible:
-            self.read_next_job()  # skips sessions that took place without this rank
-        options = self.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
-        session = open_session(options, arguments, integration=INTEGRATION, topology=topology)
-        self.await_next()
-        return session
-
-    def look_for_next(self, *, is_behind: bool = False) -> None:
-        """Query the store again, because the last answer is no longer right.
-
-        If the rank `is_behind`, the main process has ended its session before this rank: it may have opened the last.
-        """
-        if is_behind:
-            fall_behind(INTEGRATION)
-        self._poll.restart()
-
-    def keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Keep a row until the rank is started, or ends. If there are too many, drop the oldest one."""
+    def _keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
+        """Keep a row. If there are too many, drop the oldest one."""
         if not self.rows:
             atexit.unregister(self.drop_rows)
             atexit.register(self.drop_rows)
@@ -138,28 +190,23 @@ class LateJoin:
         warn(message, users_line(), may_raise=False)  # neither the training nor its end may fail because of it
 
 
-def await_session(find_session: Callable[[], Session | None], join_timeout: float) -> Session | None:
-    """Call `find_session` until the main process has published the session, or for `join_timeout` seconds; 0: once."""
-    return poll(find_session, join_timeout, _PAUSE, PartialState().num_processes)
-
-
 class ConfigOnceStarted:
-    """The source of the config on a rank that joins late. Arguments as in `await_session`."""
+    """The source of the config on a rank that joins late."""
 
-    def __init__(self, find_session: Callable[[], Session | None], join_timeout: float) -> None:
-        self._find_session = find_session
-        self._join_timeout = join_timeout
+    def __init__(self, late_join: LateJoin) -> None:
+        self._late_join = late_join
         self._written: dict[str, Any] = {}
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
         """Wait for the main process, and read its config; if that times out, warn and return an empty config."""
         if name in self._written:
             return self._written
-        session = await_session(self._find_session, self._join_timeout)
+        within = self._late_join.options.limits.join_timeout
+        session = self._late_join.wait(within)
         if session is None:
             warnings.warn(
                 f"The config was read on rank {PartialState().process_index}, but the main process did not call "
-                f"accelerator.init_trackers within {self._join_timeout:g} s, so the config is empty. Call it before "
+                f"accelerator.init_trackers within {within:g} s, so the config is empty. Call it before "
                 "the config is read.",
                 stacklevel=4,
             )
@@ -167,7 +214,6 @@ class ConfigOnceStarted:
         return {**self._written, **given_values(session.config)}
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Keep values here."""
         self._written.update(values)
 
 
@@ -199,7 +245,6 @@ class InitArguments:
 
     @property
     def merged(self) -> dict[str, Any]:
-        """The arguments with which the run is opened."""
         return {**self._given, **self._own}
 
     def set_config(self, config: Mapping[str, Any]) -> None:

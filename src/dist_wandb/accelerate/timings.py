@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType
 from accelerate.utils.other import is_compiled_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from dist_wandb.accelerate.world import is_sharded
-from dist_wandb.accelerate.wrapping import Trackers, Wrapped, wrap_accelerator
+from dist_wandb.accelerate.start import current_mesh
+from dist_wandb.accelerate.wrapping import Wrapped, tracker_of, wrap_accelerator
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.session.sections import ForwardHook, Part, StepTimings
 from dist_wandb.session.session import Session
@@ -32,8 +34,7 @@ from dist_wandb.session.session import Session
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from dist_wandb.accelerate.tracker import DistWandbTracker
-
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _MARK = "__timed_by_dist_wandb__"
 _REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
 
@@ -59,7 +60,7 @@ class PreparedTimings:
     @functools.cached_property
     def timings(self) -> StepTimings:
         """The measured parts of a step; created once Accelerate knows whether parameters are sharded."""
-        return StepTimings(self._session, is_sharded=is_sharded())
+        return StepTimings(self._session, is_sharded=_is_sharded())
 
     def measure(self, prepared: Iterable[Any]) -> None:
         """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
@@ -83,7 +84,6 @@ class PreparedTimings:
                 loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
 
     def end(self) -> None:
-        """Remove all hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -118,6 +118,15 @@ class PreparedTimings:
             self.timings.enter(self._after_forward)
 
 
+def _is_sharded() -> bool:
+    """Whether parameters are gathered from other ranks in the forward pass and for the update."""
+    if not is_initialized():
+        return False
+    mesh = current_mesh()
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    return AcceleratorState().distributed_type in _SHARDED or bool(set(names) - {"dp_replicate"})
+
+
 def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> Iterator[Any]:
     """Yield the batches of a loader, and measure the time from the request to the arrival of each."""
     begin()
@@ -133,7 +142,7 @@ def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> I
         begin()
 
 
-def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
+def wrap_timed(*, wrap: bool) -> None:
     """Wrap the methods of `Accelerator` by which timings are measured, once, if methods may be wrapped (`wrap`)."""
     if not wrap:
         raise ConfigurationError(
@@ -141,19 +150,19 @@ def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
             "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
             "dist_wandb.get_run().timed."
         )
-    wrap_accelerator(tracker_class, _TIMED, _MARK, _REMEDY)
+    wrap_accelerator(_TIMED, _MARK, _REMEDY)
 
 
-def _prepare(trackers: Trackers, original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
+def _prepare(original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
     prepared = original(self, *args, **kwargs)
-    tracker = trackers.find(self)
+    tracker = tracker_of(self)
     if tracker is not None and tracker.prepared is not None:
         tracker.prepared.measure(prepared if isinstance(prepared, tuple) else (prepared,))
     return prepared
 
 
-def _backward(trackers: Trackers, original: Callable[..., None], self: Accelerator, *args: Any, **kwargs: Any) -> None:
-    tracker = trackers.find(self)
+def _backward(original: Callable[..., None], self: Accelerator, *args: Any, **kwargs: Any) -> None:
+    tracker = tracker_of(self)
     if tracker is None or tracker.prepared is None:
         return original(self, *args, **kwargs)
     tracker.prepared.timings.enter("backward")

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, RendezvousError, UnsupportedVersionError
+from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
 
 try:
     from accelerate import Accelerator, PartialState
@@ -21,14 +21,14 @@ except ModuleNotFoundError as _error:
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from _error
 
-from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin, await_session
+from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin
 from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
 from dist_wandb.accelerate.wrapping import (
     NAME,
-    Trackers,
     name_as_scripts_do,
     register,
     store_given_configuration,
+    tracker_of,
     wrap_accelerator,
 )
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
@@ -37,7 +37,7 @@ from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
-from dist_wandb.session.registry import current, open_sessions, repr_with
+from dist_wandb.session.registry import current, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
@@ -102,7 +102,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     name: str = NAME
     requires_logging_directory = False
     main_process_only = False
-    __repr__ = repr_with(lambda self: self._session)
+    __repr__ = repr_with(lambda self: self.late_join.session)
 
     def __init__(
         self,
@@ -127,21 +127,21 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         **init_kwargs: Unpack[WandbArguments],
     ) -> None:
         super().__init__()
-        self.late_join: LateJoin = LateJoin(Options.among(locals()))
+        options = Options.among(locals())
         self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
-        self._session: Session | None = None
+        self.late_join: LateJoin = LateJoin(options, self.arguments)
         self._last_run: AnyRun | None = None  # of the finished session
         self.ends_training = False  # whether `end_training` is called, as it should be on all ranks
         self._stand_in: NullRun | None = None  # until this rank is started, if it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was created because `log_with` had its name
         self.prepared: PreparedTimings | None = (
-            PreparedTimings(lambda: self._session) if check_timings(timings) else None
+            PreparedTimings(lambda: self.late_join.session) if check_timings(timings) else None
         )
         if wrap:
-            wrap_accelerator(DistWandbTracker)
+            wrap_accelerator()
         if timings:
-            wrap_timed(DistWandbTracker, wrap=wrap)
+            wrap_timed(wrap=wrap)
 
     @classmethod
     def attach(
@@ -182,7 +182,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 f"attach was given {type(accelerator).__name__}, not an accelerate.Accelerator. Pass the "
                 "accelerator itself, as in DistWandbTracker.attach(accelerator)."
             )
-        tracker = Trackers(DistWandbTracker).find(accelerator)
+        tracker = tracker_of(accelerator)
         if tracker is None:
             tracker = cls(project, wrap=False, **kwargs)
         elif kwargs or project is not None:
@@ -205,12 +205,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         An open session, of the script or of another tracker, is used as `init` uses an open run.
         """
-        if self._session is not None and not self.is_open:
-            self._session.finish()
-            self._session = None
-        if self._session is None and current() is not None:
-            self._session = while_open(self.arguments.merged, "init_trackers")
-        self._session = self._session or self.late_join.opened(self.arguments.merged)
+        own = self.late_join
+        if own.session is not None and not self.is_open:
+            own.session.finish()
+            own.session = None
+        if own.session is None and current() is not None:
+            own.session = while_open(self.arguments.merged, "init_trackers")
+        if own.session is None:
+            own.open()
 
     @property
     def run_name(self) -> str | None:
@@ -233,14 +235,13 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         After `finish` it is the finished run, whose id, address and summary can be read.
         """
-        if self._session is None and self._last_run is not None:
+        if self.late_join.session is None and self._last_run is not None:
             return self._last_run
-        if self._find_session(_SHORT_WAIT) is not None or not self.late_join.is_possible:
+        if self.late_join.find(_SHORT_WAIT) is not None or not self.late_join.is_possible:
             return self.session.run
         if self._stand_in is None:
             self._stand_in = NullRun()
-            config = ConfigOnceStarted(self._find_session, self.late_join.options.limits.join_timeout)
-            self._stand_in.show_config(ConfigView(config))
+            self._stand_in.show_config(ConfigView(ConfigOnceStarted(self.late_join)))
 
             def log_later(_log: Any, data: Mapping[str, Any], step: int | None = None, **arguments: Any) -> None:
                 self.log(data, step, **arguments)
@@ -251,7 +252,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     @property
     def is_open(self) -> bool:
         """Whether this rank is started, and neither it nor the main process ends the session. Starts nothing."""
-        session = self._session
+        session = self.late_join.session
         return session is not None and not (self.late_join.is_possible and session.is_ending())
 
     @property
@@ -264,8 +265,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             ConfigurationError: The tracker of this rank is not started, or finished already.
         """
         may_wait = self.late_join.is_possible and self._last_run is None
-        within = self.late_join.options.limits.join_timeout if may_wait else 0.0
-        session = await_session(self._find_session, within)
+        session = self.late_join.wait(self.late_join.options.limits.join_timeout if may_wait else 0.0)
         if session is None:
             raise ConfigurationError(
                 f"The DistWandbTracker of rank {PartialState().process_index} is not started, or finished already. "
@@ -286,11 +286,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             **kwargs: `weight` and `commit`, as in `dist_wandb.Session.log`. In `Accelerator.log` pass them as
                 ``log_kwargs={"dist_wandb": {"weight": batch_size}}``.
         """
-        session = self._find_session(0.0)
-        if session is None and self.late_join.is_possible:
-            self.late_join.keep(values, step, kwargs)
+        if self.late_join.is_possible:
+            self.late_join.log(values, step, kwargs)
         else:
-            (session or self.session).log(values, step, **kwargs)
+            self.session.log(values, step, **kwargs)
 
     def log_images(
         self,
@@ -364,37 +363,17 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         they log later belongs to the next run that it opens.
         """
         if self.late_join.rows or self._last_run is None:  # the main process also waits for ranks that logged nothing
-            self._find_session()
+            self.late_join.find()
         self.late_join.drop_rows()
         if self.prepared is not None:
             self.prepared.timings.end()
-        if self._session is not None:
-            self._session.finish(others_go_on=not self.ends_training)
-            self._last_run = self._session.run
-            self._session = None
-
-    def _find_session(self, within: float | None = None) -> Session | None:
-        """Return the session. On a rank that may join late, open it once the main process has published it.
-
-        `within` as in `LateJoin.found`.
-        """
-        may_join = self.late_join.is_possible
-        if may_join and self._session is not None and self._session not in open_sessions():  # the main process ended it
-            self._session = None
-            self.late_join.look_for_next(is_behind=not self.late_join.goes_on)
-        if self._session is None and may_join:
-            try:
-                if (new := self.late_join.found(within)) is not None:
-                    self._session = new if isinstance(new, Session) else self.late_join.opened(self.arguments.merged)
-                while self._session is not None and self.late_join.rows:
-                    values, step, arguments = self.late_join.rows.popleft()
-                    self.log(values, step, **arguments)
-            except RendezvousError:  # the job has ended and its store is gone, but the training may continue
-                self.late_join.look_for_next()
-        return self._session
+        session = self.late_join.session
+        if session is not None:
+            session.finish(others_go_on=not self.ends_training)
+            self._last_run, self.late_join.session = session.run, None
 
 
 # For log_with="dist_wandb". Wrapped here, because with a name no tracker is constructed beforehand.
 register(DistWandbTracker)
 with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs the wrapping raises it again
-    wrap_accelerator(DistWandbTracker)
+    wrap_accelerator()

@@ -29,6 +29,7 @@ _ALL = "all"
 _FILTER = "filter_trackers"
 _KNOWN = ("log_with", "logging_dir")
 _KNOWS = "__knows_dist_wandb__"
+_classes: list[type[DistWandbTracker]] = []  # that of our tracker, once it is registered
 
 
 class StandInName(str):
@@ -56,8 +57,9 @@ def stands_in(log_with: Iterable[Any]) -> bool:
     return NAME in names and STOCK_NAME not in [str(name) for name in names]
 
 
-def register(tracker_class: type[Any]) -> None:
+def register(tracker_class: type[DistWandbTracker]) -> None:
     """Make ``log_with="dist_wandb"`` work, and let ``"all"`` mean our tracker instead of Accelerate's own for wandb."""
+    _classes[:] = [tracker_class]
     if hasattr(tracking, "register_tracker_class"):
         tracking.register_tracker_class(tracker_class)
     else:  # before 1.15
@@ -95,53 +97,49 @@ def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[A
     return filter_trackers
 
 
-class Trackers:
-    """Finds the tracker of an accelerator, and creates it if `log_with` has only its name."""
+def tracker_of(accelerator: Accelerator) -> DistWandbTracker | None:
+    held = (*accelerator.log_with, *accelerator.trackers)
+    return next((tracker for tracker in held if isinstance(tracker, _classes[0])), None)
 
-    def __init__(self, tracker_class: type[DistWandbTracker]) -> None:
-        self._class = tracker_class
 
-    def find(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """Return the tracker of an accelerator, if it has one."""
-        held = (*accelerator.log_with, *accelerator.trackers)
-        return next((tracker for tracker in held if isinstance(tracker, self._class)), None)
+def _has(accelerator: Accelerator) -> bool:
+    return NAME in accelerator.log_with or tracker_of(accelerator) is not None
 
-    def has(self, accelerator: Accelerator) -> bool:
-        """Whether `log_with` has a tracker of ours, or its name."""
-        return NAME in accelerator.log_with or self.find(accelerator) is not None
 
-    def off_main(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """Return the tracker of a rank that Accelerate does not call. Create it if `log_with` has only its name."""
-        if accelerator.is_main_process or not self.has(accelerator):
-            return None
-        tracker = self.find(accelerator) or self._replace_name(accelerator, self._class())
-        return tracker if tracker.wraps else None
+def _off_main(accelerator: Accelerator) -> DistWandbTracker | None:
+    """Return the tracker of a rank that Accelerate does not call. Create it if `log_with` has only its name."""
+    if accelerator.is_main_process or not _has(accelerator):
+        return None
+    tracker = tracker_of(accelerator) or _replace_name(accelerator, _classes[0]())
+    return tracker if tracker.wraps else None
 
-    def to_start(self, accelerator: Accelerator, project: str, arguments: Mapping[str, Any]) -> DistWandbTracker:
-        """Return the tracker that `init_trackers` starts, with its arguments: for a name, the constructor's."""
-        tracker = self.find(accelerator)
-        if tracker is None or (tracker.is_for_name and not tracker.is_open):
-            if arguments.get("timings"):
-                raise ConfigurationError(
-                    f"timings={arguments['timings']!r} in init_kwargs comes too late: the objects that "
-                    "Accelerator.prepare returns are measured. Pass log_with=DistWandbTracker(timings=True) instead "
-                    f"of the name {NAME!r}."
-                )
-            tracker = self._replace_name(accelerator, self._class(project, **arguments))
-            tracker.arguments.requested = {"project": project, **arguments}
-        else:
-            tracker.arguments.set_requested(project, arguments, is_open=tracker.is_open)
-        return tracker
 
-    def _replace_name(self, accelerator: Accelerator, tracker: DistWandbTracker) -> DistWandbTracker:
-        """Put a tracker in the position of its name, or of an earlier tracker, whose rows it takes over."""
-        tracker.is_for_name = True
-        before = self.find(accelerator)
-        if before is not None:
-            tracker.late_join.rows, before.late_join.rows = before.late_join.rows, tracker.late_join.rows
-            accelerator.trackers[:] = [held for held in accelerator.trackers if held is not before]
-        accelerator.log_with = [tracker if held is before or held == NAME else held for held in accelerator.log_with]
-        return tracker
+def _to_start(accelerator: Accelerator, project: str, arguments: Mapping[str, Any]) -> DistWandbTracker:
+    """Return the tracker that `init_trackers` starts, with its arguments: for a name, the constructor's."""
+    tracker = tracker_of(accelerator)
+    if tracker is None or (tracker.is_for_name and not tracker.is_open):
+        if arguments.get("timings"):
+            raise ConfigurationError(
+                f"timings={arguments['timings']!r} in init_kwargs comes too late: the objects that "
+                "Accelerator.prepare returns are measured. Pass log_with=DistWandbTracker(timings=True) instead "
+                f"of the name {NAME!r}."
+            )
+        tracker = _replace_name(accelerator, _classes[0](project, **arguments))
+        tracker.arguments.requested = {"project": project, **arguments}
+    else:
+        tracker.arguments.set_requested(project, arguments, is_open=tracker.is_open)
+    return tracker
+
+
+def _replace_name(accelerator: Accelerator, tracker: DistWandbTracker) -> DistWandbTracker:
+    """Put a tracker in the position of its name, or of an earlier tracker, whose rows it takes over."""
+    tracker.is_for_name = True
+    before = tracker_of(accelerator)
+    if before is not None:
+        tracker.late_join.rows, before.late_join.rows = before.late_join.rows, tracker.late_join.rows
+        accelerator.trackers[:] = [held for held in accelerator.trackers if held is not before]
+    accelerator.log_with = [tracker if held is before or held == NAME else held for held in accelerator.log_with]
+    return tracker
 
 
 def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> None:
@@ -163,20 +161,19 @@ def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -
 
 
 def _init_trackers(
-    trackers: Trackers,
     original: Callable[..., None],
     self: Accelerator,
     project_name: str,
     config: dict[str, Any] | None = None,
     init_kwargs: Any = None,
 ) -> None:
-    if not trackers.has(self):
+    if not _has(self):
         original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
         return
     ours = _own_arguments(self, init_kwargs)
     if config is not None:
         ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
-    tracker = trackers.to_start(self, project_name, ours)
+    tracker = _to_start(self, project_name, ours)
     name_as_scripts_do(tracker, self)
     if self.is_main_process:
         tracker.start()  # Accelerate before 1.8 expects the constructor to do so
@@ -190,35 +187,32 @@ def _init_trackers(
 
 
 def _log(
-    trackers: Trackers,
     original: Callable[..., None],
     self: Accelerator,
     values: dict[str, Any],
     step: int | None = None,
     log_kwargs: Any = None,
 ) -> None:
-    if not trackers.has(self):
+    if not _has(self):
         return original(self, values, step, log_kwargs or {})
     ours = _own_arguments(self, log_kwargs)
-    tracker = trackers.off_main(self)
+    tracker = _off_main(self)
     if tracker is not None:
         tracker.log(values, step, **ours)
     return original(self, values, step, {**(log_kwargs or {}), NAME: ours})
 
 
-def _get_tracker(
-    trackers: Trackers, original: Callable[..., Any], self: Accelerator, name: str, unwrap: bool = False
-) -> Any:
+def _get_tracker(original: Callable[..., Any], self: Accelerator, name: str, unwrap: bool = False) -> Any:
     if name == STOCK_NAME and stands_in(self.log_with):
         name = NAME
-    tracker = trackers.off_main(self) if name == NAME else None
+    tracker = _off_main(self) if name == NAME else None
     if tracker is None:
         return original(self, name, unwrap)
     return tracker.tracker if unwrap else tracker
 
 
-def _end_training(trackers: Trackers, original: Callable[..., None], self: Accelerator) -> None:
-    tracker = trackers.off_main(self) or trackers.find(self)
+def _end_training(original: Callable[..., None], self: Accelerator) -> None:
+    tracker = _off_main(self) or tracker_of(self)
     if tracker is not None:
         tracker.ends_training = True
         tracker.finish()
@@ -229,7 +223,7 @@ def _end_training(trackers: Trackers, original: Callable[..., None], self: Accel
 class Wrapped(NamedTuple):
     """A method of `Accelerator` to wrap: its name, its known parameters, and what is called instead.
 
-    That gets the trackers and the original, which it calls, before the arguments of the call.
+    That gets the original, which it calls, before the arguments of the call.
     """
 
     name: str
@@ -250,7 +244,6 @@ _REMEDY = (
 
 
 def wrap_accelerator(
-    tracker_class: type[DistWandbTracker],
     methods: Sequence[Wrapped] = _WRAPPED,
     mark: str = _MARK,  # attribute of `Accelerator` that marks them as wrapped
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
@@ -265,9 +258,8 @@ def wrap_accelerator(
                 f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
-    trackers = Trackers(tracker_class)
     for name, _, instead in methods:
-        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), functools.partial(instead, trackers)))
+        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), instead))
     setattr(Accelerator, mark, True)
 
 

@@ -8,10 +8,8 @@ read them before `fit` (`EarlyRun`).
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.runs import run_metadata, sweeps, wandb_process
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.topology.launch import Launch, node_identity
+from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.small_files import LIMIT, parse_json, read_small, write_small
 
@@ -100,18 +98,14 @@ class ScriptIds:
     def next_id(self, proposal: str) -> tuple[int, str]:
         """Return number and base id of the next logger: the parent's id, else `proposal`, which is then passed on."""
         number, self._next = self._next, self._next + 1
-        launch = Launch.detect()
-        if not launch.is_lightning_child:
+        if not Launch.detect().is_lightning_child:
             self.offer(number, proposal)
             return number, proposal
-        ids = self._read(self._path(launch.parent_pid))
-        return number, ids[number][0] if number < len(ids) and ids[number][0] else proposal
+        return number, self._offer_of_parent(number)[0] or proposal
 
     def run_of(self, number: int) -> Mapping[str, Any]:
         """Return what the main process has told of the run of logger `number`; nothing if it has not opened it."""
-        launch = Launch.detect()
-        offered = self._read(self._path(launch.parent_pid)) if launch.is_lightning_child else []
-        run = offered[number][1] if number < len(offered) else None
+        run = self._offer_of_parent(number)[1] if Launch.detect().is_lightning_child else None
         return run if isinstance(run, dict) else {}
 
     def offer(self, number: int, base_id: str, run: Mapping[str, Any] | None = None) -> None:
@@ -130,18 +124,16 @@ class ScriptIds:
             write_small(self._written[1], content)
 
     def _path(self, process: int) -> Path:
-        """The file of one process of one user on one machine or container: several may share the directory."""
-        owner = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
-        return (self._directory or Path(tempfile.gettempdir())) / f"dist-wandb-{owner}-{process}.json"
+        return inherited_rank.file_of(process, "", self._directory)
 
-    def _read(self, path: Path) -> list[tuple[str, Any]]:
-        """The ids and runs in a file that belongs to this user; empty without such a file."""
-        with suppress(OSError, ValueError, ReadError):
-            found: Any = parse_json(read_small(path, owner=os.getuid()))
-            items = found if isinstance(found, list) else []
-            offered = [item if isinstance(item, list) else [item, None] for item in items]
-            return [(str(base_id), run) for base_id, run in offered]
-        return []
+    def _offer_of_parent(self, number: int) -> tuple[str, Any]:
+        """The base id and the run of a logger, in the file of the parent process, if it belongs to this user."""
+        with suppress(OSError, ValueError, ReadError, LookupError):
+            offered: Any = parse_json(read_small(self._path(os.getppid()), owner=os.getuid()))
+            offer = offered[number] if isinstance(offered, list) else ""
+            base_id, run = offer if isinstance(offer, list) else (offer, None)
+            return str(base_id), run
+        return "", None
 
     def _remove_file(self) -> None:
         if self._written is not None and self._written[0] == os.getpid():  # not in a fork

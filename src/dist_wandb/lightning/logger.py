@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.lightning import stock_methods
+from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
-from dist_wandb.lightning.experiment import NullExperiment
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
-from dist_wandb.lightning.session_holder import INTEGRATION, SessionHolder
-from dist_wandb.lightning.trainers import base_ids_of, measure, remember, trainer_of
-from dist_wandb.lightning.weights import epoch_weights
+from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
+from dist_wandb.lightning.trainers import base_ids_of, epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
 from dist_wandb.session.registry import repr_with
@@ -151,7 +149,7 @@ class DistWandbLogger(StockLogger):
             experiment=experiment,
             prefix=prefix,
             checkpoint_name=checkpoint_name,
-            **stock_methods.file_policy(self, add_file_policy),
+            **name_spaces.file_policy(self, add_file_policy),
             **kwargs,
         )
         requested.check_init_arguments(self._wandb_init, INTEGRATION)
@@ -200,7 +198,7 @@ class DistWandbLogger(StockLogger):
         if self._module is None and session.topology.world_size > 1:
             session.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
         weights = self._weights_of(metrics) if session.brings_together else None
-        session.log(stock_methods.prefixed(self, metrics), step, commit=True, weight=weights or None)
+        session.log(name_spaces.prefixed(self, metrics), step, commit=True, weight=weights or None)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph."""
@@ -218,7 +216,7 @@ class DistWandbLogger(StockLogger):
         Args:
             params: Values by name, or the namespace of an argument parser.
         """
-        self._once_open(stock_methods.log_hyperparams, params)
+        self._once_open(name_spaces.log_hyperparams, params)
 
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
@@ -231,14 +229,14 @@ class DistWandbLogger(StockLogger):
             log_freq: Number of backward passes from one histogram to the next.
             log_graph: Whether to log the model's graph.
         """
-        self._once_open(stock_methods.watch, model, log, log_freq, log_graph)
+        self._once_open(name_spaces.watch, model, log, log_freq, log_graph)
 
-    _log_table = stock_methods.where_runs_are("log_table")
-    _log_image = stock_methods.where_runs_are("log_image")
+    _log_table = name_spaces.where_runs_are("log_table")
+    _log_image = name_spaces.where_runs_are("log_image")
     if not TYPE_CHECKING:  # type checkers see the stock logger's methods
-        log_text = stock_methods.where_runs_are("log_text")
-        log_audio = stock_methods.where_runs_are("log_audio")
-        log_video = stock_methods.where_runs_are("log_video")
+        log_text = name_spaces.where_runs_are("log_text")
+        log_audio = name_spaces.where_runs_are("log_audio")
+        log_video = name_spaces.where_runs_are("log_video")
 
     def log_table(
         self,
@@ -364,7 +362,7 @@ class DistWandbLogger(StockLogger):
 
     def _weights_of(self, metrics: Mapping[str, float]) -> Mapping[str, float | Tensor]:
         """The weights of Lightning's row, by the names in our row."""
-        return stock_methods.prefixed(self, epoch_weights(self._module() if self._module else None, metrics))
+        return name_spaces.prefixed(self, epoch_weights(self._module() if self._module else None, metrics))
 
     def _once_open(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function with the session; later, if that could open the wrong run before the ranks are known."""

@@ -1,4 +1,6 @@
-"""The session of one logger. It is opened once the ranks are known, also by copies of the logger in other processes.
+"""The session of one logger, and `logger.experiment` on a rank without a run.
+
+The session is opened once the ranks are known, also by copies of the logger in other processes.
 
 A logger is created before the Trainer has started its processes, so its session goes through up to three states:
 
@@ -25,13 +27,16 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_spawning, known_topology, told_of
-from dist_wandb.lightning.name_spaces import is_a
+from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
+from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import axes, requested, run_metadata, wandb_process
+from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.session import Session
+from dist_wandb.settings.config_values import ConfigCopy, given_values
 from dist_wandb.store.job_identity import make_id
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
@@ -48,8 +53,14 @@ if TYPE_CHECKING:
 INTEGRATION = "DistWandbLogger"
 _STOCK_PROJECT = "lightning_logs"  # the default of both loggers, which nobody has asked for
 _STEP_METRIC = "trainer/global_step"
-_MODEL_PARALLEL = frozenset({"tensor_parallel"})
-"""Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
+# Methods of a run whose result scripts use.
+GIVE_BACK = frozenset(
+    {
+        *("use_artifact", "log_artifact", "link_artifact", "upsert_artifact", "finish_artifact", "link_model"),
+        *("use_model", "define_metric", "log_code", "save", "restore", "status", "display", "to_html"),
+        *("get_url", "get_project_url", "get_sweep_url", "project_name"),  # of older versions
+    }
+)
 _script_ids = ScriptIds()
 # Sessions of this process, by the number of the logger and the process that gave it.
 _final: WeakValueDictionary[tuple[int, int], Session] = WeakValueDictionary()
@@ -141,7 +152,7 @@ class SessionHolder:
 
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:
-            self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
+            self.options = self.options.in_mesh(_mesh_in_use(), topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
         final = _final.get((self.number, self.launch.home))
         if topology.world_size > 1 and final is not None and final in open_sessions():
@@ -227,7 +238,6 @@ class SessionHolder:
 
 
 def holder_of(logger: object) -> SessionHolder | None:
-    """Return the holder of a logger; `None` if it is not a `DistWandbLogger`."""
     holder = getattr(logger, "_holder", None)
     return holder if isinstance(holder, SessionHolder) else None
 
@@ -261,3 +271,102 @@ def _mesh_in_use() -> Mesh | None:
                 return None
         frame = frame.f_back
     return None
+
+
+class NullExperiment(NullRun, OfLightning):
+    """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
+
+    As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). It refers to
+    the holder, not to a session, because scripts keep an experiment that they got before the ranks were known.
+    """
+
+    stock = "loggers.logger.DummyExperiment"
+
+    def __init__(self, holder: SessionHolder) -> None:
+        super().__init__()
+        self.__dict__["holder"] = holder
+
+    @property
+    def config(self) -> Any:
+        """The config of the run that receives this rank's numbers; before the session is open, what is known of it."""
+        session, holder = self._session, self.__dict__.get("holder")
+        if session is not None:
+            return session.config
+        return ConfigCopy() if holder is None else ConfigView(_EarlyConfig(holder))
+
+    @property
+    def step(self) -> int:
+        session = self._session
+        return 0 if session is None else session.step
+
+    @property
+    def summary(self) -> NullSummary:
+        session = self._session
+        return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
+
+    @summary.setter
+    def summary(self, summary: object) -> None:
+        """Accept and ignore."""
+
+    def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
+        session = self._session
+        if session is not None:
+            session.log(data, step, commit=commit)
+
+    def define_metric(self, *args: Any, **kwargs: Any) -> Any:
+        """Define a metric for this rank's reads of the summary, and for its axes, like `define_metric` of a run."""
+        session = self._session
+        return NullPart() if session is None else session.run.define_metric(*args, **kwargs)
+
+    def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
+        session = self._session
+        if session is not None:
+            session.finish(exit_code)
+
+    @property
+    def _session(self) -> Session | None:
+        holder: SessionHolder | None = self.__dict__.get("holder")
+        return None if holder is None else holder.session
+
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of the run; before the session is open, what is known of it."""
+        session, holder = self._session, self.__dict__.get("holder")
+        if session is not None and isinstance(session.run, NullRun):
+            return session.run.metadata()
+        return super().metadata() if holder is None else holder.early.metadata(holder.known_id)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return _Nothing() if isinstance(found, NullPart) and name not in GIVE_BACK else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "holder": None}
+
+
+class _EarlyConfig:
+    """The config that a script reads before the ranks are known, and with the same object later: a `targets.Source`."""
+
+    def __init__(self, holder: SessionHolder) -> None:
+        self._holder = holder
+
+    def read(self, name: str | None = None) -> Mapping[str, Any]:
+        session = self._holder.session
+        if session is None:
+            return self._holder.early.config
+        if name is not None:
+            session.config.get(name)  # the primary may just have set it
+        return given_values(session.config)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        session = self._holder.session
+        if session is None:
+            self._holder.early.config.update(values)
+        else:
+            session.config.update(values)
+
+
+class _Nothing(NullPart):
+    """An attribute of the stand-in that accepts any call and returns `None`."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
+        """Do nothing."""

@@ -1,4 +1,8 @@
-"""The Trainers of this process that use our loggers: base ids, Lightning's advice to use `sync_dist=True`, and timings.
+"""The Trainers of this process that use our loggers: base ids, advice, weights of epoch means, and timings.
+
+The advice is Lightning's, to use `sync_dist=True`. The weight of an epoch mean that Lightning gives to a logger is the
+number of samples behind it. If Lightning's private names are not as expected, or `log_graph` was not called, the mean
+over ranks is plain.
 
 `DistWandbLogger(timings=True)` adds a callback to a Trainer while it fits. Lightning calls, for each batch:
 ``on_train_batch_start``, the forward pass (``training_step``), ``on_before_backward``, ``on_after_backward``,
@@ -16,7 +20,7 @@ import ast
 import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +33,8 @@ from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-    from torch import nn
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+    from torch import Tensor, nn
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # passed to our loggers; they lead to their Trainers
@@ -63,7 +68,6 @@ def _needs_sync_dist(name: str) -> bool:
 
 
 def trainer_of(module: nn.Module) -> Trainer | None:
-    """Return the Trainer of a module, if it has one."""
     with suppress(RuntimeError):  # it has none
         trainer: Any = module.trainer
         return trainer if is_a(trainer, "Trainer") else None  # in Fabric, `trainer` is the Fabric object
@@ -99,8 +103,49 @@ class _Cache(WarningCache):
         return advice is not None and not _needs_sync_dist(str(ast.literal_eval(advice[1])))
 
 
+def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, float | Tensor]:
+    """Return the number of samples behind each mean of a row that Lightning logs at the end of an epoch.
+
+    From the values of `self.log(..., on_epoch=True)` Lightning computes sum(b*x) / sum(b) on each rank, with x the
+    value and b the batch size of each call: `_ResultMetric.update` and `compute` in Lightning's
+    `trainer/connectors/logger_connector/result.py`. With the weight w = sum(b) of each rank, the mean over all samples
+    of all ranks is sum(w*y) / sum(w), with y the ranks' means.
+
+    Values of a step have no weight: Lightning drops the batch size before it logs them, and DDP also gives the
+    gradients of each rank equal weight. Sums, minima and maxima, values of a `torchmetrics.Metric`, and values with
+    `sync_dist=True` have none either: the plain mean is right for them.
+    """
+    if module is None:
+        return {}
+    # Lightning has no public API for these counts. The names are the same from 2.2.0 to 2.6.6; without them all ranks
+    # use the plain mean, and test_lightning_weights.py fails.
+    try:
+        trainer: Any = module.trainer
+        if trainer._logger_connector._first_loop_iter is not None:  # Lightning's own mark of a step
+            return {}
+        results = trainer._results
+        return {} if results is None else _counts(results, names)
+    except (AttributeError, TypeError, ValueError, LookupError, ReferenceError, RuntimeError):  # also without a Trainer
+        return {}
+
+
+def _counts(results: _ResultCollection, names: Container[str]) -> dict[str, float | Tensor]:
+    counts: dict[str, float | Tensor] = {}
+    for metric in results.values():  # of all dataloaders, which share a row
+        meta = metric.meta
+        if metric.has_reset or not (meta.logger and meta.on_epoch):
+            continue
+        _, name = results._forked_name(metric, on_step=False)
+        if name not in names:
+            continue
+        counts.pop(name, None)  # if two hooks log one name, the row has the value of the later one
+        if metric.is_tensor and meta.is_mean_reduction and not meta.sync.should:
+            count = metric.cumulated_batch_size  # never changed in place, so it can be kept and read later
+            counts[name] = float(count) if count.device.type == "cpu" else count  # `float` would wait for the device
+    return counts
+
+
 def measure(trainer: Trainer, session: Callable[[], Session | None]) -> None:
-    """Measure the parts of a Trainer's steps while it fits."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
     if trainer.training and not any(isinstance(callback, StepTimer) for callback in callbacks):
         callbacks.append(StepTimer(trainer, session))
@@ -135,7 +180,6 @@ class StepTimer(OfLightning):
         self._timings.enter(None if self._is_ddp else "forward")
 
     def on_before_backward(self, *_: Any, **__: Any) -> None:
-        """The loss is computed."""
         self._timings.enter("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -143,7 +187,6 @@ class StepTimer(OfLightning):
         self._timings.enter(None if pl_module.automatic_optimization else "forward")
 
     def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The update follows."""
         self._timings.enter("optimizer")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.notices import Line, users_line, warn
 from dist_wandb.run_config.connection import (
     ALL_GIVEN,
     DIFFERS,
@@ -33,9 +34,8 @@ from dist_wandb.run_config.connection import (
 from dist_wandb.settings.config_secrets import DEEPEST
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed
 from dist_wandb.settings.config_withheld import without_secrets
-from dist_wandb.store.shared_list import RankValues
+from dist_wandb.store.job_store import RankValues
 from dist_wandb.topology.ranges import named
-from dist_wandb.user_lines import Line, users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.connection import Connection

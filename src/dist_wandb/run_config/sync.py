@@ -43,8 +43,7 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
 from dist_wandb.settings.plan import unit_run_id
-from dist_wandb.store.polling import interval
-from dist_wandb.store.timed_caller import briefly
+from dist_wandb.store.timed_caller import briefly, interval
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

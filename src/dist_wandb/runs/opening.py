@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import SharedList
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
 from dist_wandb.errors import DistWandbError
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
@@ -31,7 +31,6 @@ from dist_wandb.settings.options import (
 )
 from dist_wandb.stalls.verdict import Stall
 from dist_wandb.topology.model import Topology
-from dist_wandb.user_lines import users_line
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,7 +19,7 @@ from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.opening import run_key
 from dist_wandb.runs.requested import check_alert
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
 
 if TYPE_CHECKING:

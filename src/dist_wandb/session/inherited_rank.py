@@ -34,7 +34,7 @@ def announce() -> None:
     _announced[:] = [(process, content)]
     if variables:
         with suppress(OSError):  # then its children take themselves for ranks
-            write_small(_path(process), content)
+            write_small(file_of(process), content)
 
 
 def holder() -> int | None:
@@ -44,7 +44,7 @@ def holder() -> int | None:
     variables = inherited_variables()
     for process in ancestors() if variables else ():
         with suppress(OSError, ValueError, ReadError):
-            if parse_json(read_small(_path(process), owner=os.getuid())) == [started_at(process), variables]:
+            if parse_json(read_small(file_of(process), owner=os.getuid())) == [started_at(process), variables]:
                 return process
     return None
 
@@ -54,12 +54,13 @@ def is_fork() -> bool:
     return bool(_announced) and _announced[0][0] != os.getpid()
 
 
-def _path(process: int) -> Path:
+def file_of(process: int, prefix: str = "rank-", directory: Path | None = None) -> Path:
+    """Return the file of one process of one user on one machine or container: several may share the directory."""
     owner = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"dist-wandb-rank-{owner}-{process}.json"
+    return (directory or Path(tempfile.gettempdir())) / f"dist-wandb-{prefix}{owner}-{process}.json"
 
 
 def _withdraw() -> None:
     if not is_fork():
         with suppress(OSError):
-            _path(os.getpid()).unlink()
+            file_of(os.getpid()).unlink()

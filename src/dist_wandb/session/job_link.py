@@ -26,10 +26,8 @@ from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import poll
-from dist_wandb.store.shared_list import SharedList
-from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
+from dist_wandb.store.job_store import JobStore, SharedList
+from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly, poll
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange

@@ -18,8 +18,7 @@ from dist_wandb.exchange.membership.generations import Presence, keys_of
 from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.session import registry
 from dist_wandb.store.job_store import LONGEST_PAUSE
-from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import briefly
+from dist_wandb.store.timed_caller import briefly, poll
 
 if TYPE_CHECKING:
     from dist_wandb.relay.relay import Children

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
+from dist_wandb.notices import users_line, warn
 from dist_wandb.restart import resuming
 from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
@@ -44,7 +45,6 @@ from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, ne
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
 from dist_wandb.topology.launch import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
-from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run

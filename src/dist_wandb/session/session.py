@@ -38,6 +38,7 @@ from dist_wandb.store.timed_caller import briefly
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from dist_wandb.notices import Line
     from dist_wandb.payloads.scalars import Weight
     from dist_wandb.restart.store import RestartStore
     from dist_wandb.run_config.sync import ConfigSync
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.model import Topology
-    from dist_wandb.user_lines import Line
 
 
 class Session(AsRun):

@@ -16,8 +16,7 @@ from dist_wandb.session import inherited_rank
 from dist_wandb.settings.limits import DEFAULT_LIMITS
 from dist_wandb.store.job_identity import refuse
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
-from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import briefly
+from dist_wandb.store.timed_caller import briefly, poll
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ order in which they are opened: concurrent calls must begin in the same order on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -31,6 +31,8 @@ StallTimeout: TypeAlias = float | Literal["auto"] | None
 CONFIG_SYNCS: tuple[ConfigSyncMode, ...] = ("warn", "check", "off")
 SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
 _LONGEST = 1e9  # seconds
+# Dimensions, in the meshes of Accelerate and Lightning, along which ranks hold parts of one replica of the model.
+_MODEL_PARALLEL = frozenset({"tp", "tensor_parallel"})
 _T = TypeVar("_T")
 
 
@@ -118,20 +120,20 @@ class Options:
         """Whether rank 0 leads the job; available before the ranks are known."""
         return self.primary_rank in (None, 0)
 
-    def in_mesh(self, mesh: Mesh | None, copies: Collection[str], rank: int) -> Options:
+    def in_mesh(self, mesh: Mesh | None, rank: int) -> Options:
         """Return the options with the unit resolved to ranks, if the framework has a mesh.
 
-        Along the dimensions `copies` ranks hold parts of one replica of the model: unless the user passed a unit, the
-        other dimensions form it. Raises `ConfigurationError` for the name of a dimension that the mesh does not have.
+        Unless the user passed a unit, the dimensions form it along which ranks do not hold parts of one replica of the
+        model. Raises `ConfigurationError` for the name of a dimension that the mesh does not have.
         """
         if mesh is None:
             return self
         if isinstance(self.unit, str):
             return replace(self, unit=dimension_of(mesh, self.unit))
         names = mesh.mesh_dim_names or ()
-        if self.unit is not None or self.rank_scope == "worker" or not set(copies) & set(names):
+        if self.unit is not None or self.rank_scope == "worker" or not _MODEL_PARALLEL & set(names):
             return self
-        return replace(self, unit=ranks_in_mesh(mesh, set(names) - set(copies), rank))
+        return replace(self, unit=ranks_in_mesh(mesh, set(names) - _MODEL_PARALLEL, rank))
 
     @property
     def reductions(self) -> dict[str, Reduction] | None:

@@ -154,7 +154,6 @@ def _recorded(*, entries: bool) -> tuple[dict[str, tuple[int, int]], list[tuple[
 
 
 def uses_device() -> bool:
-    """Return whether this process uses CUDA."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 

@@ -3,12 +3,18 @@
 *Signs.* The training thread leaves a time stamp in `signs` when it calls the session; the watcher also sees whether
 PyTorch has counted a collective. A rank that has had no sign for its limit asks (`Clock`).
 
-*Asking.* Every 5 s each rank checks one key of the job's store. The rank that claims it asks the others (`asking`), and
-tells the verdict: in a file, on stderr, as an alert, to ``on_stall=``. The watcher of a rank with a run sends the alert
-if the one that tells has none: otherwise it would wait for the next round of the exchange. If a rank has moved, it is
-quiet, and asks again after half the limit, and after three limits it tells "slow". No other rank then asks about the
-same stall; if the one that asked dies instead, another does. Without the store, which may be inside of a stopped rank
-0, each rank tells what it knows of itself.
+*Asking.* Every 5 s each rank checks one key of the job's store. The rank that claims it asks the others
+(`Questions`), and tells the verdict: in a file, on stderr, as an alert, to ``on_stall=``. The watcher of a rank with a
+run sends the alert if the one that tells has none: otherwise it would wait for the next round of the exchange. If a
+rank has moved, it is quiet, and asks again after half the limit, and after three limits it tells "slow". No other rank
+then asks about the same stall; if the one that asked dies instead, another does. Without the store, which may be inside
+of a stopped rank 0, each rank tells what it knows of itself.
+
+*Keys.* ``ask/N``, claimed by the rank that asks the question number N; ``rank/RANK``, what a rank has said last: that
+it has a session, that it has finished it, or an answer and the number of its question, which only the rank that asks
+reads; ``answers/N``, how many have answered; ``stack/DIGEST``, stacks that several ranks may share; ``told/N``, the
+message to which a question has led, and ``alerted/N``, claimed by the rank that sends it as an alert; ``on/HOST``, a
+list of the ranks on a host, with their processes.
 
 There is one watcher in a process, for all its sessions. It stops with the last one, and is joined at exit. It tells
 only: no process is ended or signalled.
@@ -16,6 +22,7 @@ only: no process is ended or signalled.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -30,11 +37,11 @@ from typing import Any, Literal
 from dist_wandb.errors import RendezvousError
 from dist_wandb.settings.options import Options
 from dist_wandb.stalls import evidence
-from dist_wandb.stalls.asking import ANSWERS, Questions
 from dist_wandb.stalls.evidence import Work, doing
-from dist_wandb.stalls.verdict import MOVING, Answer, Stall, StalledRank, judge, located
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import UnansweredError, briefly
+from dist_wandb.stalls.verdict import MOVING, Answer, Calls, Stall, StalledRank, judge, located
+from dist_wandb.store.job_store import JobStore, SharedList
+from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
+from dist_wandb.topology.launch import node_identity
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import named
 from dist_wandb.wandb_files.finding import is_in_run_directory
@@ -53,6 +60,8 @@ _LIMITS_IF_SLOW = 3  # limits after which a job is told to be slow
 _SILENT_STORE = 6.0  # seconds for which the store has not taken a question when a rank tells what it knows alone
 _SUSPENDED = 5.0  # seconds by which a pause is too long if this process was suspended meanwhile
 _STOP = 4.0  # seconds that the thread gets to end
+_ANSWERS = 8.5  # seconds in which ranks answer: a pause between two looks at the store, evidence, and the store
+_MOST_STACKS = 28 * 1024  # characters of the stacks that one rank publishes; with its answer, 32 KiB
 _ALONE = "The job's store does not answer, so nothing is known of the other ranks."
 
 
@@ -92,7 +101,6 @@ class Clock:
         return min(limit, latest) if latest > _BEFORE_WATCHDOG else limit
 
     def due(self) -> float:
-        """Return when this rank asks."""
         return max(self.sign + self.limit(), self._look)
 
     def look_later(self, now: float, least: float = 0.0) -> None:
@@ -106,6 +114,90 @@ class Clock:
             self._longest = 0.0 if self._longest is None else max(self._longest, pause)
             self.begin(sign)
         return pause
+
+
+class Questions:
+    """One rank's part in questions and answers. All methods may raise as `JobStore` does if it does not answer."""
+
+    def __init__(self, store: JobStore, here: StalledRank) -> None:
+        self._topology, self._here = store.topology, here
+        self._store = store.beside("watch", TimedCaller(STORE_PATIENCE))  # on a connection of its own
+        self._on_host = SharedList(self._store, f"on/{node_identity()}")
+        self.neighbours: dict[int, int] = {}  # processes of the ranks on this host, by rank
+        self._on_host.append_once(f"{here.rank} {here.pid}")  # a process may open many sessions
+        self._say(Answer(here))
+        self.number: int = 0  # of the last question
+        while self.is_asked():  # before this session
+            pass
+
+    def leave(self) -> None:
+        """Tell the others that this rank has no session any more."""
+        self._say(Answer(self._here._replace(kind="finished")))
+
+    def is_asked(self) -> bool:
+        if len(self.neighbours) < (self._topology.local_world_size or self._topology.world_size):
+            for one in self._on_host.read_new():
+                rank, pid = map(int, one.split())
+                self.neighbours[rank] = pid
+        is_asked = self._store.has([f"ask/{self.number + 1}"])
+        self.number += is_asked
+        return is_asked
+
+    def claim(self) -> bool:
+        """Ask, unless another rank has just done so; return whether this one asks."""
+        self.number += 1
+        return bool(self._store.claim(f"ask/{self.number}", self._here.rank) == self._here.rank)
+
+    def answer(self, answer: Answer, text: str) -> None:
+        """Say where this rank stands; `text` has all its stacks."""
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+        if not self._store.has([f"stack/{digest}"]):
+            self._store.publish(f"stack/{digest}", text[:_MOST_STACKS])
+        self._say(answer._replace(question=self.number, stacks=digest))
+        self._store.count(f"answers/{self.number}")
+
+    def _say(self, answer: Answer) -> None:
+        self._store.publish(f"rank/{self._here.rank}", answer)
+
+    def gather(self, since: float, wait: Callable[[float], object]) -> tuple[list[Answer], dict[str, list[int]]]:
+        """Return what is known of all ranks, and their stacks with the ranks of which they are.
+
+        This rank has asked at a time of the monotonic clock. `wait` returns whether the watcher ends.
+        """
+        size, counter = self._topology.world_size, f"answers/{self.number}"
+        while (self._store.try_get(counter) or 0) < size and time.monotonic() < since + _ANSWERS and not wait(0.5):
+            pass
+        found = self._store.get_present([f"rank/{rank}" for rank in range(size)])
+        said = [one for one in map(_decoded, found.values()) if one is not None]
+        answers = [one for one in said if one.question == self.number]
+        seen = {rank: kind for one in reversed(answers) for rank, kind, _ in one.seen}  # by the lowest rank of the host
+        stacks: dict[str, list[int]] = {}
+        for one in answers:
+            stacks.setdefault(f"stack/{one.stacks}", []).append(one.place.rank)
+        texts = self._store.get_present(list(stacks))
+        for last in [one.place for one in said if one.question != self.number]:
+            kind = last.kind if last.kind == "finished" else seen.get(last.rank, "silent")
+            answers.append(Answer(StalledRank(last.rank, kind, host=last.host, pid=last.pid)))
+        return answers, {str(text): stacks[key] for key, text in texts.items()}
+
+    def tell(self, message: str) -> None:
+        """Publish to which message the last question has led; empty if no other rank is to send the alert."""
+        self._store.publish(f"told/{self.number}", message)
+
+    def told(self) -> str | None:
+        return self._store.try_get(f"told/{self.number}")
+
+    def may_alert(self) -> bool:
+        return bool(self._store.claim(f"alerted/{self.number}", self._here.rank) == self._here.rank)
+
+
+def _decoded(found: Any) -> Answer | None:
+    """Return what a rank has published; `None` if no rank can have written it."""
+    with suppress(TypeError, ValueError, AttributeError):
+        answer = Answer(*found)
+        calls = {name: Calls(*one) for name, one in answer.calls.items()}
+        return answer._replace(place=StalledRank(*answer.place), calls=calls)
+    return None
 
 
 class Watcher(threading.Thread):
@@ -130,7 +222,6 @@ class Watcher(threading.Thread):
         self._questions: Questions | None = None  # once there is a store
 
     def run(self) -> None:
-        """Watch until the last session ends."""
         pause, before = 0.0, time.monotonic()
         while not self.stopped.wait(pause):
             try:
@@ -193,7 +284,7 @@ class Watcher(threading.Thread):
             self._judge(now, *questions.gather(now, self.stopped.wait))
         else:
             clock.has_answered = True
-            clock.look_later(time.monotonic(), ANSWERS)  # by then the rank that has asked has told it
+            clock.look_later(time.monotonic(), _ANSWERS)  # by then the rank that has asked has told it
 
     def _judge(self, now: float, answers: list[Answer], stacks: dict[str, list[int]], more: str = "") -> None:
         clock, sign = self._clock, self._clock.sign

@@ -17,28 +17,19 @@ import secrets
 import string
 import warnings
 from collections.abc import Sequence
-from typing import TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
-from dist_wandb.store.polling import interval, poll
-from dist_wandb.store.shared_list import RankValues, missed
+from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, RankValues, not_of_a_rank
+from dist_wandb.store.timed_caller import interval, poll
 from dist_wandb.topology.launch import job_name, node_identity
 from dist_wandb.topology.model import Topology
-from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
+from dist_wandb.topology.ranges import blocks_of, named, numbers_in, spans_of, values_in
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # like W&B's own ids
 _OPTIONAL_TIMEOUT = 1.0  # seconds to wait for a layout on which no plan depends
 _TERM = 2.0  # seconds that an elected rank has to publish which ranks are missing
 _BASE_ID, _NODE, _LAYOUT, _MISSING = "base_id", "node", "layout", "layout/missing"  # keys
-
-
-class BaseIdMessage(TypedDict):
-    """The coordinator's message: the base id, or the reason why it opens no run."""
-
-    base_id: str | None
-    refused: str | None
 
 
 def make_id() -> str:
@@ -82,12 +73,21 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
             found: list[list[int]] = layout
             return found
         if missing is not None:
-            raise missed(job_store, _NODE, numbers_in(missing))
+            raise _without(job_store, numbers_in(missing))
     names = nodes.try_get_all(0.0)
     if names is not None:  # the last rank has not published the layout yet
         return _publish_layout(job_store, names)
     job_store.publish(_MISSING, spans_of(nodes.missing()))
-    raise missed(job_store, _NODE, nodes.missing())
+    raise _without(job_store, nodes.missing())
+
+
+def _without(job_store: JobStore, missing: list[int]) -> RendezvousError:
+    topology = job_store.topology
+    return RendezvousError(
+        f"Rank {topology.global_rank} waited {job_store.timeout:g} s for the {_NODE!r} of {named(missing)} of "
+        f"{topology.world_size}, without which the layout of ranks over nodes is unknown. Open the run on all ranks, "
+        "without a rank guard around it, or raise join_timeout."
+    )
 
 
 def agree_on_base_id(
@@ -120,14 +120,13 @@ def agree_on_base_id(
 
 
 def publish_base_id(job_store: JobStore, base_id: str | None) -> None:
-    """Publish the base id on the coordinator."""
-    job_store.publish(_BASE_ID, BaseIdMessage(base_id=base_id, refused=None))
+    job_store.publish(_BASE_ID, {"base_id": base_id, "refused": None})
 
 
 def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
     """Publish on the coordinator that there will be no base id, for ranks that wait for it."""
     if job_store is not None and topology.is_coordinator:
-        job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
+        job_store.publish(_BASE_ID, {"base_id": None, "refused": reason})
 
 
 def refusal(job_store: JobStore) -> str | None:

@@ -1,4 +1,4 @@
-"""The job's key-value store, through which ranks publish shared values.
+"""The job's key-value store, through which ranks publish shared values, and lists to which all ranks append.
 
 Only the store is used, never a collective. So it does not matter when, or whether, other ranks arrive, and no call can
 pair with a collective of the training. Ranks set keys and poll with `check`, never with a blocking `wait`, so a rank
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -21,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.store.connection import StoreConnection
-from dist_wandb.store.polling import poll
-from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
+from dist_wandb.store.timed_caller import TimedCaller, UnansweredError, poll
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 
@@ -71,7 +71,6 @@ class JobStore:
         return cls(store, f"dist_wandb/{attempt}/{namespace}", topology, timeout)
 
     def publish(self, key: str, value: Any) -> None:
-        """Set a key to a JSON value, which all ranks can read."""
         self.record_key(key)
         self.connection.call(lambda: self._store.set(key, json.dumps(value)))
 
@@ -92,7 +91,6 @@ class JobStore:
         return part
 
     def below(self, namespace: str) -> JobStore:
-        """Return access to keys with a further prefix, on the same connection."""
         part = JobStore(self._store, namespace, self.topology, self.timeout, self.connection)
         part._whole = self
         return part
@@ -106,27 +104,22 @@ class JobStore:
 
     def count(self, key: str) -> int:
         """Increment a counter that all ranks share; return its new value."""
+        self.record_key(key)
         return int(self.connection.call(lambda: self._store.add(key, 1)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys that no rank needs any more."""
         for key in list(keys):
             self.connection.call(functools.partial(self._store.delete_key, key))
 
     def store(self, prefix: str) -> Store:
-        """Return a torch store of the keys with a prefix, for a process group."""
         import torch.distributed as dist
 
         return dist.PrefixStore(prefix, self._store)
 
-    def try_get(self, key: str) -> Any | None:
-        """Return the value of a key, or `None` if it is not set. Does not wait for other ranks."""
-        return self.connection.call(lambda: _look_up(self._store, key))
-
-    def try_get_soon(self, key: str) -> Any | None:
-        """Return the value of a key, or `None` if it is not set or the store does not answer soon."""
+    def try_get(self, key: str, *, soon: bool = False) -> Any | None:
+        """Return the value of a key; `None` if it is not set or, if `soon`, if the store does not answer soon."""
         with suppress(UnansweredError):
-            return self.connection.call(lambda: _look_up(self._store, key), soon=True)
+            return self.get_present([key], soon=soon).get(key)
         return None
 
     def has(self, keys: list[str]) -> bool:
@@ -157,6 +150,86 @@ class JobStore:
         return self.try_get(key)
 
 
+class SharedList:
+    """A list in the job's store: its counter is incremented, then the value set; a death in between leaves a gap."""
+
+    def __init__(self, keys: JobStore, name: str) -> None:
+        self._keys = keys
+        self._name = name
+        self.values: list[Any] = []  # those that this rank has read
+        self._known = 0  # number of indices that were read, or are in `_unread`
+        self._unread: list[int] = []
+        self._lock = threading.Lock()  # an abandoned call may overlap with the next one
+
+    def append(self, value: Any) -> int:
+        """Append a value; return its index, starting at 1."""
+        index = self._keys.count(f"{self._name}/count")
+        self._keys.publish(f"{self._name}/{index}", value)
+        return index
+
+    def append_one_of(self, value: Any, number: int) -> bool:
+        """Append a value, as `number` ranks do once each; return whether the list is complete, as exactly one finds."""
+        self.append(value)
+        # A second counter, because the rank with the last index may set its value before another rank does.
+        return self._keys.count(f"{self._name}/there") >= number
+
+    def append_once(self, value: str | int) -> None:
+        """Append a value unless the list has it, so that `count` is the number of distinct values."""
+        if self._keys.count(f"{self._name}/of/{value}") == 1:
+            self.append(value)
+
+    def count(self) -> int:
+        """Return the number of values, including those that are about to be set."""
+        return int(self._keys.try_get(f"{self._name}/count") or 0)
+
+    def read_new(self, *, soon: bool = False) -> list[Any]:
+        """Read and return the new values, in order; if `soon`, none if the store does not answer soon."""
+        count = int(self._keys.try_get(f"{self._name}/count", soon=soon) or 0)
+        with self._lock:
+            self._unread += range(self._known + 1, count + 1)
+            self._known = max(self._known, count)
+            keys = [f"{self._name}/{index}" for index in self._unread]
+        found: dict[str, Any] = {}
+        with suppress(UnansweredError):
+            found = self._keys.get_present(keys, soon=soon)
+        with self._lock:
+            new = {index: found[f"{self._name}/{index}"] for index in self._unread if f"{self._name}/{index}" in found}
+            self._unread = [index for index in self._unread if index not in new]
+            self.values += new.values()
+        return list(new.values())
+
+
+class RankValues:
+    """One rank's access to the values of all ranks. Only one rank should read them, and publish a summary."""
+
+    def __init__(self, job_store: JobStore, key: str) -> None:
+        self._job_store = job_store
+        self._key = key
+        self._published = SharedList(job_store, key)
+
+    def publish(self, value: Any) -> bool:
+        """Publish the value of this rank; return whether it is the last one."""
+        topology = self._job_store.topology
+        return self._published.append_one_of([topology.global_rank, value], topology.world_size)
+
+    def read(self) -> dict[int, Any]:
+        self._published.read_new()
+        return self._known()
+
+    def try_get_all(self, within: float) -> list[Any] | None:
+        """Return the values of all ranks, ordered by rank; `None` if some are missing after `within` seconds."""
+        world_size = self._job_store.topology.world_size
+        poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
+        values = self._known()
+        return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
+
+    def missing(self) -> list[int]:
+        return sorted(set(range(self._job_store.topology.world_size)) - self._known().keys())
+
+    def _known(self) -> dict[int, Any]:
+        return dict(self._published.values)
+
+
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:
     """Return the error for a value in the store that does not have the form of `what` it should be."""
     return RendezvousError(
@@ -174,11 +247,6 @@ def _store_of_process_group() -> Store | None:
     while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
         store = store.underlying_store
     return store
-
-
-def _look_up(store: Store, key: str) -> Any | None:
-    stored = _stored(store, key)
-    return None if stored is None else _decoded(key, stored)
 
 
 def _stored(store: Store, key: str) -> bytes | None:

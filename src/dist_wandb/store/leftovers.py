@@ -78,7 +78,6 @@ def publish_over(job_store: JobStore) -> None:
 
 
 def is_over(job_store: JobStore) -> bool:
-    """Return whether the coordinator has ended a session."""
     ended = keys_of_integration(job_store).try_get(_OVER) or ()
     return any(first <= _number_of(job_store) <= last for first, last in ended)
 
@@ -90,7 +89,6 @@ def former(job_store: JobStore) -> JobStore | None:
 
 
 def keys_of_integration(job_store: JobStore) -> JobStore:
-    """Return the keys that all sessions of an integration share."""
     return _keys_at(job_store, _integration_of(job_store.namespace))
 
 

@@ -1,4 +1,4 @@
-"""Timeouts for calls that have none.
+"""Timeouts for calls that have none, and polls with growing pauses.
 
 A host whose network is cut off closes no connection. A call of the job's store then waits for as long as TCP retries,
 about a quarter of an hour. Therefore each call is made on another thread and abandoned after a timeout. The timeout is
@@ -28,7 +28,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.store.polling import next_pause
 
 _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
@@ -36,6 +35,12 @@ _SLICE = 0.1  # seconds between two checks whether to stop waiting
 STORE_PATIENCE = 2.0  # default timeout of the job's store, in seconds
 _KEPT = 5.0  # seconds that an idle thread waits for another call
 _LAST = 0.5  # seconds that a call gets once waiting is stopped, because last messages are sent then
+_FIRST_PAUSE = 0.001  # seconds between the first two calls
+_SHARE = 0.1  # long pauses, as a share of the time waited so far
+_SLOWEST = 0.5  # maximum seconds between two calls
+_RANKS_AT_ONCE = 200  # number of ranks whose first calls the store can serve within the first pause
+_RANKS = 256  # number of ranks up to which the store can serve all calls without longer pauses
+_SLOWEST_OF_MANY = 5.0  # maximum seconds between two calls for any number of ranks
 
 
 class UnansweredError(Exception):
@@ -52,7 +57,6 @@ class TimedCaller:
         self._stuck: _Call | None = None
 
     def at_most(self, limit: float) -> TimedCaller:
-        """Return a caller with another timeout and the same `is_over`."""
         return TimedCaller(limit, self._is_over)
 
     def call(self, function: Callable[[], _T]) -> _T:
@@ -76,8 +80,82 @@ class TimedCaller:
         return call.result  # type: ignore[no-any-return]  # what the function returns
 
 
+def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Return whether a started call ends within some seconds, or soon after `is_over` returns true."""
+    has_to_end = False
+    while True:
+        if not has_to_end and is_over():
+            has_to_end, within = True, min(within, _LAST)
+        if call.wait(min(_SLICE, within)):
+            return True
+        within -= _SLICE  # even if this process was suspended for longer
+        if within <= 0:
+            return False
+
+
+def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+    """Call the job's store within some seconds; return `otherwise` if it does not answer, or is gone."""
+    try:
+        return TimedCaller(within).call(use_store)
+    except (RendezvousError, UnansweredError):
+        return otherwise
+    except Exception:  # noqa: BLE001  # neither the training nor its end may fail because of it
+        _log.exception("dist_wandb: the job's store could not be used")
+        return otherwise
+
+
+# --- polls ------------------------------------------------------------------------------------------------------------
+
+
+def poll(
+    query: Callable[[], _T | None],
+    within: float,
+    longest_pause: float,
+    ranks: int = 1,
+    sleep: Callable[[float], None] | None = None,
+) -> _T | None:
+    """Call `query` until it returns something other than `None`, up to `within` seconds; return that, or `None`.
+
+    The pause between two calls doubles up to the longest one, in seconds; then it grows with the time waited. It is
+    longer if many `ranks` poll at the same time.
+    """
+    began, pause = time.monotonic(), first_pause(longest_pause, ranks)
+    while (found := query()) is None and (waited := time.monotonic() - began) < within:
+        (sleep or time.sleep)(min(pause, within - waited))
+        pause = next_pause(pause, waited, longest_pause, ranks)
+    return found
+
+
+def first_pause(longest_pause: float, ranks: int) -> float:
+    return min(_FIRST_PAUSE * max(1.0, ranks / _RANKS_AT_ONCE), longest_pause)
+
+
+def next_pause(pause: float, waited: float, longest_pause: float, ranks: int) -> float:
+    return min(2 * pause, max(longest_pause, min(_SHARE * waited, interval(_SLOWEST, ranks))))
+
+
+def interval(seconds: float, ranks: int) -> float:
+    """Return the interval at which each of many ranks may poll the job's store; it is `seconds` for up to 256 ranks."""
+    return max(seconds, min(seconds * ranks / _RANKS, _SLOWEST_OF_MANY))
+
+
+class Interval:
+    """Permits an action once every `seconds`; if each of many `ranks` polls the job's store then, see `interval`."""
+
+    def __init__(self, seconds: float, ranks: int = 1) -> None:
+        self._seconds = interval(seconds, ranks)
+        self._last = -math.inf
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the interval is over; if so, begin the next one."""
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
+
+
 class BackgroundPoll(Generic[_T]):
-    """A `polling.poll` in the background: its current result can be read without waiting."""
+    """A `poll` in the background: its current result can be read without waiting."""
 
     def __init__(self, query: Callable[[], _T | None], pause: float, ranks: Callable[[], int] = lambda: 1) -> None:
         self._query = query  # an error counts as `None`: no result yet
@@ -118,29 +196,7 @@ class BackgroundPoll(Generic[_T]):
             self._call = call
 
 
-def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether a started call ends within some seconds, or soon after `is_over` returns true."""
-    has_to_end = False
-    while True:
-        if not has_to_end and is_over():
-            has_to_end, within = True, min(within, _LAST)
-        if call.wait(min(_SLICE, within)):
-            return True
-        within -= _SLICE  # even if this process was suspended for longer
-        if within <= 0:
-            return False
-
-
-def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
-    """Call the job's store within some seconds; return `otherwise` if it does not answer, or is gone."""
-    try:
-        return TimedCaller(within).call(use_store)
-    except (RendezvousError, UnansweredError):
-        return otherwise
-    except Exception:  # noqa: BLE001  # neither the training nor its end may fail because of it
-        _log.exception("dist_wandb: the job's store could not be used")
-        return otherwise
-
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 _under_way: set[_Call] = set()
 _idle: list[_Caller] = []  # threads that wait for a call
@@ -180,7 +236,6 @@ class _Call:
         self._caller.calls.put(self)
 
     def make(self) -> None:
-        """Make the call on this thread."""
         try:
             self.result = self._function()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
@@ -189,7 +244,6 @@ class _Call:
             _under_way.discard(self)
 
     def end(self) -> None:
-        """Release the waiting threads."""
         self._done.release()
 
     @property

@@ -56,13 +56,11 @@ class Launch:
     torchrun_start: str | None  # a name of this start of torchrun on this node, equal for all restarts of its processes
     # SLURM's name of the job and, within an srun, of the step; equal for all restarts of the job
     slurm_step: str | None
-    parent_pid: int  # under Lightning, of the script that started this process
     node_rank: int | None  # from `NODE_RANK` or `GROUP_RANK`, which may be set before there are ranks
     is_lightning_child: bool  # whether Lightning has started this script again for another rank of the first node
 
     @classmethod
     def detect(cls, environ: Environ | None = None) -> Launch:
-        """Read the environment variables."""
         environ = os.environ if environ is None else environ
         node_rank = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in environ), None)
         has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "MASTER_ADDR" in environ
@@ -75,7 +73,6 @@ class Launch:
             requeues=integer("SLURM_RESTART_COUNT", environ.get("SLURM_RESTART_COUNT", "0")),
             torchrun_start=f"torchrun-{socket.gethostname()}-{errors[1]}" if errors else None,
             slurm_step=_slurm_step(environ),
-            parent_pid=os.getppid(),
             node_rank=None if node_rank is None else integer(node_rank, environ[node_rank]),
             is_lightning_child="RANK" not in environ
             and environ.get("NODE_RANK") == "0"
@@ -116,16 +113,15 @@ def node_identity(environ: Environ | None = None) -> str:
     return f"{socket.gethostname()}/{boot_id}/{node_rank}"
 
 
-def inherited_variables(environ: Environ | None = None) -> dict[str, str]:
+def inherited_variables() -> dict[str, str]:
     """Return the variables that name a rank and its job, which a rank's own child processes inherit."""
-    environ = os.environ if environ is None else environ
     names = {name for launcher in LAUNCHERS for name in (*launcher.present, *launcher.variables.values())}
-    return {name: environ[name] for name in sorted(names | _OF_JOB) if name in environ}
+    return {name: os.environ[name] for name in sorted(names | _OF_JOB) if name in os.environ}
 
 
-def job_setting(variable: str, environ: Environ | None = None) -> str | None:
+def job_setting(variable: str) -> str | None:
     """Return the value of an environment variable that applies to all runs of the job; `None` if it is unset."""
-    return (os.environ if environ is None else environ).get(variable)
+    return os.environ.get(variable)
 
 
 def _slurm_step(environ: Environ) -> str | None:
@@ -165,12 +161,10 @@ class DetectedLauncher:
 
     @property
     def assignments(self) -> str:
-        """The variables as ``NAME=VALUE, NAME=VALUE``."""
         return ", ".join(f"{name}={value}" for name, value in self.variables.items())
 
 
 def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]:
-    """Return all launchers that have variables in the environment, by descending priority."""
     environ = os.environ if environ is None else environ
     found: list[DetectedLauncher] = []
     used: tuple[Launcher, Readings] | None = None

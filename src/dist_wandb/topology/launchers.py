@@ -31,7 +31,6 @@ class Readings:
         self.sources: dict[str, str] = dict.fromkeys(values, source)
 
     def add(self, name: str, value: int, source: str) -> None:
-        """Set one field."""
         self.values[name] = value
         self.sources[name] = source
 
@@ -52,12 +51,6 @@ class Readings:
         shared = self.values.keys() & other.values.keys()
         return "world_size" in shared and all(self.values[name] == other.values[name] for name in shared)
 
-    def complete_from(self, other: Readings) -> None:
-        """Add the fields that only `other` has."""
-        for name, value in other.values.items():
-            if name not in self.values:
-                self.add(name, value, other.sources[name])
-
 
 @dataclass(frozen=True)
 class Launcher:
@@ -68,7 +61,6 @@ class Launcher:
     variables: Mapping[str, str]  # by topology field
 
     def is_present(self, environ: Environ) -> bool:
-        """Return whether this launcher has started the process."""
         return any(name in environ for name in self.present)
 
     def read(self, environ: Environ) -> Readings:
@@ -84,7 +76,6 @@ class _Torchrun(Launcher):
     """torchrun's variables. `--virtual-local-rank` sets LOCAL_RANK=0 in every process, which is not the local rank."""
 
     def read(self, environ: Environ) -> Readings:
-        """Read the variables. Replace a local rank of 0 that may be virtual."""
         readings = super().read(environ)
         if readings.values.get("local_rank") == 0 and readings.values.get("local_world_size", 1) > 1:
             local_rank = _local_rank_by_position(readings.values, environ)
@@ -98,7 +89,6 @@ class _Slurm(Launcher):
     """SLURM's variables. An sbatch shell, which is a single process without a step or srun, has them as well."""
 
     def is_present(self, environ: Environ) -> bool:
-        """Return whether srun has started the process."""
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
         if step is None:
             return environ.get("SLURM_PROCID", "0") != "0"
@@ -222,7 +212,9 @@ def complete(readings: Readings, environ: Environ) -> Readings:
         with suppress(TopologyError):  # stale variables of another launcher, which are not needed
             other = launcher.read(environ)
             if readings.agrees_with(other):
-                readings.complete_from(other)
+                for name, value in other.values.items():
+                    if name not in readings.values:
+                        readings.add(name, value, other.sources[name])
     return readings
 
 

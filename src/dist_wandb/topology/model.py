@@ -106,14 +106,11 @@ class Topology:
         world_size: int,
         source: str,
         *,
-        local_rank: int | None = None,
         leader: Leader = "first",
         environ: Environ | None = None,
     ) -> Topology:
         """Take the ranks from a framework (`source`); launcher variables that contradict it are stale, and ignored."""
         readings = Readings({"global_rank": global_rank, "world_size": world_size}, source)
-        if local_rank is not None:
-            readings.add("local_rank", local_rank, source)
         return replace(cls._of(complete(readings, os.environ if environ is None else environ)), leader=leader)
 
     @classmethod

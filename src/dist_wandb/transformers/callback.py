@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,8 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 import dist_wandb
+from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.timings import PreparedTimings
-from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
@@ -37,6 +36,7 @@ from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, S
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Reduction, Spread
 from dist_wandb.stalls.verdict import Stall
+from dist_wandb.topology.launch import job_setting
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.units import UnitArgument
 
@@ -244,10 +244,10 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def _open(self, args: Any, state: Any) -> Session:
         topology = Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
         running = run_metadata.running_run() if self._options.run_mode == "auto" else None
-        project = {"project": os.getenv("WANDB_PROJECT", "huggingface")}
+        of_job = job_setting("WANDB_PROJECT")
         return open_session(
-            self._options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank),
-            {**project, **_named(args, state, self._arguments)},
+            self._options.in_mesh(current_mesh(), topology.global_rank),
+            {"project": "huggingface" if of_job is None else of_job, **_named(args, state, self._arguments)},
             integration=INTEGRATION,
             topology=topology,
             step_metric=_STEP_METRIC,

@@ -20,8 +20,7 @@ from accelerate_state import accelerator_with, look_like, reset
 import dist_wandb
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.accelerate import wrapping
-from dist_wandb.accelerate.start import INTEGRATION
-from dist_wandb.accelerate.world import current_topology
+from dist_wandb.accelerate.start import INTEGRATION, current_topology
 from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun

@@ -103,7 +103,7 @@ def test_the_first_tracker_wraps_and_further_ones_do_not() -> None:
     once = [getattr(Accelerator, name) for name in WRAPPED]
     assert [method.__wrapped__ for method in once] == before
     DistWandbTracker()
-    wrapping.wrap_accelerator(DistWandbTracker)
+    wrapping.wrap_accelerator()
     assert [getattr(Accelerator, name) for name in WRAPPED] == once
 
 
@@ -130,7 +130,7 @@ def test_a_missing_method_is_refused_and_nothing_is_wrapped(monkeypatch: pytest.
     monkeypatch.delattr(Accelerator, "end_training")
     log = Accelerator.log
     with pytest.raises(UnsupportedVersionError, match=re.escape("Accelerator.end_training of accelerate")):
-        wrapping.wrap_accelerator(DistWandbTracker)
+        wrapping.wrap_accelerator()
     assert Accelerator.log is log
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning.weights import epoch_weights
+from dist_wandb.lightning.trainers import epoch_weights
 
 pytestmark = pytest.mark.usefixtures("fake_wandb")  # the Trainer uses logger.experiment
 
@@ -110,7 +110,7 @@ def test_this_version_of_lightning_still_exposes_the_weights() -> None:
     rows = fit(Module(log_mean(on_epoch=True, on_step=False)), THREE_AND_TWO).rows
     assert rows[-1][1], (
         f"Lightning {lightning.__version__} no longer exposes the batch sizes behind its epoch means where "
-        "lightning/weights.py expects them: Trainer._results, Trainer._logger_connector._first_loop_iter, "
+        "lightning/trainers.py expects them: Trainer._results, Trainer._logger_connector._first_loop_iter, "
         "_ResultMetric.cumulated_batch_size. Until it is adapted, epoch means of uneven ranks are means of means."
     )
 

@@ -21,8 +21,7 @@ from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads, s
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.config_values import comparable, encoded
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.shared_list import RankValues
+from dist_wandb.store.job_store import JobStore, RankValues
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:

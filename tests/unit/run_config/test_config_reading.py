@@ -274,9 +274,9 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
         taken.append(value)
         return value
 
-    def counted_try_get(self: JobStore, key: str) -> object:
+    def counted_try_get(self: JobStore, key: str, *, soon: bool = False) -> object:
         requests.append(key)
-        return try_get(self, key)
+        return try_get(self, key, soon=soon)
 
     monkeypatch.setattr(sync, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)

@@ -104,7 +104,7 @@ def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, m
     first, second = job(TWO, alike({"lr": 0.1}))
     assert second.config.lr == 0.1
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RendezvousError("gone")
 
     monkeypatch.setattr(JobStore, "try_get", fail)

@@ -15,7 +15,7 @@ import wandb
 from config_jobs import begin_to_open
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.lightning.experiment import GIVE_BACK
+from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import METADATA
@@ -108,7 +108,7 @@ def test_a_lost_store_does_not_break_reads(job: Job, monkeypatch: pytest.MonkeyP
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"
 
-    def gone(_self: JobStore, _key: str) -> None:
+    def gone(*_: object, **__: object) -> None:
         raise RendezvousError("gone")
 
     monkeypatch.setattr(JobStore, "try_get", gone)

@@ -467,7 +467,7 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
 def test_the_url_is_none_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO)
 
-    def gone(_self: JobStore, _key: str) -> None:
+    def gone(*_: object, **__: object) -> None:
         raise RendezvousError("gone")
 
     monkeypatch.setattr(JobStore, "try_get", gone)

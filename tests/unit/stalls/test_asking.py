@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
 
-from dist_wandb.stalls.asking import Questions
 from dist_wandb.stalls.verdict import Answer, Calls, Kind, StalledRank
+from dist_wandb.stalls.watcher import Questions
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 

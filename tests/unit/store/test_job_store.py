@@ -19,8 +19,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.runs.requested import check_id
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.shared_list import RankValues, SharedList
+from dist_wandb.store.job_store import JobStore, RankValues, SharedList
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]

@@ -9,8 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.shared_list import RankValues, SharedList
+from dist_wandb.store.job_store import JobStore, RankValues, SharedList
 from dist_wandb.topology.model import Topology
 
 Sessions = Callable[[int, int], JobStore]

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from counting import CountedStore, Counts
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import JobStore, SharedList
 from dist_wandb.store.timed_caller import UnansweredError
 from dist_wandb.topology.model import Topology
 
@@ -48,7 +47,7 @@ def test_appended_values_are_read_once_in_order(list_of: ListOf, number: int) ->
     assert reading.read_new() == []
     assert reading.append("own") == number + 1
     assert (reading.read_new(), len(reading.values)) == (["own"], number + 1)
-    assert (list_of(0).count(), list_of(1).read_new_soon()[-1]) == (number + 1, "own")
+    assert (list_of(0).count(), list_of(1).read_new(soon=True)[-1]) == (number + 1, "own")
 
 
 def test_checking_for_news_reads_one_key(list_of: ListOf, counts: Counts) -> None:
@@ -125,9 +124,9 @@ def test_news_soon_returns_nothing_if_the_store_does_not_answer(
         raise UnansweredError("it has not answered")
 
     keys.get_present = stall
-    assert reading.read_new_soon() == []
+    assert reading.read_new(soon=True) == []
     keys.get_present = get_present
-    assert reading.read_new_soon() == [1]
+    assert reading.read_new(soon=True) == [1]
 
 
 def test_own_keys_lists_the_keys_set_by_this_rank(keys_of: Callable[[int], JobStore]) -> None:

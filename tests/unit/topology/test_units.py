@@ -56,9 +56,9 @@ def test_an_unknown_mesh_dimension_is_refused(mesh: DeviceMesh) -> None:
 
 
 def test_the_default_unit_covers_all_dimensions_except_those_of_copies(mesh: DeviceMesh) -> None:
-    assert Options().in_mesh(mesh, {"tp"}, 3).unit == (1, 3, 5, 7)
-    assert Options().in_mesh(mesh, {"other"}, 3).unit is None
-    assert Options().in_mesh(None, {"tp"}, 3).unit is None
-    assert Options(unit="dp").in_mesh(mesh, {"tp"}, 3).unit == (1, 3)
-    assert Options(unit=[0, 3]).in_mesh(mesh, {"tp"}, 3).unit == (0, 3)
-    assert Options(rank_scope="worker").in_mesh(mesh, {"tp"}, 3).unit is None
+    assert Options().in_mesh(mesh, 3).unit == (1, 3, 5, 7)
+    assert Options().in_mesh(mesh["pp", "dp"], 3).unit is None
+    assert Options().in_mesh(None, 3).unit is None
+    assert Options(unit="dp").in_mesh(mesh, 3).unit == (1, 3)
+    assert Options(unit=[0, 3]).in_mesh(mesh, 3).unit == (0, 3)
+    assert Options(rank_scope="worker").in_mesh(mesh, 3).unit is None

@@ -31,9 +31,8 @@ from dist_wandb.exchange.transport.group import BrokenError, Group, GroupLayout,
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.connection import address_among
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import Interval, interval, poll
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import JobStore, SharedList
+from dist_wandb.store.timed_caller import Interval, interval, poll
 from dist_wandb.topology.launch import job_setting
 from dist_wandb.topology.ranges import named
 
@@ -74,7 +73,7 @@ def poll_until_stopped(
     ranks: int = 1,
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> _T | None:
-    """Poll like `store.polling.poll`; if `is_stopped`, raise Stopped; if `is_urgent`, without the rest of the pause."""
+    """Poll like `poll` of the store; if `is_stopped`, raise Stopped; if `is_urgent`, without the rest of the pause."""
 
     def sleep(seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import Interval, interval
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import JobStore, SharedList
+from dist_wandb.store.timed_caller import Interval, interval
 from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
@@ -123,7 +122,7 @@ class GenerationStore:
         self._keys.publish(f"broken/{generation.number}", self._index)
 
     def is_broken(self, generation: Generation) -> bool:
-        return self._keys.try_get_soon(f"broken/{generation.number}") is not None
+        return self._keys.try_get(f"broken/{generation.number}", soon=True) is not None
 
     def publish_checkpoint(self, generation: Generation, checkpoint: Checkpoint) -> None:
         self._keys.publish(f"checkpoint/{generation.number}/{self._index}", checkpoint.as_json())

@@ -43,7 +43,7 @@ that have yet to contribute.
 Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one round
 before, so nothing is lost or counted twice.
 
-No rank queries every other rank. Entries of many ranks are a list, which one rank reads for all (`store.shared_list`).
+No rank queries every other rank. Entries of many ranks are a list, which one rank reads for all (`SharedList`).
 It publishes the result in the next generation, including departures. The other ranks poll one key, at intervals that
 grow with time and with the number of ranks. If the reading rank is gone, another one is elected. So the load of the
 store grows linearly with the number of ranks, not quadratically. The store is polled on a dedicated connection
@@ -74,9 +74,8 @@ from dist_wandb.exchange.membership.generations import (
 )
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.polling import Interval, interval
-from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.job_store import JobStore, SharedList
+from dist_wandb.store.timed_caller import Interval, interval
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
@@ -368,7 +367,7 @@ class Membership:
         if generation.number not in self._join_requests:
             self._join_requests = {generation.number: self.generations.join_requests(generation)}
         join_requests = self._join_requests[generation.number]
-        join_requests.read_new_soon()
+        join_requests.read_new(soon=True)
         return {self.presence.learn(Arrival(*arrival)) for arrival in join_requests.values} - set(generation.members)
 
     def leave(
