@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.run_config.messages import OF_VERSION, PublishedRun, Version, values_of
 from dist_wandb.run_config.own_config import is_guarded
 from dist_wandb.runs import run_metadata, wandb_private
-from dist_wandb.settings.config_values import encoded, given_values
-from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
+from dist_wandb.settings.config_values import MISSING, encoded, filled, given_values, state, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison
