@@ -31,7 +31,7 @@ from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
 from dist_wandb.run_config.targets import ConfigView
-from dist_wandb.runs import axes, requested, run_metadata, wandb_process
+from dist_wandb.runs import requested, run_metadata, wandb_process, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
@@ -189,7 +189,7 @@ class SessionHolder:
         if provisional is not None:
             provisional.release()
         if session.owns_run and uses_tensorboard:
-            axes.define_tensorboard_steps(session.run)
+            writer.define_tensorboard_steps(session.run)
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
             _script_ids.offer(self.number, str(self.base_id), told_of(session.run))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.restart.store import Earlier
 from dist_wandb.runs import requested, run_metadata
-from dist_wandb.runs.axes import STEP_METRIC
+from dist_wandb.runs.writer import STEP_METRIC
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 

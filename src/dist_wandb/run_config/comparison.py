@@ -32,8 +32,7 @@ from dist_wandb.run_config.connection import (
     fits,
 )
 from dist_wandb.settings.config_secrets import DEEPEST
-from dist_wandb.settings.config_values import comparable, differences, given_values, listed
-from dist_wandb.settings.config_withheld import without_secrets
+from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_secrets
 from dist_wandb.store.job_store import RankValues
 from dist_wandb.topology.ranges import named
 

@@ -67,7 +67,7 @@ class PublishedRun(TypedDict):
     """The run of a primary."""
 
     values: str  # its config, as JSON without secrets
-    withheld: dict[str, str]  # by name of each value that lacks secrets: `config_withheld.state`
+    withheld: dict[str, str]  # by name of each value that lacks secrets: `config_values.state`
     given: dict[str, str]  # digests of what this rank was given, by which followers find values that differ from theirs
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]

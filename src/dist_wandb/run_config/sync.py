@@ -22,7 +22,7 @@ reader would have to wait until the primary's thread polls, and forever once tha
 A value written on a rank without a run applies there until the primary publishes a new value of that name. So a script
 that writes the same value on all ranks can read it immediately.
 
-Secrets are never written to the store (`settings.config_secrets`, `settings.config_withheld`).
+Secrets are never written to the store (`settings.config_secrets`, `settings.config_values`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from dist_wandb.run_config.own_config import OwnConfig, is_guarded
 from dist_wandb.run_config.targets import ConfigView, LocalConfig
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.settings.config_values import encoded, given_values
-from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
+from dist_wandb.settings.config_values import MISSING, encoded, filled, given_values, state, without_secrets
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.store.timed_caller import briefly, interval
 

@@ -11,8 +11,16 @@ from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.run_config.connection import OF_VERSION
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.settings.config_values import ConfigCopy, decoded, differs_by_rank, encoded, given_values, shown
-from dist_wandb.settings.config_withheld import MISSING, Known
+from dist_wandb.settings.config_values import (
+    MISSING,
+    ConfigCopy,
+    Known,
+    decoded,
+    differs_by_rank,
+    encoded,
+    given_values,
+    shown,
+)
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.comparison import Comparison

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
-from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.writer import define_step_metric
 from dist_wandb.store.job_store import SharedList
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Opening:
         arguments = {**kept, "config": config, "id": run_id}
         run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).on_disk()
         if step_metric is not None:
-            axes.define_step_metric(run, step_metric)
+            define_step_metric(run, step_metric)
         return run
 
     def publish(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:

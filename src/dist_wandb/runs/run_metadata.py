@@ -14,8 +14,7 @@ from urllib.parse import quote
 from dist_wandb.runs import requested
 from dist_wandb.runs.client_settings import without_password
 from dist_wandb.runs.requested import wandb_directory
-from dist_wandb.settings.config_values import encoded, given_values, is_plain
-from dist_wandb.settings.config_withheld import MISSING, filled, state, without_secrets
+from dist_wandb.settings.config_values import MISSING, encoded, filled, given_values, is_plain, state, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run

@@ -31,9 +31,9 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.resuming import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.runs import axes, interception, requested, run_metadata, sweeps, wandb_private
-from dist_wandb.runs.axes import STEP_METRIC
+from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.opening import Opening, run_key
+from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.moving import MOVED, move
@@ -315,7 +315,7 @@ class Opener:
         attached = opening.attach()
         is_owned = adopted is None and run is not before
         if is_owned and step_metric is not None:
-            axes.define_step_metric(run, step_metric)
+            define_step_metric(run, step_metric)
         first_row = self._first_row(run, STEP_METRIC) if step_metric == STEP_METRIC else 0
         if step_metric is not None and wandb_private.is_wandbs(run):
             is_ours = step_metric == STEP_METRIC

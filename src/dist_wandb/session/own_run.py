@@ -18,12 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import axes, interception, null_run, record, requested, run_metadata, wandb_private
-from dist_wandb.runs.axes import Axes
+from dist_wandb.runs import interception, null_run, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.writer import RunWriter
+from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.elsewhere import Elsewhere
 from dist_wandb.session.notices import print_line
@@ -68,10 +67,10 @@ class OwnRun:
         takes_all = is_disabled or (bool(run) and getattr(run, "disabled", None) is True)  # not for a mock
         self.step_metric: str | None = step_metric
         # whether the x axis is the one that this package defines and counts rows on
-        self.has_our_axis: bool = step_metric == axes.STEP_METRIC
+        self.has_our_axis: bool = step_metric == STEP_METRIC
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._record = Record(run, link.topology.global_rank, self._reopen, self.summary.logged.paths)
-        self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and self.has_our_axis else None
+        self._axes = Axes(self._record) if is_owned and self.has_our_axis else None
         target = self._record if self._axes is None else self._axes
         self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None

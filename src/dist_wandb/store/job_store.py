@@ -3,7 +3,7 @@
 Only the store is used, never a collective. So it does not matter when, or whether, other ranks arrive, and no call can
 pair with a collective of the training. Ranks set keys and poll with `check`, never with a blocking `wait`, so a rank
 that never arrives costs at most `join_timeout`. Anyone who reaches the store can read it, so it holds no secrets
-(`settings.config_withheld`).
+(`settings.config_values`).
 
 It is the store of the default process group or, before there is one, the store of torchrun's agent. Both are unwrapped
 to the same root, because ranks may open it before or after their process group exists. Keys have the prefix

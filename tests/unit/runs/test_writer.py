@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from opened_runs import FIRST, SECOND, opened
 
-from dist_wandb.runs import axes, writer
+from dist_wandb.runs import writer
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
@@ -138,7 +138,7 @@ def test_a_rank_without_a_run_writes_nothing() -> None:
 
 def test_every_writer_defines_the_same_x_axis(fake_wandb: FakeWandb) -> None:
     for topology in (FIRST, SECOND):
-        axes.define_step_metric(opened(topology, "shared", {}), "global_step")
+        writer.define_step_metric(opened(topology, "shared", {}), "global_step")
     assert [run.defined for run in fake_wandb.runs] == [
         [("global_step", {}), ("*", {"step_metric": "global_step", "step_sync": False})]
     ] * 2

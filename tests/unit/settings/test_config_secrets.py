@@ -16,8 +16,7 @@ import pytest
 
 from dist_wandb.run_config.sync import ConfigText
 from dist_wandb.settings.config_secrets import is_secret, redacted
-from dist_wandb.settings.config_values import comparable, encoded, shown
-from dist_wandb.settings.config_withheld import MISSING, Known, filled, without_secrets
+from dist_wandb.settings.config_values import MISSING, Known, comparable, encoded, filled, shown, without_secrets
 
 SECRETS = [
     *("hf_token", "token", "TOKEN", "hfToken", "HFToken", "auth-token", "authtoken", "access.token", "tokens"),

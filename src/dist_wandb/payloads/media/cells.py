@@ -100,7 +100,9 @@ def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> 
     if isinstance(image, (str, os.PathLike)):
         return Picture(opened_image(Path(image).read_bytes()), pixels, beside)
     if hasattr(image, "savefig"):
-        return Picture(of_figure(image), pixels, beside)
+        file = BytesIO()
+        image.savefig(file, format="png")
+        return Picture(opened_image(file.getvalue()), pixels, beside)
     if not is_image(image):
         raise ConfigurationError(
             f"gathered was given {type(image).__name__} among images. Pass arrays, tensors, PIL images, paths, figures "
@@ -213,13 +215,6 @@ def opened_image(data: bytes) -> Any:
     from PIL import Image
 
     return Image.open(BytesIO(data))
-
-
-def of_figure(figure: Any) -> Any:
-    """Convert a matplotlib figure to a PIL image."""
-    file = BytesIO()
-    figure.savefig(file, format="png")
-    return opened_image(file.getvalue())
 
 
 def png_of(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
