@@ -21,7 +21,7 @@ import torchmetrics
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
-from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
+from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
@@ -365,8 +365,7 @@ def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a starved machine, on which its process ends before its thread has published it."""
-    monkeypatch.setattr(forming, "_GRACE", 0.5)
-    unit = ranks(3)
+    unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.close(2)
@@ -382,9 +381,8 @@ def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
     assert unit.exchanges[0].lost == frozenset()
 
 
-def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(3, reduce="sum")
+def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, reduce="sum", limits=HASTY)
     stall = Stall()
     for step in range(3):
         for rank in range(3):
@@ -950,11 +948,8 @@ def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ra
     assert unit.last("perplexity/std") == {0: 0.0, 1: math.inf, 2: 0.0}
 
 
-def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(3)
+def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
     unit.flush()
@@ -976,12 +971,9 @@ def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
     assert unit.last("loss") == {0: 1.0, 1: 1.0, **dict.fromkeys(range(2, 6), 1.5)}
 
 
-def test_contributions_to_a_cancelled_round_are_sent_again(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contributions_to_a_cancelled_round_are_sent_again(ranks: Callable[..., Ranks]) -> None:
     """It arrives while the contributions to that round are still under way, and so has the round to itself."""
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(2, reduce="sum")
+    unit = ranks(2, reduce="sum", limits=HASTY)
     for step in range(2):
         for rank in range(2):
             unit.log(rank, {"ones": 1, "mine": rank}, step)

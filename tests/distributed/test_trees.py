@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torchmetrics
 from broken_collectives import Faults
-from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
+from units import HASTY, QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.transport import gloo, layout
@@ -149,8 +148,7 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first of all groups, and dies without notice. The others wait for it, because it may return."""
-    monkeypatch.setattr(forming, "_GRACE", 0.5)
-    unit = ranks(9, per_node=3)
+    unit = ranks(9, per_node=3, limits=HASTY)
     others = range(1, 9)
     for rank in range(9):
         unit.log(rank, {"loss": float(rank)}, 0)

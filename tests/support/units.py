@@ -43,7 +43,13 @@ class Brisk(Limits):
     linger: ClassVar[float] = 0.01
 
 
-QUICK = Brisk(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
+class Hasty(Brisk):
+    """Limits of ranks that soon give up one that is gone."""
+
+    grace: ClassVar[float] = 1.5
+
+
+QUICK, HASTY = (kind(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1) for kind in (Brisk, Hasty))
 
 
 class RecordingRun:
