@@ -362,15 +362,14 @@ def test_survivors_continue_without_a_rank_that_dies(
 
 
 def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a starved machine, on which its process ends before its thread has published it."""
     unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.close(2)
-    monkeypatch.setattr(unit.exchanges[2]._worker.participation, "leave", lambda *_, **__: None)
-    unit.die(2)
+    unit.die(2, notice=False)
     for step in range(1, 4):
         for rank in range(2):
             unit.log(rank, {"loss": float(rank)}, step)
@@ -462,9 +461,8 @@ def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason
 
 @pytest.mark.parametrize("present", [[0], [0, 1]])
 def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, present: list[int]
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, present: list[int]
 ) -> None:
-    monkeypatch.setattr(generations, "APART", 0.3)
     unit = ranks(4, *present, reduce="sum", limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     for step in range(3):
         for rank in present:
@@ -514,10 +512,7 @@ def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: p
     assert "what rank 1 logged after the start may be lost" in caplog.text
 
 
-def test_the_only_rank_ends_immediately(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generations, "APART", 0.3)
+def test_the_only_rank_ends_immediately(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     unit.log(0, {"loss": 2.0}, 0)
     unit.close(0)

@@ -145,7 +145,7 @@ def test_survivors_continue_without_a_rank_that_dies(
 
 @pytest.mark.usefixtures("fan_out")
 def test_if_the_primary_dies_all_others_report_lost_rows(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is the first of all groups, and dies without notice. The others wait for it, because it may return."""
     unit = ranks(9, per_node=3, limits=HASTY)
@@ -153,8 +153,7 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     for rank in range(9):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
-    monkeypatch.setattr(unit.exchanges[0]._worker.participation, "leave", lambda *_, **__: None)
-    unit.die(0)
+    unit.die(0, notice=False)
     for step in (1, 2):
         for rank in others:
             unit.log(rank, {"loss": float(rank)}, step)
