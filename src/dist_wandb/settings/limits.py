@@ -41,8 +41,7 @@ class Limits:
             only other ranks log are written.
 
     Attributes:
-        linger: How long a row waits for subsequent rows before the ranks exchange them: one exchange of many rows costs
-            the training less than many exchanges.
+        linger: How long a row waits for subsequent rows: exchanging many at once costs the training less than each one.
         grace: How long a rank has, at most `peer_timeout`, to publish its state after others have lost a rank.
 
     Raises:
