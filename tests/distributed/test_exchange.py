@@ -21,7 +21,7 @@ import torchmetrics
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
-from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
+from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
@@ -362,16 +362,14 @@ def test_survivors_continue_without_a_rank_that_dies(
 
 
 def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a starved machine, on which its process ends before its thread has published it."""
-    monkeypatch.setattr(forming, "_GRACE", 0.5)
-    unit = ranks(3)
+    unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.close(2)
-    monkeypatch.setattr(unit.exchanges[2]._worker.participation, "leave", lambda *_, **__: None)
-    unit.die(2)
+    unit.die(2, notice=False)
     for step in range(1, 4):
         for rank in range(2):
             unit.log(rank, {"loss": float(rank)}, step)
@@ -382,9 +380,8 @@ def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
     assert unit.exchanges[0].lost == frozenset()
 
 
-def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(3, reduce="sum")
+def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, reduce="sum", limits=HASTY)
     stall = Stall()
     for step in range(3):
         for rank in range(3):
@@ -464,9 +461,8 @@ def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason
 
 @pytest.mark.parametrize("present", [[0], [0, 1]])
 def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, present: list[int]
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, present: list[int]
 ) -> None:
-    monkeypatch.setattr(generations, "APART", 0.3)
     unit = ranks(4, *present, reduce="sum", limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     for step in range(3):
         for rank in present:
@@ -516,10 +512,7 @@ def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: p
     assert "what rank 1 logged after the start may be lost" in caplog.text
 
 
-def test_the_only_rank_ends_immediately(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generations, "APART", 0.3)
+def test_the_only_rank_ends_immediately(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     unit.log(0, {"loss": 2.0}, 0)
     unit.close(0)
@@ -950,11 +943,8 @@ def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ra
     assert unit.last("perplexity/std") == {0: 0.0, 1: math.inf, 2: 0.0}
 
 
-def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(3)
+def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
     unit.flush()
@@ -976,12 +966,9 @@ def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(
     assert unit.last("loss") == {0: 1.0, 1: 1.0, **dict.fromkeys(range(2, 6), 1.5)}
 
 
-def test_contributions_to_a_cancelled_round_are_sent_again(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contributions_to_a_cancelled_round_are_sent_again(ranks: Callable[..., Ranks]) -> None:
     """It arrives while the contributions to that round are still under way, and so has the round to itself."""
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(2, reduce="sum")
+    unit = ranks(2, reduce="sum", limits=HASTY)
     for step in range(2):
         for rank in range(2):
             unit.log(rank, {"ones": 1, "mine": rank}, step)

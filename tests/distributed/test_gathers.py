@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
+from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.exchange.attachments import attachment
 from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.payloads.media import cells, panels
@@ -320,8 +319,7 @@ def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attachment, "_MOST_DELIVERED", 0)
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(3)
+    unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)
     unit.flush()

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from units import QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
+from units import HASTY, QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange.membership import forming
 from dist_wandb.store.job_store import JobStore
 
 
@@ -117,11 +116,10 @@ def test_rows_that_another_primary_takes_are_not_reported_as_lost(
 
 
 def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The exchange waits for a rank that is gone; the remaining ranks have logged meanwhile, without a round."""
-    monkeypatch.setattr(forming, "_GRACE", 1.5)
-    unit = ranks(3)
+    unit = ranks(3, limits=HASTY)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torchmetrics
 from broken_collectives import Faults
-from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
+from units import HASTY, QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.transport import gloo
@@ -147,17 +146,15 @@ def test_survivors_continue_without_a_rank_that_dies(
 
 @pytest.mark.usefixtures("fan_out")
 def test_if_the_primary_dies_all_others_report_lost_rows(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is the first of all groups, and dies without notice. The others wait for it, because it may return."""
-    monkeypatch.setattr(forming, "_GRACE", 0.5)
-    unit = ranks(9, per_node=3)
+    unit = ranks(9, per_node=3, limits=HASTY)
     others = range(1, 9)
     for rank in range(9):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
-    monkeypatch.setattr(unit.exchanges[0]._worker.participation, "leave", lambda *_, **__: None)
-    unit.die(0)
+    unit.die(0, notice=False)
     for step in (1, 2):
         for rank in others:
             unit.log(rank, {"loss": float(rank)}, step)

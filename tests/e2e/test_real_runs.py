@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from history import history_of
 from processes import Finished, clean_environment, run_job, torchrun
 from stored import COMBINATIONS, ROWS, check_runs, display_name, ended_runs, vector
@@ -145,17 +146,10 @@ def test_lightning_on_two_nodes(tmp_path: Path) -> None:
     check_all_combinations(tmp_path, "2x2", LIGHTNING_STEPS)
 
 
-def test_accelerate_attached_to_a_session(tmp_path: Path) -> None:
-    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "attach", "everywhere"), cwd=tmp_path)
-    check_all_combinations(tmp_path, "1x2")
-
-
-def test_accelerate_by_name_if_only_the_main_process_inits_trackers(tmp_path: Path) -> None:
-    """For trackers by instance, see test_accelerate.py."""
-    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "name", "main"), cwd=tmp_path)
-    check_all_combinations(tmp_path, "1x2")
-
-
-def test_accelerate_on_two_nodes(tmp_path: Path) -> None:
-    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "instance", "everywhere", nodes=2), cwd=tmp_path)
-    check_all_combinations(tmp_path, "2x2")
+@pytest.mark.parametrize(
+    ("how", "where", "nodes"), [("attach", "everywhere", 1), ("name", "main", 1), ("instance", "everywhere", 2)]
+)
+def test_accelerate(tmp_path: Path, how: str, where: str, nodes: int) -> None:
+    """For trackers by instance, on one node, see test_accelerate.py."""
+    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, how, where, nodes=nodes), cwd=tmp_path)
+    check_all_combinations(tmp_path, f"{nodes}x2")

@@ -42,7 +42,13 @@ class Brisk(Limits):
     linger: ClassVar[float] = 0.01
 
 
-QUICK = Brisk(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
+class Hasty(Brisk):
+    """Limits of ranks that soon give up one that is gone."""
+
+    grace: ClassVar[float] = 1.5
+
+
+QUICK, HASTY = (kind(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1) for kind in (Brisk, Hasty))
 
 
 class RecordingRun:
@@ -153,9 +159,11 @@ class Ranks:
     def close(self, *ranks: int) -> None:
         assert all(self.together(lambda exchange: exchange.close(), *ranks))
 
-    def die(self, rank: int) -> None:
+    def die(self, rank: int, *, notice: bool = True) -> None:
         """End a rank as a killed process does: without a last round, and with lost connections."""
-        exchange = self.exchanges[rank]
+        exchange: Any = self.exchanges[rank]
+        if not notice:  # nor does it publish that it is gone
+            exchange._worker.participation.leave = lambda *_, **__: None
         exchange._lifecycle.has_failed = True
         exchange._ask(Demand.STOP)
         assert exchange._lifecycle.ended.wait(SOON)

@@ -41,8 +41,8 @@ class Limits:
             only other ranks log are written.
 
     Attributes:
-        linger: How long a row waits for subsequent rows before the ranks exchange them: one exchange of many rows costs
-            the training less than many exchanges.
+        linger: How long a row waits for subsequent rows: exchanging many at once costs the training less than each one.
+        grace: How long a rank has, at most `peer_timeout`, to publish its state after others have lost a rank.
 
     Raises:
         ConfigurationError: A limit that is not a positive number.
@@ -54,6 +54,7 @@ class Limits:
     max_pending_rows: int = 10_000
     heartbeat: float = 1.0
     linger: ClassVar[float] = 0.25
+    grace: ClassVar[float] = 5.0
 
     def __post_init__(self) -> None:
         for name in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):

@@ -30,10 +30,6 @@ def total(*contributions: tuple[float, float] | float, ignores_nan: bool = False
     return functools.reduce(Number.plus, [number_of(x, w, ignores_nan=ignores_nan) for x, w in given], NO_NUMBER)
 
 
-def test_the_mean_is_weighted() -> None:
-    assert total((1.0, 3.0), (2.0, 1.0)).reduced("mean") == 1.25
-
-
 def test_the_weighted_mean_of_a_constant_is_exact() -> None:
     assert total((0.1, 3.0), (0.1, 2.0), (0.1, 0.7)).reduced("mean") == 0.1
 

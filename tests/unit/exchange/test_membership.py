@@ -16,7 +16,7 @@ from counting import CountedStore, Counts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.membership import generations, membership
+from dist_wandb.exchange.membership import membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
@@ -138,8 +138,7 @@ def test_a_rank_without_an_exchange_follows_the_new_primary_also_if_rank_0_has_c
     assert membership.primary_of(job.unit(2), job.keys(2), SHORT, Situation(), lambda: False) == 1
 
 
-def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generations, "APART", SHORT)
+def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends() -> None:
     job = Job(4)
     with pytest.raises(Moved):
         job.rank(2).arrive(LONG, Situation(is_due=lambda: True, may_move=True))

@@ -10,7 +10,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, seed, settings
@@ -18,14 +18,20 @@ from hypothesis import strategies as st
 from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
-from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.reduction import DEGRADED
 
-LIMITS = Limits(join_timeout=4.0, peer_timeout=4.0, finish_timeout=20.0, heartbeat=1.0)
+
+class Scaled(Limits):
+    """Limits of ranks whose clock is simulated."""
+
+    grace: ClassVar[float] = 0.5  # scaled like the other limits
+
+
+LIMITS = Scaled(join_timeout=4.0, peer_timeout=4.0, finish_timeout=20.0, heartbeat=1.0)
 LATE = 4.3  # seconds after which a rank arrives for which the others have not waited
 LONGEST = 1000.0  # seconds of the simulated clock within which all ranks have ended
 NAMES = ("loss", "lr")
@@ -189,7 +195,6 @@ class Schedule:
             patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
 
             patch.setattr(groups, "FAN_OUT", fan_out)
-            patch.setattr(forming, "_GRACE", 0.5)  # scaled like the other limits
             for rank in range(self.size):
                 after = world.random.uniform(0.0, 0.1) + (LATE if rank == self.late else 0.0)
                 world.start(rank, functools.partial(job.use, rank, self.other_rows.get(rank, self.rows)), after)

@@ -96,15 +96,16 @@ def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monk
     assert requested.mode({"settings": settings}) == "offline"
 
 
-def test_an_empty_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "")
-    with pytest.raises(ConfigurationError, match="WANDB_MODE is set but empty, which W&B refuses"):
-        requested.mode({})
-
-
-def test_an_unknown_mode_is_refused_and_the_nearest_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "ofline")
-    with pytest.raises(ConfigurationError, match=r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"):
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("", "WANDB_MODE is set but empty, which W&B refuses"),
+        ("ofline", r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"),
+    ],
+)
+def test_an_empty_or_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch, mode: str, message: str) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    with pytest.raises(ConfigurationError, match=message):
         requested.mode({})
 
 

@@ -18,7 +18,6 @@ from units import eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.membership import generations
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
@@ -159,11 +158,8 @@ def test_rank_0_alone_writes_its_own_numbers_and_warns(
 
 
 @pytest.mark.parametrize("by_run", [False, True])
-def test_rank_0_alone_does_not_wait_for_other_ranks(
-    store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
-) -> None:
+def test_rank_0_alone_does_not_wait_for_other_ranks(store: dist.Store, fake_wandb: FakeWandb, by_run: bool) -> None:
     assert store is not None
-    monkeypatch.setattr(generations, "APART", 0.1)
     options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
     session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
@@ -333,16 +329,6 @@ def test_misspelt_names_warn_once_at_the_end(
     assert [message.partition(". ")[0] for message in messages] == [f"{argument} {UNUSED} 'los'" for argument in told]
 
 
-def test_the_patterns_of_the_callback_are_not_those_of_the_user(job: Job, on_ranks: OnRanks) -> None:
-    sessions = job(TWO, reduce=without_second_sum("sum"))
-    for session in sessions:
-        session.log({"loss": 0.5}, 0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        on_ranks(2, lambda rank: sessions[rank].finish())
-    assert not [warning for warning in caught if "patterns" in str(warning.message)]
-
-
 def test_warnings_turned_into_errors_do_not_prevent_finishing(
     job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,27 +342,29 @@ def test_warnings_turned_into_errors_do_not_prevent_finishing(
     assert caplog.text.count(f"reduce {UNUSED} 'los'.") == 1
 
 
+LOSS = {"loss": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("reduce", "logs"),
-    [(MISSPELT, False), ({"loss": "sum"}, True), ({"loss": "sum", "*": "mean"}, True), ("mean", True), ("sum", False)],
-    ids=["nothing was logged", "all matched", "all but the star", "one for all", "one, and nothing was logged"],
+    ("reduce", "logged"),
+    [
+        (MISSPELT, ({}, {})),
+        ({"loss": "sum"}, (LOSS, LOSS)),
+        ({"loss": "sum", "*": "mean"}, (LOSS, LOSS)),
+        ("mean", (LOSS, LOSS)),
+        ("sum", ({}, {})),
+        (without_second_sum("sum"), (LOSS, LOSS)),  # the callback's patterns are not the user's
+        ({"tokens": "sum"}, (LOSS, {**LOSS, "tokens": 3})),
+    ],
+    ids=["nothing was logged", "all matched", "but the star", "one for all", "one, nothing", "callback", "of rank 1"],
 )
 def test_patterns_do_not_warn_if_used_or_if_nothing_was_logged(
-    job: Job, on_ranks: OnRanks, reduce: Any, logs: bool
+    job: Job, on_ranks: OnRanks, reduce: Any, logged: tuple[dict[str, float], ...]
 ) -> None:
     sessions = job(TWO, reduce=reduce)
-    for session in sessions if logs else ():
-        session.log({"loss": 0.5}, 0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        on_ranks(2, lambda rank: sessions[rank].finish())
-    assert not [warning for warning in caught if "patterns" in str(warning.message)]
-
-
-def test_a_pattern_for_a_name_of_another_rank_does_not_warn(job: Job, on_ranks: OnRanks) -> None:
-    sessions = job(TWO, reduce={"tokens": "sum"})
-    sessions[0].log({"loss": 0.5}, 0)
-    sessions[1].log({"loss": 0.5, "tokens": 3}, 0)
+    for session, metrics in zip(sessions, logged, strict=True):
+        if metrics:
+            session.log(metrics, 0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         on_ranks(2, lambda rank: sessions[rank].finish())

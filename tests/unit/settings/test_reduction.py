@@ -30,10 +30,6 @@ def test_none_disables_the_reduction() -> None:
     assert check_reduce(None) is None
 
 
-def test_auto_reduces_by_the_mean() -> None:
-    assert check_reduce("auto") == {"*": "mean"}
-
-
 def test_auto_is_not_a_reduction_of_a_single_name() -> None:
     with pytest.raises(ConfigurationError, match=re.escape("reduce['loss']='auto' is not a reduction.")):
         check_reduce({"loss": "auto"})
@@ -43,11 +39,6 @@ def test_auto_is_not_a_reduction_of_a_single_name() -> None:
 def test_the_first_matching_pattern_is_used(name: str) -> None:
     assert reduction_of(name, {"tokens": "sum", "*": "max", "loss": "min"}) == ("*", "max")
     assert reduction_of("tokens", {"tokens": "sum", "*": "max"}) == ("tokens", "sum")
-
-
-def test_names_without_a_matching_pattern_are_averaged() -> None:
-    assert reduction_of("loss", {"tokens": "sum", "val/*": "max"}) == ("", "mean")
-    assert reduction_of("loss", {}) == ("", "mean")
 
 
 def test_patterns_work_as_in_fnmatch_but_case_sensitively() -> None:

@@ -145,14 +145,40 @@ LAUNCHERS: dict[str, tuple[Environ, Fields]] = {
     ),
     "plain RANK and WORLD_SIZE": ({"RANK": "5", "WORLD_SIZE": "8"}, (5, None, None, 8, None, None)),
 }
+DAEMONS = slurm(1, 0, 1, "1(x2)", SLURM_NTASKS="2")
+COMBINED: dict[str, tuple[Environ, Fields]] = {
+    "torchrun inside SLURM": (DAEMONS | torchrun([4, 4], 1, 1), (5, 1, 1, 8, 4, 2)),
+    "Open MPI before the SLURM variables of its daemons": (DAEMONS | OPEN_MPI, (5, 1, None, 8, 4, None)),
+    "Open MPI started by srun": (slurm(5, 1, 1, "4(x2)") | OPEN_MPI, (5, 1, 1, 8, 4, 2)),
+    **{  # recovered on the first and the last node
+        f"virtual local rank {local} on node {node}": (virtual([3, 4, 2], node, local), (rank, local, node, 9, here, 3))
+        for node, local, rank, here in [(0, 0, 0, 3), (0, 2, 2, 3), (2, 0, 7, 2), (2, 1, 8, 2)]
+    },
+    **{  # unknown on others
+        f"virtual local rank {local} on node 1": (virtual([3, 4, 2], 1, local), (3 + local, None, 1, 9, 4, 3))
+        for local in range(4)
+    },
+    "local rank 0 with all devices": (
+        torchrun([4, 4, 4], 1, 0, CUDA_VISIBLE_DEVICES="0,1,2,3"),
+        (4, 0, 1, 12, 4, 3),
+    ),
+    "the only process of a node, with one device": (
+        torchrun([2, 1, 2], 1, 0, CUDA_VISIBLE_DEVICES="0"),
+        (2, 0, 1, 5, 1, 3),
+    ),
+    "uneven sizes, which do not tell the number of nodes": (
+        {"RANK": "4", "LOCAL_RANK": "0", "NODE_RANK": "1", "WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "1"},
+        (4, 0, 1, 5, 1, None),
+    ),
+}
 
 
 # --- the table of launchers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, *COMBINED])
 def test_the_variables_of_every_launcher_are_read(launcher: str) -> None:
-    environ, expected = LAUNCHERS[launcher]
+    environ, expected = (LAUNCHERS | COMBINED)[launcher]
     assert fields(Topology.from_environ(environ)) == expected
 
 
@@ -230,13 +256,9 @@ def test_malformed_tasks_per_node_are_refused(tasks: str) -> None:
 
 
 def test_a_process_without_a_launcher_is_a_single_process() -> None:
-    assert Topology.from_environ({}) is None
+    assert Topology.from_environ({}) is Topology.from_environ({"WORLD_SIZE": "1"}) is None
     assert fields(Topology.detect({})) == (0, 0, 0, 1, 1, 1)
     assert Topology.detect({}).origin("global_rank") == "no launcher was found"
-
-
-def test_a_world_size_of_one_alone_is_ignored() -> None:
-    assert Topology.from_environ({"WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("others", [OPEN_MPI, slurm(5, 1, 1, "4(x2)")], ids=["Open MPI", "SLURM"])
@@ -278,28 +300,10 @@ def test_an_sbatch_shell_is_a_single_process(step: Environ) -> None:
     assert fields(Topology.detect(SBATCH_SHELL | step)) == (0, 0, 0, 1, 1, 1)
 
 
-def test_torchrun_has_precedence_inside_slurm() -> None:
-    agents = slurm(1, 0, 1, "1(x2)", SLURM_NTASKS="2")
-    assert fields(Topology.from_environ(agents | torchrun([4, 4], 1, 1))) == (5, 1, 1, 8, 4, 2)
-
-
-def test_open_mpi_has_precedence_over_the_slurm_variables_of_its_daemons() -> None:
-    daemons = slurm(1, 0, 1, "1(x2)", SLURM_NTASKS="2")
-    assert fields(Topology.from_environ(daemons | OPEN_MPI)) == (5, 1, None, 8, 4, None)
-
-
-def test_open_mpi_started_by_srun_takes_its_node_from_slurm() -> None:
-    assert fields(Topology.from_environ(slurm(5, 1, 1, "4(x2)") | OPEN_MPI)) == (5, 1, 1, 8, 4, 2)
-
-
-def test_a_stale_rank_alone_is_refused() -> None:
-    with pytest.raises(TopologyError, match=re.escape("RANK (RANK and WORLD_SIZE)=3, but not the world_size")):
-        Topology.from_environ({"RANK": "3"})
-
-
 @pytest.mark.parametrize(
     ("environ", "there", "missing"),
     [
+        ({"RANK": "3"}, "RANK (RANK and WORLD_SIZE)=3", "world_size"),
         ({"TORCHELASTIC_RUN_ID": "none", "RANK": "3"}, "RANK (torchrun)=3", "world_size"),
         ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "3"}, "WORLD_SIZE (torchrun)=3", "global_rank"),
         ({"LOCAL_RANK": "1"}, "LOCAL_RANK (Lightning)=1", "global_rank and world_size"),
@@ -316,32 +320,6 @@ def test_incomplete_variables_are_refused_with_the_given_and_missing_ones(
 ) -> None:
     with pytest.raises(TopologyError, match=f"{re.escape(there)}.*, but not the {missing} of this process"):
         Topology.from_environ(environ)
-
-
-@pytest.mark.parametrize(("node", "local_rank"), [(0, 0), (0, 2), (2, 0), (2, 1)])
-def test_virtual_local_ranks_of_the_first_and_the_last_node_are_recovered(node: int, local_rank: int) -> None:
-    layout = [3, 4, 2]
-    rank = sum(layout[:node]) + local_rank
-    assert fields(Topology.from_environ(virtual(layout, node, local_rank))) == (
-        *(rank, local_rank, node, 9),
-        *(layout[node], 3),
-    )
-
-
-@pytest.mark.parametrize("local_rank", range(4))
-def test_virtual_local_ranks_of_other_nodes_stay_unknown(local_rank: int) -> None:
-    topology = Topology.from_environ(virtual([3, 4, 2], 1, local_rank))
-    assert fields(topology) == (3 + local_rank, None, 1, 9, 4, 3)
-
-
-def test_a_local_rank_of_0_is_trusted_if_all_devices_are_visible() -> None:
-    environ = torchrun([4, 4, 4], 1, 0, CUDA_VISIBLE_DEVICES="0,1,2,3")
-    assert fields(Topology.from_environ(environ)) == (4, 0, 1, 12, 4, 3)
-
-
-def test_the_only_process_of_a_node_has_local_rank_0_with_one_visible_device() -> None:
-    environ = torchrun([2, 1, 2], 1, 0, CUDA_VISIBLE_DEVICES="0")
-    assert fields(Topology.from_environ(environ)) == (2, 0, 1, 5, 1, 3)
 
 
 def test_the_environment_of_the_process_is_the_default(
@@ -361,27 +339,28 @@ def test_the_environment_of_the_process_is_the_default(
 # --- frameworks and torch.distributed ---------------------------------------------------------------------------------
 
 
-def test_a_framework_has_precedence_over_stale_variables() -> None:
-    topology = Topology.from_framework(0, 1, "Trainer", environ={"RANK": "3", "WORLD_SIZE": "4", "NODE_RANK": "1"})
-    assert fields(topology) == (0, 0, 0, 1, 1, 1)
-    assert topology.origin("global_rank") == "Trainer"
-
-
-def test_missing_fields_of_a_framework_come_from_matching_variables() -> None:
-    topology = Topology.from_framework(5, 8, "Trainer", environ=torchrun([4, 4], 1, 1))
-    assert fields(topology) == (5, 1, 1, 8, 4, 2)
-    assert topology.origin("world_size") == "Trainer"
-    assert topology.origin("node_rank") == "GROUP_RANK (torchrun)"
-
-
-def test_unreadable_variables_do_not_affect_a_framework() -> None:
-    topology = Topology.from_framework(1, 2, "Trainer", environ={"RANK": "one", "WORLD_SIZE": "2"})
-    assert (topology.global_rank, topology.world_size) == (1, 2)
-
-
-def test_a_framework_ignores_the_variables_of_an_sbatch_shell() -> None:
-    topology = Topology.from_framework(0, 4, "Trainer", environ=SBATCH_SHELL)
-    assert fields(topology) == (0, None, None, 4, None, None)
+@pytest.mark.parametrize(
+    ("rank", "size", "environ", "expected", "origins"),
+    [
+        (
+            *(0, 1, {"RANK": "3", "WORLD_SIZE": "4", "NODE_RANK": "1"}, (0, 0, 0, 1, 1, 1)),
+            {"global_rank": "Trainer"},
+        ),
+        (
+            *(5, 8, torchrun([4, 4], 1, 1), (5, 1, 1, 8, 4, 2)),
+            {"world_size": "Trainer", "node_rank": "GROUP_RANK (torchrun)"},
+        ),
+        (1, 2, {"RANK": "one", "WORLD_SIZE": "2"}, (1, None, None, 2, None, None), {}),
+        (0, 4, SBATCH_SHELL, (0, None, None, 4, None, None), {}),
+    ],
+    ids=["stale", "matching", "unreadable", "of an sbatch shell"],
+)
+def test_a_framework_takes_only_missing_fields_from_variables_that_match(
+    rank: int, size: int, environ: Environ, expected: Fields, origins: dict[str, str]
+) -> None:
+    topology = Topology.from_framework(rank, size, "Trainer", environ=environ)
+    assert fields(topology) == expected
+    assert {name: topology.origin(name) for name in origins} == origins
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -390,13 +369,9 @@ def test_the_frameworks_rank_is_used_under_debug_launcher(rank: int) -> None:
     everywhere = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     topology = Topology.from_framework(rank, 2, "PartialState", environ=everywhere)
     assert (topology.global_rank, topology.world_size) == (rank, 2)
+    assert rank == 0 or topology.local_rank is None
     assert not topology.knows_layout
     assert fields(topology.with_layout(["host", "host"])) == (rank, rank, 0, 2, 2, 1)
-
-
-def test_the_local_rank_is_unknown_under_debug_launcher() -> None:
-    everywhere = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    assert Topology.from_framework(1, 2, "PartialState", environ=everywhere).local_rank is None
 
 
 @pytest.fixture
@@ -452,6 +427,7 @@ def test_impossible_values_are_refused_with_variable_and_value(changed: Environ,
     [
         ((0, 0, None, 8, 9, None), "local_world_size=9 (given) must not be greater than world_size=8 (given)"),
         ((0, None, 0, 8, None, 9), "num_nodes=9 (given) must not be greater than world_size=8 (given)"),
+        ((2, None, None, 2, None, None), "global_rank=2 (given) must be less than world_size=2 (given)"),
         ((0, 4, None, 8, 4, None), "local_rank=4 (given) must be less than local_world_size=4 (given)"),
         ((0, None, 2, 8, None, 2), "node_rank=2 (given) must be less than num_nodes=2 (given)"),
     ],
@@ -459,11 +435,6 @@ def test_impossible_values_are_refused_with_variable_and_value(changed: Environ,
 def test_any_two_contradictory_values_are_refused(values: Any, message: str) -> None:
     with pytest.raises(TopologyError, match=re.escape(message)):
         Topology(*values)
-
-
-def test_values_without_a_variable_are_described_as_given() -> None:
-    with pytest.raises(TopologyError, match=re.escape("global_rank=2 (given) must be less than world_size=2 (given)")):
-        Topology(2, None, None, 2, None, None)
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------
@@ -484,11 +455,6 @@ def test_values_without_a_variable_are_described_as_given() -> None:
 def test_only_certain_conclusions_are_filled_in(known: Mapping[str, int], expected: Fields) -> None:
     values: dict[str, Any] = dict.fromkeys(ORIGINS) | dict(known)
     assert fields(Topology(**values)) == expected
-
-
-def test_the_number_of_nodes_is_not_derived_from_uneven_sizes() -> None:
-    environ = {"RANK": "4", "LOCAL_RANK": "0", "NODE_RANK": "1", "WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "1"}
-    assert fields(Topology.from_environ(environ)) == (4, 0, 1, 5, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -540,17 +506,22 @@ def test_a_launch_has_defaults_in_a_bare_environment() -> None:
     assert not launch.is_lightning_child
 
 
-def test_the_address_of_torchruns_agent_store_is_found() -> None:
-    environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
-    assert Launch.detect(environ).agent_store == ("host", 29500)
+ADDRESS = {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize("use", ["False", None])
-def test_a_store_of_the_ranks_is_not_an_agent_store(use: str | None) -> None:
-    environ = {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
-    if use is not None:
-        environ["TORCHELASTIC_USE_AGENT_STORE"] = use
-    assert Launch.detect(environ).agent_store is None
+@pytest.mark.parametrize(
+    ("environ", "name", "value"),
+    [
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True", **ADDRESS}, "agent_store", ("host", 29500)),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False", **ADDRESS}, "agent_store", None),  # a store of the ranks
+        (ADDRESS, "agent_store", None),
+        ({"TORCHELASTIC_RESTART_COUNT": "2"}, "attempt", 2),
+        ({"NODE_RANK": "3"}, "node_rank", 3),  # known before the ranks
+        ({"GROUP_RANK": "3"}, "node_rank", 3),
+    ],
+)
+def test_what_the_variables_tell_of_a_launch(environ: Environ, name: str, value: object) -> None:
+    assert getattr(Launch.detect(environ), name) == value
 
 
 @pytest.mark.parametrize(
@@ -558,26 +529,13 @@ def test_a_store_of_the_ranks_is_not_an_agent_store(use: str | None) -> None:
     [
         ({"TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x'"),
         ({"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "host", "MASTER_PORT": "x"}, "MASTER_PORT='x'"),
-        ({"NODE_RANK": "x"}, "NODE_RANK='x'"),
+        ({"NODE_RANK": "x"}, "^NODE_RANK='x'"),
+        ({"GROUP_RANK": "x"}, "^GROUP_RANK='x'"),
     ],
 )
 def test_variables_that_are_not_numbers_are_named(environ: Environ, variable: str) -> None:
     with pytest.raises(TopologyError, match=f"{variable} in the environment is not a whole number"):
         Launch.detect(environ)
-
-
-def test_an_invalid_group_rank_is_named_by_its_own_variable() -> None:
-    with pytest.raises(TopologyError, match="GROUP_RANK='x' in the environment"):
-        Launch.detect({"GROUP_RANK": "x"})
-
-
-def test_restarts_are_counted() -> None:
-    assert Launch.detect({"TORCHELASTIC_RESTART_COUNT": "2"}).attempt == 2
-
-
-@pytest.mark.parametrize(("variable", "value"), [("NODE_RANK", "3"), ("GROUP_RANK", "3")])
-def test_the_node_rank_is_known_before_the_ranks(variable: str, value: str) -> None:
-    assert Launch.detect({variable: value}).node_rank == 3
 
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 BROKEN_POLL_INTERVAL = 0.5  # seconds between two checks, during a round, whether another member broke off
-_GRACE = 5.0  # seconds that a member of a broken generation gets to publish its checkpoint; more in very large units
 _BROKEN_CHECK_INTERVAL = 0.2  # seconds between two checks, while members meet, whether the generation is broken
 _LONGEST_PAUSE = 0.05  # seconds between two polls of the store at first, and between two checks whether to stop
 _FORMING_PER_MEMBER = 0.005  # additional seconds that a group gets to connect, for each member of the generation
@@ -91,8 +90,8 @@ def poll_until_stopped(
 
 
 def grace(limits: Limits, unit: Unit) -> float:
-    """Return how long the members of a broken generation wait for each other, in seconds."""
-    return min(limits.peer_timeout, max(_GRACE, 2 * interval(BROKEN_POLL_INTERVAL, unit.size)))
+    """Return how long the members of a broken generation wait for each other, in seconds; more in very large units."""
+    return min(limits.peer_timeout, max(limits.grace, 2 * interval(BROKEN_POLL_INTERVAL, unit.size)))
 
 
 class _UnformedError(BrokenError):
