@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dist_wandb.errors import ReadError
 from dist_wandb.topology.launch import ancestors, inherited_variables, node_identity, started_at
+from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
 _announced: list[tuple[int, bytes]] = []  # the process that has announced itself, and what it wrote
@@ -39,7 +40,7 @@ def announce() -> None:
 
 def holder() -> int | None:
     """Return the process that has started this one and holds its rank; `None` if this process may be that rank."""
-    if is_fork():
+    if _is_fork():
         return _announced[0][0]
     variables = inherited_variables()
     for process in ancestors() if variables else ():
@@ -49,7 +50,14 @@ def holder() -> int | None:
     return None
 
 
-def is_fork() -> bool:
+def detect() -> tuple[Topology, int | None]:
+    """Return the topology of this process, and the process that holds its rank if this one is a job of its own."""
+    group = None if _is_fork() else Topology.from_torch_distributed()
+    rank_holder = holder() if group is None else None
+    return (Topology.single() if rank_holder is not None else group or Topology.detect()), rank_holder
+
+
+def _is_fork() -> bool:
     """Return whether this process is a fork of a rank, with a copy of its process group."""
     return bool(_announced) and _announced[0][0] != os.getpid()
 
@@ -61,6 +69,6 @@ def file_of(process: int, prefix: str = "rank-", directory: Path | None = None) 
 
 
 def _withdraw() -> None:
-    if not is_fork():
+    if not _is_fork():
         with suppress(OSError):
             file_of(os.getpid()).unlink()

@@ -138,23 +138,23 @@ def _without_others(options: Options, topology: Topology, integration: str) -> O
 
 def identify() -> Topology:
     """Detect rank and layout; warn if a launcher contradicts them. A process started by a rank is a job of its own."""
-    group = None if inherited_rank.is_fork() else Topology.from_torch_distributed()
-    holder = inherited_rank.holder() if group is None else None
+    topology, holder = inherited_rank.detect()
     if holder is not None:
         print_line(
             f"dist_wandb: process {os.getpid()} was started by process {holder}, which holds the rank whose variables "
             "or process group it has inherited. So it logs to a run of its own, as with wandb."
         )
-        return Topology.single()
-    topology = group or Topology.detect()
-    if group is None and topology.world_size == 1 and multiprocessing.parent_process() is not None:
+        return topology
+    if topology.origin("global_rank") == "torch.distributed":
+        return topology
+    if topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
             f"{multiprocessing.current_process().name} was started by another process, but its rank is not known, so "
             "it is treated as a separate job. If it is one of several ranks, open the run after init_process_group, "
             "or set RANK and WORLD_SIZE.",
             users_line(),
         )
-    elif topology.origin("global_rank") != "torch.distributed":
+    else:
         for doubt in doubts_of(detected_launchers(), topology):
             warn(doubt, users_line())
     return topology

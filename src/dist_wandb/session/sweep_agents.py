@@ -17,10 +17,11 @@ from dist_wandb.settings.limits import DEFAULT_LIMITS
 from dist_wandb.store.job_identity import refuse
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.store.timed_caller import briefly, poll
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dist_wandb.topology.model import Topology
 
 _NAME = "dist_wandb.agent"  # of the keys in the job's store
 _OTHER = "trial/other"  # key of the trial that is not that of the first rank
@@ -61,8 +62,7 @@ def agent(
 
 def _refuse_several() -> None:
     try:
-        group = Topology.from_torch_distributed()
-        topology = group or (Topology.single() if inherited_rank.holder() is not None else Topology.detect())
+        topology, _ = inherited_rank.detect()
         store = None if topology.world_size == 1 else JobStore.find(_NAME, topology, DEFAULT_LIMITS.join_timeout)
     except DistWandbError:  # `init` raises it
         return

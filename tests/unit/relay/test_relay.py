@@ -682,17 +682,12 @@ def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
 
 
 def test_a_missing_socket_is_reported_only_by_children_that_log(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "_listener", mock_failure)
-    with dist_wandb.init() as session:
+    with mock.patch.object(relay, "_listener", side_effect=OSError("no sockets here")), dist_wandb.init() as session:
         for _ in range(3):
             copy = through_a_pickle(session)
         assert caplog.records == []
         copy.log({"loss": 1.0})
     assert "it was not prepared for other processes" in caplog.text
     assert fake_wandb.runs[0].exit_codes == [None]
-
-
-def mock_failure() -> Any:
-    raise OSError("no sockets here")

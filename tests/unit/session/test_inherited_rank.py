@@ -10,10 +10,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from strangers import give_away
 
+import dist_wandb
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.opener import identify
 from dist_wandb.topology import launch
@@ -115,7 +117,11 @@ def test_a_fork_of_a_rank_is_a_job_of_its_own_also_without_variables(monkeypatch
     assert inherited_rank.holder() is None
     rank = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: rank + 1)
-    assert (inherited_rank.is_fork(), inherited_rank.holder()) == (True, rank)
+    group = mock.patch.object(Topology, "from_torch_distributed", return_value=Topology(1, 1, None, 2, None, None))
+    with group, mock.patch("wandb.agent") as agent:
+        assert (identify(), inherited_rank.holder()) == (Topology.single(), rank)
+        dist_wandb.agent("s1")
+    agent.assert_called_once()
 
 
 def test_ancestors_begin_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
