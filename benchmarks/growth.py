@@ -28,12 +28,12 @@ from dist_wandb.exchange.collective import CollectiveExchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 from dist_wandb.settings.reduction import check_reduce
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 _RANKS = (2, 4, 8, 16, 32, 64)
 _NAMES = (1, 10, 100, 500)

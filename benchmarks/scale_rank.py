@@ -26,8 +26,8 @@ from benchmarks import common
 import dist_wandb
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.transport import gloo, tree
+from dist_wandb.job.job_store import JobStore
 from dist_wandb.session import opener
-from dist_wandb.store.job_store import JobStore
 
 _LOADED = (torch, wandb, opener, tree)  # before the ranks are forked
 _GLOO_KEYS = 2  # that gloo requests for each member of a group

@@ -37,12 +37,12 @@ from benchmarks import common
 
 from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport import tree
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.session import opener, registry
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 sys.path.insert(0, str(common.ROOT / "tests" / "support"))
 from simulation import Store, World, simulated

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
-from dist_wandb.topology.model import Topology
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 NODES, RANKS_OF_NODE = 2, 2

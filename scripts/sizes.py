@@ -27,8 +27,8 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/placing.py:Cell": ({"attributes": 12}, "a record: the state of a cell"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
-    "report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
-    "run_config/own_config.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),
+    "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
+    "session/config/own_config.py:_Guarded": ({"methods": 16}, "one method for each of wandb's"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
     "runs/summary.py:SummaryWrites": (
@@ -42,7 +42,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "session/shutdown.py:Shutdown": ({"attributes": 11}, "the parts of a session, which it ends in order"),
     "settings/options.py:Options": ({"attributes": 13}, "a record: the arguments of all integrations"),
     "settings/plan.py:RunPlan": ({"attributes": 14}, "a record: its fields are what it is"),
-    "stalls/verdict.py:Answer": ({"attributes": 11}, "a message of a rank: its fields are what it says"),
+    "session/stalls/verdict.py:Answer": ({"attributes": 11}, "a message of a rank: its fields are what it says"),
     "wandb_files/reading.py:StoredRun": ({"attributes": 19}, "a record: its fields are what it is"),
     "wandb_files/sidecar.py:Sidecar": ({"attributes": 14}, "a record: its fields are what it is"),
 }

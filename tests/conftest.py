@@ -31,20 +31,20 @@ from wandb_server import WandbServer
 from dist_wandb.exchange import interface
 from dist_wandb.exchange.protocol import pacing
 from dist_wandb.exchange.transport import gloo
+from dist_wandb.job import job_identity, leftovers
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
-from dist_wandb.restart import resuming
-from dist_wandb.restart import store as restart_store
 from dist_wandb.runs import interception
 from dist_wandb.runs.run_metadata import chosen_config
 from dist_wandb.session import inherited_rank, job_description, opener, registry
+from dist_wandb.session.restart import resuming
+from dist_wandb.session.restart import store as restart_store
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
+from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.stalls import watcher
-from dist_wandb.store import job_identity, leftovers
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]

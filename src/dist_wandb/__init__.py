@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UploadError,
     )
+    from dist_wandb.job.model import Topology
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.payloads.media.gathers import gathered
     from dist_wandb.reading.runs import LocalRun, read_runs
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from dist_wandb.session.sweep_agents import agent as agent
     from dist_wandb.settings.limits import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
-    from dist_wandb.topology.model import Topology
     from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
 
     run: Session | None
@@ -131,7 +131,7 @@ _ROOMS = {
     "RunPlan": "settings.plan",
     "agent": "session.sweep_agents",
     "Session": "session.session",
-    "Topology": "topology.model",
+    "Topology": "job.model",
     "gathered": "payloads.media.gathers",
     "get_run": "session.api",
     "init": "session.api",

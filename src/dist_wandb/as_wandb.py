@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import DistWandbError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import wandb_names
 from dist_wandb.session.registry import current, history, open_sessions
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from dist_wandb.payloads.scalars import Weight

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from drawing import ABSENT, FATAL, HARD, Spec
 from ledger import Entry
 
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.model import Topology
 
 _SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all ranks when one fails
 _TERMINATED = 143

@@ -31,11 +31,11 @@ from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import forming, generations, membership
 from dist_wandb.exchange.membership.generations import Departures, publish_opened
 from dist_wandb.exchange.rows import Contribution
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.settings.reduction import DEGRADED
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 
 def has_rows(unit: Ranks, number: int) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from units import HASTY, QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.store.job_store import JobStore
+from dist_wandb.job.job_store import JobStore
 
 
 def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:

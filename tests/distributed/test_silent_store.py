@@ -22,12 +22,12 @@ from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
+from dist_wandb.job import leftovers
+from dist_wandb.job.connection import StoreConnection, is_hung_up
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store import leftovers
-from dist_wandb.store.connection import StoreConnection, is_hung_up
-from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.topology.model import Topology
 
 SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts that must not be reached
 SHORT = replace(QUICK, join_timeout=2.0, peer_timeout=1.0, finish_timeout=1.0)
@@ -113,8 +113,8 @@ def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.store.connection._QUICK_TIMEOUT", 0.3)
-    monkeypatch.setattr("dist_wandb.store.connection._LEAST_PATIENCE", 0.3)
+    monkeypatch.setattr("dist_wandb.job.connection._QUICK_TIMEOUT", 0.3)
+    monkeypatch.setattr("dist_wandb.job.connection._LEAST_PATIENCE", 0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
     assert (asking.try_get("key", soon=True), asking.try_get("no key", soon=True)) == (1, None)

@@ -11,7 +11,7 @@ import pytest
 from processes import clean_environment, run_job, torchrun
 from stored import ended_runs, find_runs
 
-from dist_wandb.uploads.plan import UploadRun, plan_uploads
+from dist_wandb.cli.uploads.plan import UploadRun, plan_uploads
 from dist_wandb.wandb_files.reading import read_files
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

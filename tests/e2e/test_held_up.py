@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from processes import started
 
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 ASKS = """
 import sys, time
-from dist_wandb.store.timed_caller import briefly
-from dist_wandb.store.timed_caller import TimedCaller
+from dist_wandb.job.timed_caller import briefly
+from dist_wandb.job.timed_caller import TimedCaller
 print("asks", flush=True)
 answer = lambda: [time.sleep(0.1) for _ in range(10)] and "answer"
 print(eval(sys.argv[1]), flush=True)

@@ -21,11 +21,11 @@ from offline_runs import sidecar_record
 from record_files import content_of, framed, new_record, of_json, serialised
 
 from dist_wandb.cli import command, show, show_cards
+from dist_wandb.cli.uploads.contents import Rules, revised
+from dist_wandb.cli.uploads.state import read_entries
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
-from dist_wandb.restart.store import RestartRecord
-from dist_wandb.uploads.contents import Rules, revised
-from dist_wandb.uploads.state import read_entries
+from dist_wandb.session.restart.store import RestartRecord
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
     NOTHING,

@@ -12,12 +12,12 @@ from fuzz_of_files import _ODD, _lines_of, _with_odd_values, decoded, file_of
 from fuzzing import Target
 from PIL import Image
 
+from dist_wandb.cli.report import media
+from dist_wandb.cli.report.building import sections
+from dist_wandb.cli.report.files import FileForReport
+from dist_wandb.cli.report.page import Report, json_of
+from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.errors import ReadError
-from dist_wandb.report import media
-from dist_wandb.report.building import sections
-from dist_wandb.report.files import FileForReport
-from dist_wandb.report.page import Report, json_of
-from dist_wandb.report.thinning import Budget
 from dist_wandb.wandb_files.small_files import Directory, parse_json
 
 _RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")

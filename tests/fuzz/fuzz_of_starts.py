@@ -15,9 +15,9 @@ import torch
 from fuzzing import Target
 
 from dist_wandb.errors import ReadError, TopologyError
+from dist_wandb.job.launch import Launch, detected_launchers, job_name, node_identity
+from dist_wandb.job.model import Topology
 from dist_wandb.lightning.checkpoints import plain_content
-from dist_wandb.topology.launch import Launch, detected_launchers, job_name, node_identity
-from dist_wandb.topology.model import Topology
 
 _RECORDED = Path(__file__).parents[1] / "unit" / "recorded_variables.json"
 _VARIABLES = (

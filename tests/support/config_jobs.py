@@ -10,12 +10,12 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
-from dist_wandb.run_config.sync import ConfigSync
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
+from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import unit_of
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 HEARTBEAT = 0.05
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dist_wandb.restart.store import DIRECTORY
+from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
+from dist_wandb.session.restart.store import DIRECTORY
 from dist_wandb.session.session import Session
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

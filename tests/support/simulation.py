@@ -37,8 +37,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from dist_wandb.exchange import interface
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import destroy_closed
-from dist_wandb.store import connection, timed_caller
-from dist_wandb.store.timed_caller import UnansweredError
+from dist_wandb.job import connection, timed_caller
+from dist_wandb.job.timed_caller import UnansweredError
 
 _GLOO_ADDRESS = 150  # bytes, about, that gloo puts into the store for each member
 

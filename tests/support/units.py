@@ -20,6 +20,8 @@ from dist_wandb.exchange import collective, interface
 from dist_wandb.exchange.collective import CollectiveExchange, Hooks
 from dist_wandb.exchange.interface import Demand, Exchange
 from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row
@@ -29,8 +31,6 @@ from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit, plan_run
 from dist_wandb.settings.reduction import DEGRADED, check_reduce
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 Row = dict[str, Any]
 SOON = 20.0  # seconds, on a busy machine; waiting for other ranks takes longer

@@ -21,10 +21,10 @@ from wandb.sdk.wandb_run import Run
 import dist_wandb
 from dist_wandb import as_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import registry
 from dist_wandb.session.session import Session
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job
@@ -138,7 +138,7 @@ def test_an_unknown_name_raises_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "use", ["wandb.run is None", "callable(wandb.log)", "not hasattr(wandb, '_x') and not hasattr(wandb, 'relay')"]
+    "use", ["wandb.run is None", "callable(wandb.log)", "not hasattr(wandb, '_x') and not hasattr(wandb, 'exchange')"]
 )
 def test_features_without_wandb_do_not_import_it(use: str) -> None:
     code = f"import sys, dist_wandb as wandb; assert {use}; print([name for name in {HEAVY!r} if name in sys.modules])"
@@ -150,8 +150,8 @@ def test_features_without_wandb_do_not_import_it(use: str) -> None:
     "before",
     [
         "",
-        "import dist_wandb.session.session, dist_wandb.run_config.sync, dist_wandb.errors",
-        "from dist_wandb.run_config import sync; from dist_wandb import run_config, Session",
+        "import dist_wandb.session.session, dist_wandb.session.config.sync, dist_wandb.errors",
+        "from dist_wandb.session.config import sync; from dist_wandb import session, Session",
         "from dist_wandb import config; config = None",
         "import wandb",
     ],
@@ -166,8 +166,8 @@ print(type(wandb.config).__name__, wandb.errors.__name__, wandb.errors.CommError
 
 
 def test_from_imports_own_modules() -> None:
-    assert run_python("from dist_wandb import relay, cli; print(relay.__name__, cli.__name__)") == (
-        "dist_wandb.relay dist_wandb.cli"
+    assert run_python("from dist_wandb import exchange, cli; print(exchange.__name__, cli.__name__)") == (
+        "dist_wandb.exchange dist_wandb.cli"
     )
 
 

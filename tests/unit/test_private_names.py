@@ -36,7 +36,7 @@ from dist_wandb.runs.wandb_private import (
     uses_current_service,
 )
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
-from dist_wandb.stalls.evidence import Collectives
+from dist_wandb.session.stalls.evidence import Collectives
 from dist_wandb.wandb_files import records
 
 if TYPE_CHECKING:

@@ -27,6 +27,8 @@ from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
+from dist_wandb.job.model import Leader, Topology
+from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
@@ -37,12 +39,10 @@ from dist_wandb.session.registry import current, open_sessions, process_end
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
-from dist_wandb.store.timed_caller import BackgroundPoll, poll
-from dist_wandb.topology.model import Leader, Topology
 
 if TYPE_CHECKING:
+    from dist_wandb.job.units import Mesh
     from dist_wandb.session.job_description import JobDescription
-    from dist_wandb.topology.units import Mesh
 
 INTEGRATION = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between the first queries of the store

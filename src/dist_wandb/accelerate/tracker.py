@@ -31,21 +31,21 @@ from dist_wandb.accelerate.wrapping import (
     tracker_of,
     wrap_accelerator,
 )
+from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
-from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
+from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.registry import current, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
+from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
-from dist_wandb.stalls.verdict import Stall
-from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dist_wandb import __version__
-from dist_wandb.cli import doctor, plan, report, show, sync
+from dist_wandb.cli import doctor, plan, show, sync
+from dist_wandb.cli.report import command as report
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
 _COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, sync.COMMAND)

@@ -26,6 +26,8 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Command, add_trust_argument, console, print_json
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
+from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import current_server, requested, sweeps
 from dist_wandb.settings.config_secrets import without_passwords, without_values
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
@@ -42,8 +44,6 @@ from dist_wandb.settings.plan import (
     plan_run,
     too_large,
 )
-from dist_wandb.topology.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
-from dist_wandb.topology.model import Topology
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
 GENERATED = "ID"  # placeholder for the id that the ranks agree on when they open their runs

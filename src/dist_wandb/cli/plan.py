@@ -12,13 +12,13 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Command, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
+from dist_wandb.job.model import Topology
+from dist_wandb.job.ranges import ranges_of
+from dist_wandb.job.units import ranks_along
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, is_member, plan_run, too_large
-from dist_wandb.topology.model import Topology
-from dist_wandb.topology.ranges import ranges_of
-from dist_wandb.topology.units import ranks_along
 
 _MOST_SHOWN = 64  # ranks with a line each; in larger jobs, ranks that do the same share a line
 

@@ -36,11 +36,11 @@ from dist_wandb.cli.command import (
     working,
 )
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, just_begun, matching
+from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.runs import LocalRun, brought_together, rows_of, runs_below
 from dist_wandb.reading.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.settings.config_secrets import redacted
-from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.reading import trend_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 

@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
+from dist_wandb.cli.uploads.contents import Summary
+from dist_wandb.cli.uploads.execution import remember, upload
+from dist_wandb.cli.uploads.plan import Terms, UploadRun, plan_uploads
+from dist_wandb.cli.uploads.state import remove_left_copies
 from dist_wandb.errors import UploadError, visible
 from dist_wandb.reading.runs import runs_below
 from dist_wandb.runs.current_server import destination
-from dist_wandb.uploads.contents import Summary
-from dist_wandb.uploads.execution import remember, upload
-from dist_wandb.uploads.plan import Terms, UploadRun, plan_uploads
-from dist_wandb.uploads.state import remove_left_copies
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 

@@ -31,8 +31,8 @@ from contextlib import suppress
 from enum import Enum, IntEnum, auto
 
 from dist_wandb.exchange.rows import Contribution
+from dist_wandb.job.timed_caller import settle
 from dist_wandb.settings.limits import Limits
-from dist_wandb.store.timed_caller import settle
 
 _log = logging.getLogger("dist_wandb")
 

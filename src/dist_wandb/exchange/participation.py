@@ -29,8 +29,8 @@ from dist_wandb.exchange.protocol.rounds import Offers, Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
 from dist_wandb.exchange.transport.group import Group
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import Interval, TimedCaller
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.timed_caller import Interval, TimedCaller
 
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store

@@ -18,10 +18,10 @@ from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.rows import Rows
+from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.topology.ranges import named
 
 _log = logging.getLogger("dist_wandb")
 

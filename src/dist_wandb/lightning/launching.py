@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from dist_wandb.errors import ReadError, TopologyError
+from dist_wandb.job.launch import Launch
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import run_metadata, sweeps, wandb_process
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.topology.launch import Launch
-from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.small_files import LIMIT, parse_json, read_small, write_small
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from dist_wandb.runs import requested
 from dist_wandb.session.registry import repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
+from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
-from dist_wandb.stalls.verdict import Stall
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

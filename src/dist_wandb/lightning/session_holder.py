@@ -26,29 +26,29 @@ from weakref import WeakValueDictionary
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.job_identity import make_id
+from dist_wandb.job.launch import Launch
+from dist_wandb.job.model import Topology
 from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
-from dist_wandb.restart import resuming
-from dist_wandb.restart.store import RestartStore
-from dist_wandb.run_config.targets import ConfigView
 from dist_wandb.runs import requested, run_metadata, wandb_process, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
+from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
+from dist_wandb.session.restart import resuming
+from dist_wandb.session.restart.store import RestartStore
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import ConfigCopy, given_values
-from dist_wandb.store.job_identity import make_id
-from dist_wandb.topology.launch import Launch
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
 
+    from dist_wandb.job.units import Mesh
     from dist_wandb.runs.null_run import Run
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.topology.units import Mesh
 
 INTEGRATION = "DistWandbLogger"
 _STOCK_PROJECT = "lightning_logs"  # the default of both loggers, which nobody has asked for

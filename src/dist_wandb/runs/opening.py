@@ -25,17 +25,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
+from dist_wandb.job.job_store import SharedList
 from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import define_step_metric
-from dist_wandb.store.job_store import SharedList
 
 if TYPE_CHECKING:
+    from dist_wandb.job.job_store import JobStore
+    from dist_wandb.job.model import Topology
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.store.job_store import JobStore
-    from dist_wandb.topology.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 

@@ -36,9 +36,9 @@ from dist_wandb.runs.wandb_process import sets_verbosity, with_warnings_alone
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 
 if TYPE_CHECKING:
+    from dist_wandb.job.model import Topology
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.topology.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 

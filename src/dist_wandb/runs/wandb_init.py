@@ -40,9 +40,9 @@ from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 if TYPE_CHECKING:
     import wandb
 
+    from dist_wandb.job.model import Topology
     from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.topology.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
 from dist_wandb.errors import DistWandbError
+from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
+from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import (
     OPTION_NAMES,
@@ -29,16 +31,14 @@ from dist_wandb.settings.options import (
     SystemMetrics,
     around,
 )
-from dist_wandb.stalls.verdict import Stall
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from dist_wandb.job.units import UnitArgument
     from dist_wandb.session.session import Session
     from dist_wandb.settings.plan import RankScope, RunMode
     from dist_wandb.settings.reduction import PerRank, Reduce, Spread
-    from dist_wandb.topology.units import UnitArgument
 
 _log = logging.getLogger("dist_wandb")
 

@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.job.job_store import SharedList
+from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.opening import run_key
 from dist_wandb.runs.requested import check_alert
-from dist_wandb.store.job_store import SharedList
-from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

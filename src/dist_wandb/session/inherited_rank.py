@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dist_wandb.errors import ReadError
-from dist_wandb.topology.launch import ancestors, inherited_variables, node_identity, started_at
-from dist_wandb.topology.model import Topology
+from dist_wandb.job.launch import ancestors, inherited_variables, node_identity, started_at
+from dist_wandb.job.model import Topology
 from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
 _announced: list[tuple[int, bytes]] = []  # the process that has announced itself, and what it wrote

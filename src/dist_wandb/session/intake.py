@@ -28,7 +28,7 @@ from dist_wandb.session.job_link import why_no_run
 from dist_wandb.session.moving import MOVED, primary_in
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
-from dist_wandb.stalls.watcher import signs
+from dist_wandb.session.stalls.watcher import signs
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange

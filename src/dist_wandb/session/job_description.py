@@ -16,18 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job import leftovers
+from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
+from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.notices import named_line
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
-from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
-from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly, poll
 
 if TYPE_CHECKING:
+    from dist_wandb.job.model import Topology
     from dist_wandb.notices import Line
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.options import Options
-    from dist_wandb.topology.model import Topology
 
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks

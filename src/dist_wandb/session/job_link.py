@@ -18,22 +18,22 @@ from dist_wandb.exchange.membership.generations import (
     number_opened,
     publish_opened,
 )
+from dist_wandb.job import leftovers
+from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.job_description import ENDING, InitCalls
 from dist_wandb.session.moving import Moving
 from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
-from dist_wandb.store import leftovers
-from dist_wandb.store.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
-from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly, poll
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
+    from dist_wandb.job.model import Topology
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.topology.model import Topology
 
 _T = TypeVar("_T")
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange

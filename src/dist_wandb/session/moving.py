@@ -16,17 +16,17 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.forming import Stopped
 from dist_wandb.exchange.membership.generations import Presence, keys_of
 from dist_wandb.exchange.membership.membership import Situation, primary_of
+from dist_wandb.job.job_store import LONGEST_PAUSE
+from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.session import registry
-from dist_wandb.store.job_store import LONGEST_PAUSE
-from dist_wandb.store.timed_caller import briefly, poll
 
 if TYPE_CHECKING:
-    from dist_wandb.relay.relay import Children
-    from dist_wandb.run_config.sync import ConfigSync
+    from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.intake import Intake
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.own_run import OwnRun
+    from dist_wandb.session.relay.relay import Children
     from dist_wandb.session.session import Session
     from dist_wandb.session.shutdown import Shutdown
 

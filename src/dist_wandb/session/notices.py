@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.reports import report_lost
+from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices, named_line, users_line, warn
 from dist_wandb.reading.stragglers import Timing, findings
 from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_per_rank, check_spread, matches_any
-from dist_wandb.topology.ranges import named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dist_wandb.exchange.rows import Reductions
+    from dist_wandb.job.model import Topology
     from dist_wandb.notices import Line
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.topology.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 

@@ -26,30 +26,30 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
+from dist_wandb.job.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
+from dist_wandb.job.launch import detected_launchers, doubts_of
+from dist_wandb.job.model import Topology
 from dist_wandb.notices import users_line, warn
-from dist_wandb.restart import resuming
-from dist_wandb.restart.resuming import next_row
-from dist_wandb.restart.store import Earlier, RestartStore
-from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
+from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.moving import MOVED, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.registry import FAILED
+from dist_wandb.session.restart import resuming
+from dist_wandb.session.restart.resuming import next_row
+from dist_wandb.session.restart.store import Earlier, RestartStore
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
-from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
-from dist_wandb.topology.launch import detected_launchers, doubts_of
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
+    from dist_wandb.job.job_store import JobStore
     from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.options import Options
-    from dist_wandb.store.job_store import JobStore
 
 _log = logging.getLogger("dist_wandb")
 

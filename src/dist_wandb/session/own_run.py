@@ -31,9 +31,9 @@ from dist_wandb.settings.reduction import check_per_rank
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.opening import Opening
+    from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.intake import Intake
     from dist_wandb.session.job_link import JobLink
 

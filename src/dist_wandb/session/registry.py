@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.interface import end_all
 from dist_wandb.runs import wandb_private
+from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.options import Current
-from dist_wandb.stalls import watcher
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Protocol,
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.scalars import check_name
 from dist_wandb.payloads.streams import elapsed, has_passed
+from dist_wandb.session.stalls.watcher import signs
 from dist_wandb.settings.reduction import BUSY, STEP, TIMES
-from dist_wandb.stalls.watcher import signs
 
 if TYPE_CHECKING:
     from dist_wandb.session.session import Session

@@ -25,17 +25,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
+from dist_wandb.job.timed_caller import briefly
 from dist_wandb.session import registry, sweep_agents
 from dist_wandb.session.registry import FAILED, exit_code_of
-from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
-    from dist_wandb.relay.relay import Children
-    from dist_wandb.restart.store import RestartStore
-    from dist_wandb.run_config.sync import ConfigSync
+    from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink, UnitEnd
     from dist_wandb.session.own_run import OwnRun
+    from dist_wandb.session.relay.relay import Children
+    from dist_wandb.session.restart.store import RestartStore
 
 _log = logging.getLogger("dist_wandb")
 

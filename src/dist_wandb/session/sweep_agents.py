@@ -11,17 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.job.job_identity import refuse
+from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
+from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.runs import sweeps, wandb_names
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.limits import DEFAULT_LIMITS
-from dist_wandb.store.job_identity import refuse
-from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
-from dist_wandb.store.timed_caller import briefly, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dist_wandb.topology.model import Topology
+    from dist_wandb.job.model import Topology
 
 _NAME = "dist_wandb.agent"  # of the keys in the job's store
 _OTHER = "trial/other"  # key of the trial that is not that of the first rank

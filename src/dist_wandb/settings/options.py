@@ -15,14 +15,14 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.launch import job_setting
+from dist_wandb.job.units import dimension_of, ranks_in_mesh, ranks_of
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits, as_limits
 from dist_wandb.settings.plan import RankScope, RunMode, check_choice, check_rank_scope, check_run_mode
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
-from dist_wandb.topology.launch import job_setting
-from dist_wandb.topology.units import dimension_of, ranks_in_mesh, ranks_of
 
 if TYPE_CHECKING:
-    from dist_wandb.topology.units import Mesh
+    from dist_wandb.job.units import Mesh
 
 ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]

@@ -25,20 +25,20 @@ except ModuleNotFoundError as _error:
 import dist_wandb
 from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.timings import PreparedTimings
+from dist_wandb.job.launch import job_setting
+from dist_wandb.job.model import Topology
+from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
+from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Reduction, Spread
-from dist_wandb.stalls.verdict import Stall
-from dist_wandb.topology.launch import job_setting
-from dist_wandb.topology.model import Topology
-from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from stored import PATIENT
 
 import dist_wandb
+from dist_wandb.job.launch import Launch
 from dist_wandb.settings.plan import RunMode
-from dist_wandb.topology.launch import Launch
 
 ROWS, KILLED_AT = 100, 50
 

@@ -9,7 +9,7 @@ from history import STEPS
 from processes import wait_until
 
 import dist_wandb
-from dist_wandb.topology.launch import Launch
+from dist_wandb.job.launch import Launch
 
 SOON = 40.0  # seconds, on a busy machine
 

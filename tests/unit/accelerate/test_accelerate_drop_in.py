@@ -23,6 +23,8 @@ from dist_wandb.accelerate import wrapping
 from dist_wandb.accelerate.start import INTEGRATION, current_topology
 from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import registry
 from dist_wandb.session.job_description import next_job, publish
@@ -30,8 +32,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -23,14 +23,14 @@ from processes import wait_until
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.accelerate import wrapping
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
+from dist_wandb.job.timed_caller import settle
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import settle
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -676,7 +676,7 @@ def test_a_process_without_a_session_ends_after_its_query_of_the_store() -> None
     """A query that returns while the interpreter shuts down would abort the process."""
     script = (
         "import time; from dist_wandb.accelerate import DistWandbTracker; "
-        "from dist_wandb.store.timed_caller import BackgroundPoll; "
+        "from dist_wandb.job.timed_caller import BackgroundPoll; "
         "DistWandbTracker(); BackgroundPoll(lambda: time.sleep(1) or print('answered'), 1.0).result()"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)

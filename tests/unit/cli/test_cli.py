@@ -22,8 +22,8 @@ from record_files import content_of, end, of_json
 from dist_wandb import __version__
 from dist_wandb.cli import main, show
 from dist_wandb.cli.command import sparkline
+from dist_wandb.cli.uploads.state import FileState, Sent
 from dist_wandb.errors import ReadError
-from dist_wandb.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import read_run
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())

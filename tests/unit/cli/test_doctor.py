@@ -20,10 +20,10 @@ from wandb_server import WandbServer
 from dist_wandb.cli import main
 from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.launch import detected_launchers
 from dist_wandb.notices import Notices
 from dist_wandb.runs import client_settings, current_server
 from dist_wandb.settings.plan import RunMode
-from dist_wandb.topology.launch import detected_launchers
 
 KEY = "0123456789" * 4
 MISPLACED = "Hunter2-passw0rd"

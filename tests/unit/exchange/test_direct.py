@@ -17,12 +17,12 @@ import dist_wandb
 from dist_wandb.exchange import direct, interface
 from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import Later
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

@@ -21,10 +21,10 @@ from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit, unit_of
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 LONG = 60.0  # seconds; a rank that waits this long fails the test
 SHORT = 0.3

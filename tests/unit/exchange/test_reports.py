@@ -17,11 +17,11 @@ from dist_wandb.exchange.protocol.table import Row, encoded
 from dist_wandb.exchange.reports import Context, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.group import Group
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import DEFAULT_LIMITS
 from dist_wandb.settings.plan import plan_run, unit_of
-from dist_wandb.topology.model import Topology
 
 
 class Clock:

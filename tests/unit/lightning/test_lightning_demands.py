@@ -31,10 +31,10 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 from processes import run_job
 
 from dist_wandb import DistWandbLogger
+from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import OPTION_NAMES, Options
-from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.newest  # the demands of the newest Lightning
 

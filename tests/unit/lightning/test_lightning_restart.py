@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
+from dist_wandb.job.model import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.launching import ScriptIds
-from dist_wandb.restart.store import DIRECTORY, RestartStore
 from dist_wandb.session import registry
+from dist_wandb.session.restart.store import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -26,13 +26,13 @@ from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest vers
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import OPTION_NAMES
 from dist_wandb.settings.reduction import DEGRADED
-from dist_wandb.topology.model import Topology
 
 Drive = Callable[[WandbLogger], object]
 

@@ -31,13 +31,13 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport.group import members_of
+from dist_wandb.job.model import Topology
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table
 from dist_wandb.payloads.media.panels import differ, merged_table
 from dist_wandb.runs import wandb_media
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -9,10 +9,10 @@ import pytest
 import wandb
 from opened_runs import FIRST, SECOND, SINGLE
 
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import record, wandb_process
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

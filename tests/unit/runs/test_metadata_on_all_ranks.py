@@ -15,6 +15,8 @@ import wandb
 from config_jobs import begin_to_open
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
@@ -23,8 +25,6 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

@@ -12,10 +12,10 @@ import pytest
 import wandb
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.model import Topology
 
 REQUESTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
     (requested.run_id, "id", "run_id", "WANDB_RUN_ID"),

@@ -16,13 +16,13 @@ import wandb
 from opened_runs import FIRST, SECOND, SINGLE, opened
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
 
 if TYPE_CHECKING:

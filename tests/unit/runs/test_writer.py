@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from opened_runs import FIRST, SECOND, opened
 
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import writer
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -15,12 +15,12 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import interception, wandb_process
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener, registry
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -14,9 +14,9 @@ from units import eventually
 from wandb.sdk.wandb_alerts import AlertLevel
 
 import dist_wandb
+from dist_wandb.job.model import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -16,10 +16,10 @@ import pytest
 from strangers import give_away
 
 import dist_wandb
+from dist_wandb.job import launch
+from dist_wandb.job.model import Topology
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.opener import identify
-from dist_wandb.topology import launch
-from dist_wandb.topology.model import Topology
 
 VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

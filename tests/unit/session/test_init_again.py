@@ -14,8 +14,8 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

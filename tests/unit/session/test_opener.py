@@ -22,6 +22,9 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
+from dist_wandb.job import job_identity
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
@@ -31,9 +34,6 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import unit_of
-from dist_wandb.store import job_identity
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

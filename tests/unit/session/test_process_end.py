@@ -18,10 +18,10 @@ from unittest import mock
 import pytest
 
 import dist_wandb
+from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.registry import ProcessEnd, exit_code_of
-from dist_wandb.stalls import watcher
-from dist_wandb.topology.model import Topology
+from dist_wandb.session.stalls import watcher
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

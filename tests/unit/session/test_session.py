@@ -15,6 +15,7 @@ from docstrings import documented_options
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
+from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import api, registry
@@ -25,7 +26,6 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRICS, Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

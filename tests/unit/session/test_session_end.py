@@ -17,6 +17,7 @@ import wandb
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import Contribution, Posting
+from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
@@ -24,7 +25,6 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.reduction import DEGRADED
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from dist_wandb.job.model import Topology
 from dist_wandb.session.notices import announcement
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.model import Topology
 
 SINGLE = Topology.single()
 ONE_NODE = Topology(0, 0, 0, 2, 2, 1)

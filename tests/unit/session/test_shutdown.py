@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from units import eventually
 
-from dist_wandb.topology.model import Topology
+from dist_wandb.job.model import Topology
 from dist_wandb.wandb_files.debug_log import log_of
 
 if TYPE_CHECKING:

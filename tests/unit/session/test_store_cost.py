@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts, groups_in_memory
 
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.session.session import Session
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dist_wandb.job.model import Topology
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.session import Session
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

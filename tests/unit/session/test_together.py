@@ -18,11 +18,11 @@ from units import eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.model import Topology
 from dist_wandb.transformers.callback import without_second_sum
 
 if TYPE_CHECKING:

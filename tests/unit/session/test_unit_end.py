@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.session.job_link import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.model import Topology
 
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 

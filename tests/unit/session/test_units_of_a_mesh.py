@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.job.model import Topology
 from dist_wandb.payloads.media.gathers import gathered_table
 from dist_wandb.session.session import Session
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

@@ -13,8 +13,8 @@ import pydantic
 import pytest
 
 import dist_wandb
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

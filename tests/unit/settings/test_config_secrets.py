@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_wandb.run_config.sync import ConfigText
+from dist_wandb.session.config.sync import ConfigText
 from dist_wandb.settings.config_secrets import is_secret, redacted
 from dist_wandb.settings.config_values import MISSING, Known, comparable, encoded, filled, shown, without_secrets
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, plan_run, unit_run_id
-from dist_wandb.topology.model import Topology
 
 layouts = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 

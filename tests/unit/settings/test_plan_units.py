@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
+from dist_wandb.job.units import ranks_along
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_base_id, needs_layout, plan_run, too_large, unit_of
-from dist_wandb.topology.model import Topology
-from dist_wandb.topology.units import ranks_along
 
 sizes = st.dictionaries(st.sampled_from(["pp", "dp", "tp", "cp"]), st.integers(1, 4), min_size=1)
 modes = st.sampled_from(RUN_MODES)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError, TopologyError
+from dist_wandb.job.model import Topology
 from dist_wandb.settings.plan import (
     RANK_SCOPES,
     RUN_MODES,
@@ -27,7 +28,6 @@ from dist_wandb.settings.plan import (
     plan_run,
     unit_run_id,
 )
-from dist_wandb.topology.model import Topology
 
 Planned = list[tuple[Topology, RunPlan]]
 

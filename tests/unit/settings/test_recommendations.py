@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dist_wandb.job.model import Topology
 from dist_wandb.settings import plan
 from dist_wandb.settings.plan import plan_run, too_large
-from dist_wandb.topology.model import Topology
 
 Job = Callable[..., list[Any]]
 

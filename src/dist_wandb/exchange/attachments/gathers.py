@@ -18,12 +18,12 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport.group import Group
+from dist_wandb.job.ranges import named
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
 from dist_wandb.payloads.media.panels import differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
-from dist_wandb.topology.ranges import named
 
 _MOST_SHARES = 10  # maximum number of shares in a message
 _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, TypeVar
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore
 from dist_wandb.exchange.transport.group import BrokenError, Group, GroupLayout, tree_of
+from dist_wandb.job.connection import address_among
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.launch import job_setting
+from dist_wandb.job.ranges import named
+from dist_wandb.job.timed_caller import Interval, interval, poll
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.connection import address_among
-from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import Interval, interval, poll
-from dist_wandb.topology.launch import job_setting
-from dist_wandb.topology.ranges import named
 
 if TYPE_CHECKING:
     from torch.distributed import Store

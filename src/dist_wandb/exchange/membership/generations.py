@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.ranges import blocks_of, numbers_in, spans_of, values_in
+from dist_wandb.job.timed_caller import Interval, interval
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import Interval, interval
-from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
 _POLL_INTERVAL = 0.5  # seconds between two polls in `Departures.is_gone`

@@ -72,10 +72,10 @@ from dist_wandb.exchange.membership.generations import (
     has_opened,
     least_wait,
 )
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.timed_caller import Interval, interval
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import JobStore, SharedList
-from dist_wandb.store.timed_caller import Interval, interval
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected

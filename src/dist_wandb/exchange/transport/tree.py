@@ -25,8 +25,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
 from dist_wandb.exchange.transport.group import Group, slices_of
+from dist_wandb.job.ranges import numbers_in, spans_of
 from dist_wandb.payloads.framing import Bytes
-from dist_wandb.topology.ranges import numbers_in, spans_of
 
 _MOST_TOGETHER = 2**32  # maximum bytes of all members together in a tally
 _MOST_HELD = 2**26  # maximum bytes of all members that the first members of groups hold at once in a collect

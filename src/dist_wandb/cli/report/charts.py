@@ -1,0 +1,225 @@
+"""Make the charts and heat maps of one run from the curves of its files."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from dist_wandb.cli.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
+from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
+from dist_wandb.cli.report.thinning import Blame, Curve, Stretch, cells, edges_of
+from dist_wandb.reading.selection import of_rank
+from dist_wandb.reading.stragglers import RANK, Timing, has_marked
+from dist_wandb.settings.reduction import DEGRADED, TIMES
+from dist_wandb.wandb_files.finding import natural_order
+
+_SPREAD = ("/min", "/max", "/argmax_rank")
+_PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96
+_STRETCHES_OF_LINES = 2000  # of one chart
+_MOST_LINES = 1024  # of one chart
+_MOST_HEAT_MAPS, _MOST_HEAT_CELLS = 24, 200_000  # of one run
+_TIME = re.compile(
+    r"(?:^|[/_.\- ])(?:time|times|timing|seconds?|secs?|ms|latency|duration)(?:[/_.\- ]|$)", re.IGNORECASE
+)
+_FIRST = (RANK, "time/step", "time/data", "time/forward", "time/optimizer")
+
+
+@dataclass
+class _MetricCurves:
+    axis: str
+    reduced: dict[str, Curve] = field(default_factory=dict)  # "": the values themselves; "/min" and "/max"
+    ranks: dict[str, Curve] = field(default_factory=dict)  # by the name of a rank, or of a part of it (a GPU)
+
+
+class Drawing:
+    """The curves of one run, by metric, from files of its writers; if `is_job`, each file is one rank's own run."""
+
+    def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
+        self.metrics: dict[str, _MetricCurves] = {}
+        self.axes: dict[str, Curve] = {}  # of the first writer
+        self._first = files[0][0]
+        self.system: dict[str, _MetricCurves] = defaultdict(partial(_MetricCurves, "minutes"))
+        self.world = world
+        self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
+        for writer, file in files:
+            self._add_history(writer, file, is_job)
+            for (name, part), curve in file.system.items():
+                _put(self.system[plain(name)].ranks, f"{writer} · {plain(part)}" if part else writer, curve)
+
+    def slowest(self) -> list[Slowest]:
+        """Return the slowest rank of each timing metric that has values of ranks or names a rank."""
+        blames = {name: _blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1}
+        blames |= self.blames
+        is_judged = has_marked(self.timings()) or (RANK in blames and bool(blames[RANK].rows))
+        found = (
+            replace(one, stands_out=one.stands_out and (one.name == RANK or not is_judged))
+            for blame in blames.values()
+            if _TIME.search(blame.name) and (one := blame.slowest(self.world))
+        )
+        return sorted(found, key=lambda one: (_importance(one.name), -one.share))[:50]
+
+    def timings(self) -> dict[str, Timing]:
+        """Return the timings of rows with a spread over ranks, by name."""
+        found: dict[str, Timing] = {}
+        for name, blame in self.blames.items():
+            drawn = self.metrics.get(name)
+            if name == RANK:
+                found[name] = Timing(blame.rows)
+            elif name.startswith(TIMES) and drawn is not None and "" in drawn.reduced:
+                curves = {part: curve.stretches() for part, curve in drawn.reduced.items()}
+                sums = (sum(one.total for one in curves.get(part, ())) for part in ("/max", "", "/min"))
+                found[name] = Timing(blame.rows, sum(one.number for one in curves[""]), *sums)
+        return found
+
+    def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
+        rows, sidecar = file.rows, file.stored.sidecar
+        axes = {curve.axis for curve in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
+        is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
+        label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
+        for name, curve in rows.curves.items():
+            if name in axes:
+                if curve.axis == "_step" and writer == self._first:
+                    _put(self.axes, name, curve)
+                continue
+            metric, part = _spread_of(name, rows.curves)
+            rank = None  # of a line of its own
+            if is_job or is_secondary or (label and name.startswith(label)):
+                metric, rank = name.removeprefix(label or ""), writer
+            elif found := of_rank(name):
+                metric, rank = found[1], f"rank {int(found[0].rpartition('-')[2])}"
+            elif part == "/argmax_rank":
+                continue
+            drawn = self.metrics.setdefault(metric, _MetricCurves(curve.axis))
+            if rank is None:
+                _put(drawn.reduced, part, curve)
+            else:
+                _put(drawn.ranks, rank, curve)
+
+
+def _put(curves: dict[str, Curve], name: str, curve: Curve) -> None:
+    if name in curves:  # of a resumed run
+        curves[name].absorb(curve)
+    elif len(curves) < _MOST_LINES:
+        curves[name] = curve
+
+
+def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
+    """Return the metric of a spread's column, and the column: "" for the metric itself, and for a deviation's own."""
+    for part in _SPREAD:
+        base = name.removesuffix(part)
+        if base != name and base in names and f"{base}/argmax_rank" in names:
+            return base, part
+    return name, ""
+
+
+def charts_of(metrics: Mapping[str, _MetricCurves]) -> list[Chart]:
+    return [_chart(name, metrics[name]) for name in sorted(metrics, key=natural_order)]
+
+
+def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
+    """Return the values of the x axes over ``_step``, with W&B's clock in minutes since the start."""
+    points = {plain(name): curve.points() for name, curve in drawing.axes.items()}
+    if times := points.get(TIME):
+        begin = min(times[0][1], seconds_of(started) or math.inf)
+        points[TIME] = [(step, (time - begin) / 60) for step, time in times]
+    return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items() if found}
+
+
+def _chart(name: str, drawn: _MetricCurves) -> Chart:
+    ranks = {rank: drawn.ranks[rank] for rank in sorted(drawn.ranks, key=natural_order)}
+    most = max(16, _STRETCHES_OF_LINES // max(1, len(ranks)))
+    reduced = [drawn.reduced.get(part) for part in ("", "/min", "/max")]
+    curves = [curve for curve in (*reduced, *ranks.values()) if curve is not None]
+    flat = [stretch for curve in curves for stretch in curve.stretches()]
+    lines = {rank: Line.of(curve.points(most)) for rank, curve in ranks.items()}
+    line, low, high = (None if curve is None else Line.of(curve.points()) for curve in reduced)
+    if len(ranks) > 1 and low is None and high is None:
+        mean, low, high = _band([curve.stretches(most) for curve in ranks.values()])
+        line = line or mean
+    return Chart(
+        name=plain(name),
+        axis=plain(drawn.axis),
+        line=line,
+        band=(low, high) if low and high else None,
+        ranks=lines,
+        last=shortened(curves[0].last) if curves else math.nan,
+        least=shortened(min((stretch.smallest[1] for stretch in flat), default=math.nan)),
+        most=shortened(max((stretch.largest[1] for stretch in flat), default=math.nan)),
+        gaps=sum(curve.gaps for curve in curves),
+        thinned=any(stretch.number > 1 for stretch in flat),
+    )
+
+
+def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
+    """Return the mean, the smallest and the largest value of all ranks along the x axis."""
+    edges = edges_of(ranks, _PARTS_OF_BAND)
+    rows = [cells(stretches, edges) for stretches in ranks] if edges else []
+    mean, low, high = [], [], []
+    for part, column in enumerate(zip(*rows, strict=True)):
+        found = [cell for cell in column if cell is not None]
+        if found:
+            is_exact = len(edges) - 1 < _PARTS_OF_BAND  # a part has about one point of each rank
+            x = min(cell.first[0] for cell in found) if is_exact else (edges[part] + edges[part + 1]) / 2
+            mean.append((x, sum(cell.mean / len(found) for cell in found)))
+            low.append((x, min(cell.smallest[1] for cell in found)))
+            high.append((x, max(cell.largest[1] for cell in found)))
+    return Line.of(mean), Line.of(low), Line.of(high)
+
+
+def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
+    """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
+    curves = [*drawing.metrics.items(), *((f"system: {name}", drawn) for name, drawn in drawing.system.items())]
+    made: list[tuple[str, Callable[[], HeatMap | None]]] = [
+        (name, partial(_heat_map, name, drawn)) for name, drawn in curves if len(drawn.ranks) > 1
+    ]
+    shown = {name for name, _ in made}  # with the ranks' own values
+    made += [(name, partial(one.heat_map, drawing.world)) for name, one in drawing.blames.items() if name not in shown]
+    made.sort(key=lambda named: (_importance(named[0]), natural_order(named[0])))
+    found: list[HeatMap] = []
+    room = _MOST_HEAT_CELLS
+    for _, make in made:
+        heat = make() if len(found) < _MOST_HEAT_MAPS else None
+        room -= sum(map(len, heat.cells)) if heat else 0
+        if found and room < 0:
+            break
+        found += [heat] if heat else []
+    return found
+
+
+def _heat_map(name: str, drawn: _MetricCurves) -> HeatMap | None:
+    """Return the means of each rank's own values; `None` if there are none."""
+    ranks = sorted(drawn.ranks, key=natural_order)
+    stretches = [drawn.ranks[rank].stretches() for rank in ranks]
+    edges = edges_of(stretches, _PARTS_OF_HEAT)
+    if not edges:
+        return None
+    rows = [
+        [None if cell is None else shortened(cell.mean, 4) for cell in cells(of_rank, edges)] for of_rank in stretches
+    ]
+    return HeatMap(plain(name), "value", plain(drawn.axis), ranks, [shortened(edge, 8) for edge in edges], rows)
+
+
+def _blame(name: str, drawn: _MetricCurves) -> Blame:
+    """Collect which rank has the largest of the ranks' own values in each part of the x axis."""
+    blame = Blame(name, drawn.axis)
+    heat = _heat_map(name, drawn) if _TIME.search(name) else None
+    if heat is None or not all(rank.startswith("rank ") for rank in heat.ranks):
+        return blame
+    for begin, column in zip(heat.edges, zip(*heat.cells, strict=True), strict=False):
+        values = [value for value in column if value is not None]
+        if len(values) == len(column):
+            mean = sum(values) / len(values)
+            largest = max(range(len(values)), key=values.__getitem__)
+            blame.add(begin, int(heat.ranks[largest].split()[1]), values[largest] - mean, mean)
+    return blame
+
+
+def _importance(name: str) -> tuple[int, str]:
+    """A sort key: timings first, system metrics last."""
+    if name in _FIRST:
+        return _FIRST.index(name), ""
+    return (len(_FIRST), "") if name.startswith("time/") else (len(_FIRST) + 1 + name.startswith("system: "), "")

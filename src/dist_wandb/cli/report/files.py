@@ -1,0 +1,282 @@
+"""Read one ``.wandb`` file for a report, and turn its history rows into curves."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from fnmatch import translate
+from pathlib import Path
+from typing import Any
+
+from dist_wandb.cli.report.media import LoggedMedia
+from dist_wandb.cli.report.page import plain
+from dist_wandb.cli.report.thinning import Blame, Budget, Curve
+from dist_wandb.reading.stragglers import RANK
+from dist_wandb.settings.reduction import BUSY, DEGRADED
+from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
+from dist_wandb.wandb_files.records import Record
+from dist_wandb.wandb_files.small_files import Directory
+
+MOST_NAMES = 2000  # largest number of metrics that the page shows of one file
+_LONGEST_NAME = 200  # characters
+_MOST_SPANS = 50
+_MOST_BLAMES = 200
+_LARGEST = sys.float_info.max
+TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epoch
+MAIN_AXES = ("global_step", "trainer/global_step", "_step")
+_ARGMAX = "/argmax_rank"
+_STRAGGLER = "/straggler_rank"
+
+_MOST_LINES = 1000  # of the console
+_LONGEST_LINE = 500  # characters
+_LONGEST_PENDING = 64 * 1024
+_MOST_SYSTEM = 500  # metrics of one file
+_LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
+_NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
+
+
+class Progress:
+    """The number of rows, their last position, and the rows to which some ranks did not contribute."""
+
+    def __init__(self) -> None:
+        self.rows: int = 0
+        self.last: float = math.nan
+        self.degraded: int = 0
+        self.most: int = 0
+        self.spans: list[tuple[float, float]] = []
+        self._is_open = False
+
+    def add(self, x: float, missing: float | None) -> None:
+        """Add a row at a position, with the number of ranks that did not contribute to it."""
+        self.rows += 1
+        self.last = x
+        if missing is None or not missing > 0:
+            self._is_open = False
+            return
+        self.degraded += 1
+        self.most = max(self.most, int(min(missing, 1e9)))
+        if self._is_open or len(self.spans) == _MOST_SPANS:
+            first, last = self.spans[-1]
+            self.spans[-1] = (min(first, x), max(last, x))
+        else:
+            self.spans.append((x, x))
+            self._is_open = True
+
+
+class Axes:
+    """The x axes of the metrics, as a file defines them (``run.define_metric``)."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = {TIME}  # the defined axes, and W&B's clock
+        self._exact: dict[str, str] = {}
+        self._patterns: dict[str, str] = {}
+
+    def define(self, record: Mapping[str, Any]) -> None:
+        axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
+        if not isinstance(axis, str) or not axis:
+            return
+        if len(self.names) < MOST_NAMES:
+            self.names.add(axis)
+        if isinstance(name, str) and name:
+            self._exact[name] = axis
+        elif isinstance(pattern, str) and len(self._patterns) < MOST_NAMES:
+            self._patterns[pattern.removesuffix("*")] = axis
+
+    def of(self, name: str) -> str:
+        if name in self._exact:
+            return self._exact[name]
+        matching = [start for start in self._patterns if name.startswith(start)]
+        return self._patterns[max(matching, key=len)] if matching else "_step"
+
+
+class Rows:
+    """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
+
+    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
+        self.left_out: set[int] = set()  # hashes of the names that match but are not kept
+        self.axes: Axes = Axes()
+        self.curves: dict[str, Curve] = {}
+        self.blames: dict[str, Blame] = {}
+        self.media: LoggedMedia = LoggedMedia()
+        self.progress: Progress = Progress()
+        self._budget = budget
+        self._matches = re.compile("|".join(map(translate, metrics))).match
+        self._skipped: set[str] = set()  # names that have no curve
+        self._positions: dict[str, float] = {}  # last value of each x axis
+
+    def add(self, item: Mapping[str, Any]) -> None:
+        row, media = numbers_and_media(item)
+        for name, described in media.items():
+            at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis, math.nan))), self.progress.rows)
+            self.media.add(name[:_LONGEST_NAME], float(at), described)
+        positions = self._positions
+        for axis in positions:
+            if _is_position(position := row.get(axis, math.nan)):
+                positions[axis] = position
+        curves, skipped = self.curves, self._skipped
+        for name, value in row.items():
+            curve = curves.get(name)
+            if curve is None and name not in skipped:
+                curve = self._new(name, row)
+            if curve is not None:
+                curve.add(positions[curve.axis], value)
+        if self.blames:
+            self._add_blames(row)
+        x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
+        self.progress.add(x, row.get(DEGRADED))
+
+    def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
+        """Start the curve of a new name; return `None` to skip it."""
+        is_axis = name in self.axes.names
+        is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
+        if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
+            if is_wanted and len(self.left_out) < 10 * MOST_NAMES:
+                self.left_out.add(hash(name))
+            if len(self._skipped) < 10 * MOST_NAMES:
+                self._skipped.add(name)
+            return None
+        axis = "_step" if is_axis else self.axes.of(name)
+        if axis not in self._positions:
+            axis = axis if _is_position(row.get(axis, math.nan)) else "_step"
+            position = row.get(axis, math.nan)
+            self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
+        if axis == name:
+            self._skipped.add(name)
+            return None
+        curve = self.curves[name] = Curve(self._budget, axis)
+        base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
+        if name == BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
+            base = RANK
+        elif name.endswith(_STRAGGLER):
+            base = name
+        if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
+            self.blames[base] = Blame(base, axis)
+        return curve
+
+    def _add_blames(self, row: Mapping[str, float]) -> None:
+        for base, blame in self.blames.items():
+            if base.endswith(_STRAGGLER):
+                excess = row.get(f"{base.removesuffix('_rank')}_excess", math.nan)
+                step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
+                if base in row or BUSY in row:
+                    blame.add(self._positions[blame.axis], row.get(base, math.nan), excess, step)
+            elif f"{base}{_ARGMAX}" in row:
+                x, mean = self._positions[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
+                blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
+
+
+def _is_position(value: float) -> bool:
+    """Return whether a value is finite as a float, and so can be a position on an x axis."""
+    return -_LARGEST <= value <= _LARGEST
+
+
+class ConsoleTail:
+    """Assembles pieces of console output into lines, as a terminal without colors would show them."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self.count: int = 0  # number of all lines, including those that were dropped
+        self._pending = ""
+
+    def add(self, text: str) -> None:
+        """Add a piece, which may start and end in the middle of a line."""
+        *ended, self._pending = (self._pending + text).split("\n")
+        if len(self._pending) > _LONGEST_PENDING:
+            ended.append(self._pending)
+            self._pending = ""
+        for line in ended:
+            self._put(line)
+
+    def end(self) -> None:
+        """Add an incomplete last line."""
+        if self._pending:
+            self._put(self._pending)
+        self._pending = ""
+
+    def _put(self, line: str) -> None:
+        self.count += 1
+        self.lines.append(plain(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST_LINE])
+
+
+class FileForReport:
+    """What a report needs of one file, collected from its records; `metrics` are patterns of the metrics to keep."""
+
+    stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are empty
+
+    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
+        self.rows: Rows = Rows(budget, metrics)
+        self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
+        self.console: ConsoleTail = ConsoleTail()
+        self.facts: dict[str, str | list[str]] = {}  # where and how the process was started; the command as a list
+        self._contents = Contents()
+        self._environment: dict[str, Any] = {}
+        self._budget = budget
+        self._started = math.nan
+        self._parts: dict[str, tuple[str, str]] = {}
+
+    def add(self, record: Record) -> None:
+        kind, contents = record
+        if kind == "history":
+            self.rows.add(contents)
+        elif kind == "metric":
+            self.rows.axes.define(contents)
+        elif kind == "stats":
+            self._add_sample(contents)
+        elif kind == "output_raw":
+            self.console.add(contents.get("line") or "")
+        elif kind == "environment":
+            self._environment |= contents
+        elif kind in ("run", "config", "exit"):
+            self._contents.add(record)
+
+    def end(self, path: Path, problems: list[str], directory: Directory) -> None:
+        """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts."""
+        self.console.end()
+        self._contents.rows = self.rows.progress.rows
+        self.stored = self._contents.as_run(path, problems, directory)
+        known = {**self._contents.run, **self._environment}
+        count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
+        found = {
+            "notes": known.get("notes"),
+            "host": known.get("host"),
+            "GPUs": f"{count} x {known.get('gpu_type') or 'unknown'}" if count else None,
+            "command": [program, *known.get("args", ())] if program else None,
+            "Python": known.get("python"),
+            "git commit": known.get("git", {}).get("commit"),
+        }
+        self.facts = {name: value for name, value in found.items() if value}
+
+    def _add_sample(self, stats: dict[str, Any]) -> None:
+        """Add a sample of system metrics, at the minutes since the first sample."""
+        seconds = seconds_of(stats.get("timestamp"))
+        if seconds is None:
+            return
+        if math.isnan(self._started):
+            self._started = seconds
+        numbers, _ = numbers_and_media(stats.get("item", {}))
+        for name, value in numbers.items():
+            key = self._parts.get(name) or self._part(name)
+            curve = self.system.get(key)
+            if curve is None:
+                if len(self.system) == _MOST_SYSTEM:
+                    continue
+                curve = self.system[key] = Curve(self._budget, "minutes")
+            curve.add((seconds - self._started) / 60, value)
+
+    def _part(self, name: str) -> tuple[str, str]:
+        """Return the name of a system metric without its numbered part (such as a GPU), and that part."""
+        plain = _LABEL.sub("", name[:_LONGEST_NAME]).removeprefix("system.")
+        numbered = _NUMBERED.match(plain)
+        found = (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
+        if len(self._parts) < 10 * _MOST_SYSTEM:
+            self._parts[name] = found
+        return found
+
+
+def seconds_of(time: str | None) -> float | None:
+    """Return the seconds since the epoch of the time of a record; `None` without a time."""
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() if time else None

@@ -1,0 +1,203 @@
+"""Read logged tables and images from a run's directory, which is not trusted.
+
+The browser decodes the images of a page. So bytes are shown only if they begin like a PNG or JPEG image, the formats
+that W&B writes, with a plausible size. Of a damaged image the browser shows what it can.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from itertools import islice, zip_longest
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from dist_wandb.cli.report.page import Image, Table, plain
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files.reading import StoredRun
+from dist_wandb.wandb_files.small_files import parse_json, read_small
+
+_MOST_NAMES = 50  # of media, of one file
+_STEPS = 4  # last rows kept of one name
+_MOST_PICTURES = 24  # of one row
+_LARGEST_PICTURE, _LARGEST_TABLE = 512 * 1024, 4 * 1024 * 1024  # bytes
+_MOST_ROWS, _MOST_COLUMNS, _LONGEST_CELL = 100, 30, 200
+_IMAGE, _IMAGES, _TABLE = "image-file", "images/separated", "table-file"
+
+Logged = tuple[float, dict[str, Any]]
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_HEADER = b"\0\0\0\x0dIHDR"  # length and kind of the first chunk, which begins with the size
+_LARGEST_SIDE = 16_384
+_MOST_PIXELS = 64 * 2**20
+_JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive
+_START_OF_SCAN = 0xDA
+
+
+class LoggedMedia:
+    """The media in the rows of one file. Only the last rows of each name are kept."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, deque[Logged]] = {}
+        self.left_out: int = 0  # number of values that are not kept because there are too many names
+
+    def add(self, name: str, x: float, value: Mapping[str, Any]) -> None:
+        """Add a value of a row, if it is W&B's image or table."""
+        if value.get("_type") not in (_IMAGE, _IMAGES, _TABLE):
+            return
+        if name not in self.names and len(self.names) == _MOST_NAMES:
+            self.left_out += 1
+            return
+        self.names.setdefault(name, deque(maxlen=_STEPS)).append((x, dict(value)))
+
+
+class MediaReader:
+    """Reads media from the directories of runs. All of them take at most `room` bytes of the page."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._misses: Counter[str] = Counter()  # media of one file that are not shown, by reason
+
+    def read(self, logged: LoggedMedia, of: StoredRun) -> tuple[list[Image], list[Table], list[str]]:
+        """Return the images and tables that can be shown, and what cannot, as sentence fragments."""
+        images: list[Image] = []
+        tables: list[Table] = []
+        self._misses.clear()
+        for name, values in logged.names.items():
+            for x, value in reversed(values):
+                if value["_type"] == _TABLE:
+                    tables += self._table(name, x, value, of)
+                    break  # only the last table
+                images += self._images(name, x, value, of)
+        if logged.left_out:
+            self._misses[f"media values beyond the first {_MOST_NAMES} names"] = logged.left_out
+        return images, tables, [f"{count} {reason}" for reason, count in self._misses.items()]
+
+    def _images(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Image]:
+        for path, caption in _pictures_of(value):
+            content = self._content(path, _LARGEST_PICTURE, of)
+            if content is None:
+                continue
+            picture = checked(content)
+            if picture is None:
+                self._misses["images that are not valid PNG or JPEG files"] += 1
+            elif self._reserve(len(content) * 4 // 3, "images"):
+                uri = f"data:{picture.kind};base64,{base64.b64encode(content).decode('ascii')}"
+                yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], picture.width, picture.height)
+
+    def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Table]:
+        content = self._content(value.get("path"), _LARGEST_TABLE, of)
+        if content is None:
+            return
+        try:
+            found = table_of(name, x, parse_json(content))
+        except ValueError:
+            self._misses["tables that are not in W&B's format"] += 1
+            return
+        if self._reserve(sum(len(cell) + 4 for row in found.rows for cell in row), "tables"):
+            yield found
+
+    def _reserve(self, size: int, what: str) -> bool:
+        if size > self._room:
+            self._misses[f"{what} that do not fit into the page"] += 1
+            return False
+        self._room -= size
+        return True
+
+    def _content(self, path: object, limit: int, of: StoredRun) -> bytes | None:
+        """Return the content of a file that a row names, if it is in the run's directory."""
+        if not isinstance(path, str) or len(path) > 1000 or "\0" in path:  # noqa: PLR2004
+            self._misses["media values without a valid path"] += 1
+            return None
+        inside = PurePosixPath(path)
+        if inside.is_absolute() or ".." in inside.parts:
+            self._misses["media files outside the run's directory"] += 1
+            return None
+        try:
+            return read_small(of.directory.path / "files" / inside, limit=limit, within=of.directory)
+        except FileNotFoundError:
+            self._misses["media files that are missing"] += 1
+        except (OSError, ReadError, UnicodeEncodeError):  # a link; a lone surrogate
+            self._misses["media files that are links, too large, or cannot be read"] += 1
+        return None
+
+
+def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
+    if value["_type"] == _IMAGE:
+        caption = value.get("caption")
+        return [(value.get("path"), caption if isinstance(caption, str) else "")]
+    names, captions = value.get("filenames"), value.get("captions")
+    if not isinstance(names, list):
+        return []
+    pairs = zip_longest(names, captions if isinstance(captions, list) else [])
+    shown = islice(pairs, min(len(names), _MOST_PICTURES))
+    return [(name, caption if isinstance(caption, str) else "") for name, caption in shown]
+
+
+def table_of(name: str, x: float, content: object) -> Table:
+    """Return the first rows of a table, as text. Raises `ValueError` if it is not in W&B's format."""
+    columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
+    if not isinstance(columns, list) or not isinstance(data, list):
+        raise ValueError("it has no columns, or no data")  # noqa: TRY004
+    rows = [row for row in data[:_MOST_ROWS] if isinstance(row, list)]
+    return Table(
+        name,
+        x,
+        [cell_text(column) for column in columns[:_MOST_COLUMNS]],
+        [[cell_text(cell) for cell in row[:_MOST_COLUMNS]] for row in rows],
+        len(data),
+    )
+
+
+def cell_text(value: object) -> str:
+    """Return a value as text of limited length."""
+    if isinstance(value, str):
+        return plain(value)[:_LONGEST_CELL]
+    if isinstance(value, dict) and isinstance(value.get("_type"), str):
+        return f"[{plain(value['_type'])[:_LONGEST_CELL]}]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    try:
+        return plain(json.dumps(value, ensure_ascii=False))[:_LONGEST_CELL]
+    except (TypeError, ValueError, RecursionError):
+        return "[value]"
+
+
+class Picture(NamedTuple):
+    """Media type and size in pixels of a checked image."""
+
+    kind: str
+    width: int
+    height: int
+
+
+def checked(content: bytes) -> Picture | None:
+    """Return type and size of an image; `None` if the bytes are not a valid PNG or JPEG."""
+    found = _png(content) if content.startswith(_PNG) else _jpeg(content)
+    if found is None or not (0 < found.width <= _LARGEST_SIDE and 0 < found.height <= _LARGEST_SIDE):
+        return None
+    return found if found.width * found.height <= _MOST_PIXELS else None
+
+
+def _png(content: bytes) -> Picture | None:
+    begin, end = len(_PNG), len(_PNG) + len(_PNG_HEADER)
+    has_size = content[begin:end] == _PNG_HEADER and len(content) > end + 8
+    return Picture("image/png", *struct.unpack_from(">II", content, end)) if has_size else None
+
+
+def _jpeg(content: bytes) -> Picture | None:
+    """Parse the segments of a JPEG up to its first scan."""
+    if not content.startswith(b"\xff\xd8"):
+        return None
+    position, size = 2, None
+    while position + 4 <= len(content) and content[position] == 0xFF:  # noqa: PLR2004
+        marker = content[position + 1]
+        (length,) = struct.unpack_from(">H", content, position + 2)
+        if marker in _JPEG_FRAMES and position + 9 <= len(content):
+            size = struct.unpack_from(">HH", content, position + 5)
+        if marker == _START_OF_SCAN:
+            return Picture("image/jpeg", size[1], size[0]) if size else None
+        position += 2 + max(2, length)
+    return None

@@ -1,0 +1,367 @@
+"""Plan uploads: which files belong to which run, in which order, and why to refuse. Writes and sends nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
+from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_log
+from dist_wandb.errors import ReadError, in_words
+from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
+from dist_wandb.wandb_files.debug_log import log_of
+from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
+from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
+from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
+
+_IS_LIVE_FOR = 60.0  # seconds since its last change; W&B writes every 15 s
+_NAMED, _NAMED_ENTRIES = 8, 3
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The user's terms of an upload."""
+
+    # The directories are the user's own: W&B's mark is accepted, links are followed, and records may name any file and
+    # owner.
+    trust: bool = False
+    again: bool = False  # upload everything again, ignoring earlier uploads
+    entity: str | None = None  # owner of the uploaded runs; `None` for the one that the files name
+    server: str | None = field(default=None, repr=False)  # its address; `None` for the one in W&B's settings
+
+
+CAUTIOUS = Terms()
+
+
+@dataclass(frozen=True)
+class UploadFile:
+    """One ``.wandb`` file to upload."""
+
+    run: StoredRun
+    terms: Terms
+    sent: Sent = field(default_factory=Sent)  # the lines confirmed by the server
+    is_marked: bool = False  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
+    by_log: bool = False  # `sent` comes from W&B's log beside the file, written when the run was online
+    doubts: tuple[str, ...] = ()  # reasons to refuse the upload because earlier uploads are unknown, as sentences
+    problem: str | None = None  # why it is unknown what the server has; `None` if it is known
+    finishes: bool = False  # its end is the end of the run; in a shared run, only that of the primary's last file
+    earlier: tuple[StoredRun, ...] = ()  # files of the same plain run that it continues at their end, not at a branch
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    @property
+    def is_uploaded(self) -> bool:
+        if self.problem is not None:
+            return False
+        return self.is_marked or is_complete(self.sent, self.run)
+
+    @property
+    def rows_left(self) -> int:
+        """Number of history rows that the server has not confirmed."""
+        return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.lines.history)
+
+
+@dataclass(frozen=True)
+class UploadRun:
+    """One W&B run, and the files that it is uploaded from."""
+
+    run_id: str
+    project: str | None  # `None` for the user's default
+    files: tuple[UploadFile, ...]  # in upload order
+    refusals: tuple[str, ...] = ()  # reasons to refuse the upload unless it is forced, as sentences
+    notes: tuple[str, ...] = ()  # remarks, as sentences
+    dangers: tuple[str, ...] = ()  # reasons to refuse the upload unless the directories are trusted, as sentences
+    entity: str | None = None  # owner; `None` for the user's default
+
+    @property
+    def is_shared(self) -> bool:
+        return self.files[0].run.shared_as is not None
+
+    @property
+    def is_uploaded(self) -> bool:
+        return all(file.is_uploaded for file in self.files)
+
+    @property
+    def is_uploaded_by_log(self) -> bool:
+        """Whether nothing is left to upload, and W&B's log is the only evidence for some file."""
+        return self.is_uploaded and any(file.by_log for file in self.files)
+
+    @property
+    def describing(self) -> StoredRun:
+        """The file that determines the run's name, config and tags: the last one."""
+        return self.files[-1].run
+
+
+def is_complete(sent: Sent, run: StoredRun) -> bool:
+    """Return whether the server has confirmed the whole file without an error."""
+    all_confirmed = sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
+    return sent.attempts > 0 and all_confirmed
+
+
+def mark_of(path: Path) -> Path:
+    """Return the file by which ``wandb sync`` marks a run as uploaded, and ``wandb clean`` as removable."""
+    return path.with_name(f"{path.name}.synced")
+
+
+def files_of(path: Path) -> Path:
+    """Return the folder of a run's files. Those beside a file outside of a run directory are not the run's."""
+    return path.parent / "files" if is_in_run_directory(path) else path.parent / f"{path.name}.files"
+
+
+def is_online(run: StoredRun) -> bool:
+    return not run.path.parent.resolve().name.startswith("offline-")
+
+
+def rules_of(file: UploadFile) -> Rules:
+    return Rules(
+        file.run.directory,
+        artifact_staging(),
+        owners=own_entities(),
+        default=default_entity(),
+        owner=file.terms.entity,
+        trust=file.terms.trust,
+    )
+
+
+def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
+    """Yield reasons to refuse the upload of these files as one run."""
+    yield from _copies(runs)
+    shared = [run.shared_as for run in runs if run.shared_as is not None]
+    if not shared:
+        return
+    for run in runs:
+        if run.shared_as is None:
+            yield (
+                f"{run.path.parent} has no dist-wandb.json, so its writer in this shared run is unknown. Restore that "
+                "file, or leave the directory out."
+            )
+    primaries = {sidecar.label for sidecar in shared if sidecar.primary}
+    if not primaries:
+        yield (
+            "The primary's file is missing; it contains the run's name, its plain metrics and its end. Give its "
+            "directory too, or copy it here."
+        )
+    elif len(primaries) > 1:
+        yield f"It has several primaries: {', '.join(map(repr, sorted(map(str, primaries))))}."
+    # The number of ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
+    if all(sidecar.rank_scope == "global" and sidecar.run_mode == "shared" for sidecar in shared):
+        ranks, present = max(sidecar.world_size for sidecar in shared), {sidecar.global_rank for sidecar in shared}
+        # Bounded, because the number of ranks comes from a file.
+        missing = list(islice((rank for rank in range(ranks) if rank not in present), _NAMED + 1))
+        if missing:
+            are_missing = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_named(missing, ', ')} are"
+            yield (
+                f"Of its {shared[0].world_size} ranks, {are_missing} missing. Give their directories too, or copy them "
+                "here: W&B may lose rows if a writer joins a shared run after the primary's rows."
+            )
+
+
+def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
+    starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
+    for run in runs:
+        if run.started:
+            starts[run.label, run.started].append(run.path.parent)
+    for copies in starts.values():
+        if len(copies) > 1:
+            yield f"{_named(copies, ' and ')} are copies of one file: their rows would be uploaded {len(copies)} times."
+
+
+def _named(found: Sequence[object], between: str) -> str:
+    """Name what was found, the first of many."""
+    return between.join(map(str, found[:_NAMED])) + (" and others" if len(found) > _NAMED else "")
+
+
+def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
+    """Yield reasons to refuse the upload of one file unless it is forced."""
+    run, sent = file.run, file.sent
+    if file.problem is not None:
+        yield f"It is unknown what the server has of it: {file.problem}"
+        return
+    with suppress(OSError):
+        if run.exit_code is None and now - run.path.stat().st_mtime < _IS_LIVE_FOR:
+            yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
+    if run.branches and file.run.shared_as and file.run.shared_as.world_size > 1 and not sent.attempts:
+        yield (
+            f"{run.path.parent} begins by rewinding or forking the shared run, after the files of its other ranks were "
+            "sent: W&B would drop what they have logged after that point. Rewind or fork with access to the server, or "
+            "with run_mode='auto'. --force uploads what remains."
+        )
+    yield from file.doubts
+    for problem in run.problems:
+        if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:
+            yield f"{run.path}: {problem}"
+    if sent.unsure:
+        yield (
+            f"{run.path.parent}: the server has confirmed {sent.lines.history} of its {run.rows} rows, and may have "
+            f"{sent.unsure} more: the connection broke, or the upload was killed, while they were sent. Check the run. "
+            f"--force sends these {sent.unsure} rows (again)."
+        )
+    shows_nothing = not sent.attempts or (sent.ended and not sent.problems)
+    if is_online(run) and run.rows and not sent.lines.history and shows_nothing and not file.terms.again:
+        yield (
+            f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not show which "
+            "rows arrived. Look at the run. --force uploads all of them, so they may be duplicated."
+        )
+
+
+def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
+    others = [] if file.terms.trust else list(_owned_by_others(file))
+    if others:
+        yield from others
+        return
+    yield from violations(file.path, rules_of(file))
+    links = [] if file.terms.trust else [link_in_words(entry) for entry in entries if entry.is_link]
+    yield from _first(links, file, "links")
+
+
+def _owned_by_others(file: UploadFile) -> Iterator[str]:
+    """Yield why a run is not this user's. Its owner could replace anything in it while it is uploaded."""
+    with (
+        file.run.directory.opened() as folder,
+        os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened,
+    ):
+        both = ((file.path.parent, folder), (file.path, opened.fileno()))
+        for path, handle in both if is_in_run_directory(file.path) else both[1:]:
+            owner = os.fstat(handle).st_uid
+            if owner != os.getuid():
+                yield (
+                    f"{path} belongs to user {owner}, not to you (user {os.getuid()}). Copy the directory, which makes "
+                    "it yours, and upload the copy. If the run is your own, give --trust."
+                )
+
+
+def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield remarks about entries that are neither files nor links."""
+    others = [entry for entry in entries if not entry.is_link]
+    lines = [f"{entry.path} is {KINDS.get(entry.kind, 'not a file')}: it is left out." for entry in others]
+    yield from _first(lines, file, "of that kind")
+
+
+def _first(lines: Sequence[str], file: UploadFile, what: str) -> Iterator[str]:
+    """Yield the first of many lines, and how many there are more."""
+    yield from lines[:_NAMED_ENTRIES]
+    if len(lines) > _NAMED_ENTRIES:
+        yield f"{file.path.parent} has {len(lines) - _NAMED_ENTRIES} more {what}."
+
+
+def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
+    """Yield remarks about the upload of these files as one run."""
+    for file in files:
+        run, sent = file.run, file.sent
+        if run.problems:
+            yield f"{run.path.parent}: the readable part is uploaded, but {'; '.join(run.problems)}."
+        if file.is_marked:
+            yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({mark_of(run.path).name})."
+        elif not file.is_uploaded and sent.lines.history:
+            rows = f"{sent.lines.history} rows confirmed by the server"
+            source = ", according to W&B's log beside it" if file.by_log else ""
+            yield f"{run.path.parent} continues after {rows}{source}."
+        if file.finishes and run.exit_code is None and not file.is_uploaded:
+            yield f"{run.path.parent} records no end because its process was killed: the run is marked as failed."
+    shared = [file.run for file in files if file.run.shared_as]
+    unequal = [what for what in ("name", "group", "tags", "config") if len({str(getattr(r, what)) for r in shared}) > 1]
+    if unequal:
+        yield f"The ranks differ in {', '.join(unequal)}: the run gets the primary's."
+
+
+def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: Terms = CAUTIOUS) -> list[UploadRun]:
+    """Plan the uploads of files, as one entry per W&B run, in the order of their first files."""
+    now = time.time() if now is None else now  # to detect files that are still being written
+    together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
+    for run in runs:
+        together[run.project, run.run_id].append(run)
+    plan: list[UploadRun] = []
+    for (project, run_id), parts in together.items():
+        try:
+            plan.append(_planned(parts, now, terms))
+        except Exception as error:  # noqa: BLE001, PERF203  # any failure affects this run only
+            problem = in_words(error, parts[0].path)
+            files = tuple(UploadFile(part, terms, problem=problem) for part in parts)
+            danger = f"It is unknown what an upload would do, so it is refused: {problem}"
+            plan.append(UploadRun(run_id, project, files, dangers=(danger,)))
+    return plan
+
+
+def is_uploaded(run: StoredRun) -> bool:
+    """Return whether a file is uploaded, according to this user's own uploads and W&B's log of an online run."""
+    return known_of(run, CAUTIOUS).is_uploaded
+
+
+def known_of(run: StoredRun, terms: Terms) -> UploadFile:
+    """Return a file with what is known of earlier uploads: of this user's own, else by what W&B left beside it."""
+    file = UploadFile(run, terms)
+    if terms.again:
+        return file
+    try:
+        sent = FileState(run).sent()
+        return _known_by_directory(file) if sent is None else replace(file, sent=sent)
+    except Exception as error:  # noqa: BLE001  # any failure affects this file only
+        return replace(file, problem=in_words(error, run.path))
+
+
+def _known_by_directory(file: UploadFile) -> UploadFile:
+    run, mark, trust = file.run, mark_of(file.path), file.terms.trust
+    is_marked = os.path.lexists(mark)
+    logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
+    doubt = (
+        f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
+        "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
+    )
+    is_doubtful = is_marked and not trust and not is_complete(logged, run)
+    return replace(
+        file,
+        sent=logged,
+        by_log=bool(logged.attempts) and not trust,
+        is_marked=is_marked and trust,
+        doubts=(doubt,) if is_doubtful else (),
+    )
+
+
+def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
+    def order(run: StoredRun) -> tuple[bool, str, list[str]]:
+        is_primary = run.shared_as is not None and run.shared_as.primary
+        return is_primary, run.started or "", natural_order(str(run.path))
+
+    ordered = sorted(runs, key=order)
+    files: list[UploadFile] = []
+    branch = 0  # place of the last file that rewinds or forks the run
+    for number, run in enumerate(ordered):
+        role = run.shared_as
+        finishes = role is None or (role.update_finish_state and number == len(ordered) - 1)
+        is_continued = role is None and not run.branches  # resuming would drop its branch point
+        earlier = tuple(ordered[branch:number]) if is_continued else ()
+        files.append(replace(known_of(run, terms), finishes=finishes, earlier=earlier))
+        branch = number if run.branches else branch
+    planned = UploadRun(
+        runs[0].run_id, runs[0].project, tuple(files), entity=terms.entity or ordered[-1].entity or None
+    )
+    left = [file for file in files if not file.is_uploaded]
+    if not left:
+        return planned
+    under_way = []
+    for file in left:
+        with suppress(ReadError, OSError):
+            if (uploader := FileState(file.run).uploader()) is not None:
+                under_way.append(f"{file.path.parent}: {another_upload(uploader)}")
+    if under_way:  # its progress changes meanwhile
+        return replace(planned, refusals=tuple(under_way))
+    own = [reason for file in left for reason in problems_of_file(file, now)]
+    listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
+    beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
+    return replace(
+        planned,
+        refusals=(*problems_of_run(ordered), *own),
+        notes=(*notes_on(files), *(note for file, entries in beside for note in left_out(file, entries))),
+        dangers=tuple(reason for file, entries in beside for reason in dangers_of(file, entries)),
+        entity=planned.entity or default_entity(),
+    )

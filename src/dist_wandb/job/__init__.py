@@ -1,0 +1,1 @@
+"""The job: who this process is, its launcher and its store."""

@@ -1,0 +1,169 @@
+"""Comparison of the configs that the ranks were given.
+
+The arguments that name the run (`name`, `id`, `project`, ...) are compared in the same way, but never raise.
+
+With ``config_sync="warn"`` each rank compares its config with the coordinator's, once that is published; the first to
+find a difference claims a key, and warns for all. With ``"check"`` the coordinator compares all configs and claims a
+result, which all ranks read before they open anything. A rank that times out waiting for it claims a result without
+differences, so that either all ranks raise or none does.
+
+Objects that neither JSON nor W&B support are compared by their repr, without addresses. Names whose values differ
+between ranks by nature (`config_values.differs_by_rank`) are omitted, at any depth. A difference is shown in 40
+characters, and found by a digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job.job_store import RankValues
+from dist_wandb.job.ranges import named
+from dist_wandb.notices import Line, users_line, warn
+from dist_wandb.session.config.connection import (
+    ALL_GIVEN,
+    DIFFERS,
+    GIVEN,
+    OTHER_RUNS,
+    RESULT,
+    ComparisonResult,
+    GivenConfig,
+    checked,
+    fits,
+)
+from dist_wandb.settings.config_secrets import DEEPEST
+from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_secrets
+
+if TYPE_CHECKING:
+    from dist_wandb.job.job_store import JobStore
+    from dist_wandb.session.config.connection import Connection
+    from dist_wandb.settings.options import Options
+
+
+class Comparison:
+    """Compares the config that this rank was given, and the arguments that name the run, with those of other ranks."""
+
+    def __init__(self, options: Options, connection: Connection, config: object, run: Mapping[str, Any]) -> None:
+        self.run: Mapping[str, Any] = run
+        self.given: dict[str, Any] = _as_it_is(given_values(config))
+        self.opened_at: Line | None = users_line()  # the user's line that opened the session, for warnings
+        self.publications: int = 0  # how often this rank has published the config that it was given
+        self._options = options
+        self._connection = connection
+        is_coordinator, is_off = connection.topology.is_coordinator, options.config_sync == "off"
+        self._has_compared = is_off or is_coordinator
+        self._has_published = is_off or not is_coordinator
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` on all ranks if they were not given the same config. Waits for all of them."""
+        job_store, topology = self._connection.open(), self._connection.topology
+        if job_store is None:
+            raise RendezvousError(
+                f"config_sync='check' compares the configs of all ranks, but rank {topology.global_rank} has no store "
+                "through which to reach them. Call init_process_group first, or start the job with torchrun."
+            )
+        given = RankValues(job_store, ALL_GIVEN)
+        given.publish(self._message)
+        if topology.is_coordinator:
+            self.publish_given()
+            result = self._compare_all(job_store, given)
+        else:
+            try:
+                result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
+            except RendezvousError:  # later ranks read this result, so all continue or none
+                result = job_store.claim(RESULT, ComparisonResult(differences=[]))
+        result = checked(result, ComparisonResult, RESULT)
+        if result["differences"]:
+            raise ConfigurationError(
+                f"config_sync='check', but the ranks were given different configs: {listed(result['differences'])}. "
+                "Give all ranks the same, or pass config_sync='warn'."
+            )
+
+    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> ComparisonResult:
+        """Compare the configs of all ranks, except for ranks that do not publish theirs in time."""
+        main = self._connection.topology.coordinator
+        if all_given.try_get_all(job_store.timeout) is None:
+            missing = all_given.missing()
+            theirs = "its config is" if len(missing) == 1 else "their configs are"
+            warn(
+                f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not open a "
+                f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which never waits.",
+                self.opened_at,
+            )
+        given, mine = all_given.read(), self._message["values"]
+        readable = {rank: message["values"] for rank, message in given.items() if fits(message, GivenConfig)}
+        found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
+        found += [f"that of rank {rank} cannot be read" for rank in given if rank not in readable]
+        result: ComparisonResult = job_store.claim(RESULT, ComparisonResult(differences=found))
+        return result
+
+    def publish_given(self) -> None:
+        """On the coordinator, publish its given config, once there is a store."""
+        job_store = None if self._has_published else self._connection.store()
+        if job_store is not None:
+            job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message)
+            self._has_published = True
+            self.publications += 1
+
+    def compare(self) -> None:
+        """On the other ranks, compare the given config with the coordinator's, once it is published."""
+        main, rank = self._connection.topology.coordinator, self._connection.rank
+        first = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}", GivenConfig)
+        if first is None:
+            return
+        self._has_compared = True
+        if self._options.config_sync == "warn" and self._options.run_mode == "new":  # each rank has its own run
+            return
+        message = self._message
+        mine = differences(message["values"], rank, first["values"], main)
+        asked = differences(message["run"], rank, first["run"], main)
+        mode = self._options.run_mode
+        is_other = asked and mode != "new" and (mode, self._options.rank_scope) != ("auto", "worker")
+        if is_other and self._connection.is_first(OTHER_RUNS):
+            warn(
+                f"The ranks were asked to open different runs: {listed(asked)}. With run_mode={mode!r} they log to one "
+                f"run, which has the values of rank {main}. For a run of each rank, pass run_mode='new'; for one run, "
+                "pass the same values on all ranks.",
+                self.opened_at,
+                may_raise=False,
+            )
+        if mine and self._connection.is_first(DIFFERS):
+            more = " Further ranks may differ, too." if self._connection.topology.world_size > 2 else ""  # noqa: PLR2004
+            warn(
+                f"The ranks were given different configs: {listed(mine)}.{more} Each run has the config "
+                "of its primary. config_sync='check' makes this an error, 'off' silences it.",
+                self.opened_at,
+                may_raise=False,  # which thread finds it depends on timing
+            )
+
+    def equal_names(self, given: Mapping[str, str]) -> set[str]:
+        """Return the names under which this rank was given the same value, by digest."""
+        return {name for name, digest in self.digests.items() if given.get(name) == digest}
+
+    def changed_names(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the names of values that differ from those that this rank was given."""
+        now, given = _digests(values), _digests(self.given)
+        return [name for name in now if now[name] != given.get(name)]
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Digests of what this rank was given, without secrets."""
+        return _digests(without_secrets(self.given))
+
+    @cached_property
+    def _message(self) -> GivenConfig:
+        values = comparable(without_secrets(self.given), self.given)
+        return GivenConfig(values=values, run=comparable(self.run, with_ranks=True))
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: digest for name, (_, digest) in comparable(values, with_ranks=True).items()}
+
+
+def _as_it_is(value: Any, depth: int = 0) -> Any:
+    """Return a copy of lists and dicts, at any depth: the script may change them later, before they are compared."""
+    if type(value) is dict and depth < DEEPEST:
+        return {name: _as_it_is(item, depth + 1) for name, item in value.items()}
+    return [_as_it_is(item, depth + 1) for item in value] if type(value) is list and depth < DEEPEST else value

@@ -1,0 +1,278 @@
+"""The config of this rank's own run, guarded: the user's writes are seen, and wandb does not raise over values.
+
+wandb has no callback for changes of a run's config by the user, and raises over values that it cannot hold. Therefore,
+while a session is open, the config object of its run has a class derived from its original one (by setting
+`__class__`), which reports writes and does not raise. It remains the same object and a wandb.Config, relies on no
+private name of wandb, and gets its original class back when the session ends. Values that wandb cannot hold are written
+as their repr, also in a world of one. Writes that wandb refuses for other reasons (a changed value without
+`allow_val_change`) still raise; names that came from the primary may be set once more without it.
+
+A change costs the JSON of the changed values; a heartbeat without a change costs nothing that grows with the config.
+Changes *inside* a value are not reported: `flush` and `finish` find them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb import errors
+from dist_wandb.notices import users_line, warn
+from dist_wandb.runs import run_metadata, wandb_process
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.config.connection import REFUSED
+from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, listed, shown, without_secrets
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.session.config.comparison import Comparison
+    from dist_wandb.session.config.connection import Connection, Refresh
+    from dist_wandb.session.config.sync import Follower
+
+_GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
+
+
+class OwnConfig:
+    """The config of this rank's own run: a target of a `Follower`, and what the user writes into it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        comparison: Comparison,
+        refresh: Refresh,
+        follower: Follower,
+        notice: Callable[[Iterable[str]], None],  # called with the names whose values should be published
+    ) -> None:
+        # Called if wandb's own process is lost; it must `attach` the replacement of the run.
+        self.replace_run: Callable[[AnyRun, Exception], None] | None = None
+        self.refresh: Refresh = refresh
+        self._connection = connection
+        self._comparison = comparison
+        self._follower = follower
+        self._notice = notice
+        self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
+        self._refused: set[str] = set()  # names with a warning
+        self._run: AnyRun = NullRun()
+        self._config: Any = None
+
+    def known(self) -> dict[str, Any]:
+        """Return the config of the run, without asking other ranks."""
+        return read_unnoticed(self._config)
+
+    def attach(self, run: AnyRun) -> None:
+        """Use, and guard, the config of another run from now on."""
+        self._run = run
+        self._config = getattr(run, "config", None)  # a mock of a run may have none
+        if run_metadata.is_wandb_config(self._config):  # changes of any other config are detected later
+            with suppress(TypeError):  # the same applies if wandb's config does not allow another class
+                if not isinstance(self._config, _Guarded):
+                    kind: Any = type(self._config)
+                    object.__setattr__(self._config, "__class__", _guarded_kind(kind))
+                object.__setattr__(self._config, _GUARD, self)
+
+    def release(self) -> None:
+        """Restore the class of the config."""
+        config = self._config
+        if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
+            object.__setattr__(config, "__class__", type(config).__mro__[2])
+            object.__delattr__(config, _GUARD)
+
+    def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Write new values into the run's config; see `LocalConfig.apply`."""
+        here = given_values(self._config)
+        due = {
+            name: value
+            for name, value in new.items()
+            if value is not MISSING and (name not in here or encoded(here[name]) != encoded(value))
+        }
+        if due and self._config is not None:
+            self._notice(due)
+            self._followed |= due.keys()
+            update_unnoticed(self._config, due)
+
+    def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:
+        """Return the names that a resumed run has with another value than the primary's."""
+        mine = given_values(self._config) if getattr(self._run, "resumed", False) else {}
+        rest = without_secrets(mine)
+        return {name for name in mine.keys() & published.keys() if encoded(rest.get(name)) != published[name]}
+
+    def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return arguments of `wandb.init` with a plain `config`; what W&B cannot hold becomes text, with a warning."""
+        config = init_arguments.get("config")
+        values = given_values(config)
+        chosen = run_metadata.chosen_config(init_arguments)
+        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_metadata.can_hold(value))]
+        is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
+        given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+        is_exact = all(isinstance(name, str) and values.get(name, value) is value for name, value in given.items())
+        if not refused and is_wandbs_kind and is_exact and values.keys() <= given.keys():
+            return init_arguments
+        self._warn_of_refused(refused)
+        writable = {name: shown(value) if name in refused else value for name, value in values.items()}
+        return {**init_arguments, "config": writable}
+
+    def _warn_of_refused(self, names: Iterable[str]) -> None:
+        """Warn once in the job that values of these names are written as text."""
+        new = [name for name in names if name not in self._refused]
+        self._refused.update(new)
+        listing = listed([repr(name) for name in new])
+        if new and self._connection.is_first(f"{REFUSED}/{listing}"):
+            warn(
+                f"W&B cannot hold these values of the config on rank {self._connection.rank}, so their repr is "
+                f"written: {listing}. Pass text, numbers, lists and dicts.",
+                users_line() or self._comparison.opened_at,
+            )
+
+    def before_read(self, name: str | None = None) -> None:
+        """Refresh the config if another rank may have set it; at once if it lacks `name`."""
+        if self._follower.key is not None:
+            self.refresh(at_once=name is not None)
+
+    def write(self, config: Any, given: Any, write: Callable[[Any, bool], None]) -> None:
+        """Write the user's values by `write(values, allow)`; those that came from the primary may be changed."""
+        if self._follower.key is not None:
+            self.refresh(at_once=True)  # published values that are older
+        values = self._follower.allowed(given)
+        free = {name: value for name, value in values.items() if name in self._followed}
+        rest = {name: value for name, value in values.items() if name not in free}
+        if free:
+            self._write_part(config, free, lambda part: write(part, True))
+        if rest or not (free or given_values(given)):
+            self._write_part(config, rest or given, lambda part: write(part, False))
+        self._follower.set_own(values)
+        self._followed.difference_update(values)
+        self.after_change(values)
+
+    def after_change(self, names: Iterable[str]) -> None:
+        """Publish the values of these names, whichever rank has set them."""
+        self._notice(names)
+        self.refresh(at_once=True)
+
+    def _write_part(self, config: Any, values: Any, write: Callable[[Any], None]) -> None:
+        if not self._is_written(config, values, write):
+            several = len(values) > 1
+            refused = [
+                name for name in values if not (several and self._is_written(config, {name: values[name]}, write))
+            ]
+            update_unnoticed(config, {name: shown(values[name]) for name in refused})
+            self._warn_of_refused(refused)
+
+    def _is_written(self, config: Any, values: Any, write: Callable[[Any], None]) -> bool:
+        """Write values; return whether wandb can hold all of them. Raise if wandb refuses them for another reason."""
+        try:
+            write(values)
+        except Exception as error:
+            is_lost = wandb_process.has_lost_service(self._run, error)
+            if not is_lost and not isinstance(error, errors.Error) and isinstance(values, dict):
+                return False
+            if not is_lost or self.replace_run is None:
+                raise
+            if self._config is config:  # otherwise the run has already been replaced
+                self.replace_run(self._run, error)
+            if self._config is not None:
+                update_unnoticed(self._config, given_values(values))
+        return True
+
+
+def is_guarded(config: object) -> bool:
+    """Return whether writes into a config are reported."""
+    return isinstance(config, _Guarded)
+
+
+def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
+    """Write values without reporting them."""
+    above: Any = super(_Guarded, config) if isinstance(config, _Guarded) else config
+    above.update(dict(values), allow_val_change=True)
+
+
+def read_unnoticed(config: Any) -> dict[str, Any]:
+    """Return the values without reporting a read, which may ask other ranks."""
+    if not isinstance(config, _Guarded):
+        return given_values(config)
+    above: Any = super(_Guarded, config)
+    return {str(name): above.__getitem__(name) for name in above.keys()}  # noqa: SIM118  # not a mapping
+
+
+class _Guarded:
+    """Inserted before the class of wandb's config as a base class, so it cannot be a Python mapping."""
+
+    @property
+    def _base(self) -> Any:
+        """The config with the methods of its original class."""
+        return super()
+
+    @property
+    def _guard(self) -> OwnConfig:
+        guard: OwnConfig = self.__dict__[_GUARD]
+        return guard
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle as a dict of the values, for checkpoints."""
+        return dict, (dict(read_unnoticed(self)),)
+
+    def update(self, d: Any, allow_val_change: bool | None = None) -> None:
+        self._guard.write(
+            self, d, lambda values, free: self._base.update(values, allow_val_change=free or allow_val_change)
+        )
+
+    def setdefaults(self, d: Any) -> None:
+        with self._guard.refresh.undisturbed():
+            values = given_values(d)
+            self.update({name: values[name] for name in values if not self._base.__contains__(name)} if values else d)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        def write(values: Any, free: bool) -> None:
+            if free:
+                self._base.update(values, allow_val_change=True)
+            else:
+                self._base.__setitem__(name, values[str(name)])
+
+        self._guard.write(self, {name: value}, write)
+
+    __setattr__ = __setitem__
+
+    def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
+        self._base.update_locked(d, *args, **kwargs)
+        self._guard.after_change(given_values(d))
+
+    def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
+        self._base.merge_locked(d, *args, **kwargs)
+        self._guard.after_change(given_values(d))
+
+    def __getitem__(self, name: str) -> Any:
+        self._before_read(name)
+        return self._base.__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self._before_read(name)
+        return bool(self._base.__contains__(name))
+
+    def get(self, *args: Any) -> Any:
+        self._before_read(args[0] if args else None)
+        return self._base.get(*args)
+
+    def keys(self) -> Any:
+        self._guard.before_read()
+        return self._base.keys()
+
+    def items(self) -> Any:
+        self._guard.before_read()
+        return self._base.items()
+
+    def __len__(self) -> int:
+        return len(self.keys())  # wandb's config has no length, but a `ConfigView` does
+
+    def __bool__(self) -> bool:
+        return True  # as for wandb's config
+
+    def _before_read(self, name: Any) -> None:
+        self._guard.before_read()
+        if not self._base.__contains__(name) and not str(name).startswith("_"):
+            self._guard.before_read(name)
+
+
+@functools.cache
+def _guarded_kind(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})

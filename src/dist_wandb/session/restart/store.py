@@ -1,0 +1,287 @@
+"""Finds the restart record of an earlier start of the same job, and writes one for a later start.
+
+Only the coordinator reads and writes records. The other ranks learn the base id from it, as at any start.
+
+No single location survives all kinds of restart, so a record is kept in up to three:
+
+- In the store of torchrun's agent, under a key without the attempt. It survives restarts of the processes in every
+  rendezvous that shares it with them (tested: standalone, static, c10d, one node and two). A store that rank 0 hosts is
+  lost with rank 0.
+- In ``job-HASH.json``, by the name under which the launcher identifies the job again: for torchrun the directory that
+  each agent creates for its workers' errors, which is random and the same for all attempts; for SLURM job and step. The
+  hash also covers the command, because a job's script may run several. So jobs that share a directory do not continue
+  each other's runs.
+- In ``latest-HASH.json``, for ``resume="auto"``. Any start of the same session, project and owner in the directory
+  replaces it: a start that does not ask for it starts anew, and only the latest can be continued.
+
+Which one is used: after a restart by torchrun, the store, else the job's file; after a requeue by SLURM, the job's file
+if it was written before this requeue; with ``resume="auto"``, the latest. A record with another mode, scope or project
+is ignored with a warning, because its run ids differ. An `id` given by the user takes precedence; if it is the
+record's, the run is resumed, because W&B might otherwise overwrite a run that is opened again. A successful end deletes
+the record. In the agent's store it is replaced by "ended", so that a script's first session is not continued when its
+second one failed.
+
+A record is validated when it is read. Files are used only if they belong to the user and are not links (`small_files`):
+another user's record could redirect a job's rows into a run of that user's choice.
+
+Without a store, ids are made from the job's name, which SLURM keeps over requeues, and every rank resumes with "allow".
+Files are not read, because ranks might see different ones (except in `auto` with global scope, where only rank 0 has a
+run).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.launch import Launch
+from dist_wandb.job.model import Topology
+from dist_wandb.notices import Notices
+from dist_wandb.runs import requested
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
+from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
+
+if TYPE_CHECKING:
+    from dist_wandb.settings.options import Options
+
+_log = logging.getLogger("dist_wandb")
+
+_FORMAT = 1
+_notices = Notices()
+DIRECTORY = "dist-wandb-resume"
+_KEY = "restart"  # in the job's store
+
+
+@dataclass(frozen=True)
+class RestartRecord:
+    """A record that one start of a job writes for a later one."""
+
+    base_id: str  # from which all run ids of the job are made; in a world of one, the run's id
+    session: str  # name of the session, because a job may have several
+    project: str | None  # name of the W&B project, if the user gave one
+    entity: str | None  # owner of the project, if the user gave one
+    run_mode: str
+    rank_scope: str
+    world_size: int
+    job: str | None  # the launcher's name for the job, by which it can be found again, if there is one
+    requeues: int  # how often SLURM had requeued the job
+
+    @classmethod
+    def read(cls, path: Path) -> RestartRecord | None:
+        """Read a record; `None` if there is none or, with a warning, if it is invalid or belongs to another user."""
+        try:
+            return cls.read_own(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ReadError) as error:
+            if _notices.is_first(path):
+                _log.warning(
+                    "dist_wandb: %s is not a valid restart record of this job (%s). It is ignored, and new runs are "
+                    "opened. To continue a known run, pass id= and resume='allow'.",
+                    path,
+                    error,
+                )
+            return None
+
+    @classmethod
+    def read_own(cls, path: Path) -> RestartRecord:
+        """Read a record of this process's user; raise `ReadError` if it is another's, `ValueError` if it is none."""
+        return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
+
+    @classmethod
+    def of(cls, record: Any) -> RestartRecord:
+        """Create a record from decoded JSON. Raises `ValueError` if it is not a restart record."""
+        if not isinstance(record, dict) or record.get("format") != _FORMAT:
+            raise ValueError(f"it is not a restart record of format {_FORMAT}")
+        given: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
+        texts = ("base_id", "session", "run_mode", "rank_scope")
+        numbers = ("world_size", "requeues")
+        if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
+            raise ValueError("a part is missing or has the wrong type")
+        if not all(isinstance(given[name], str | None) for name in ("project", "entity", "job")):
+            raise ValueError("a part is not text")
+        if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
+            raise ValueError("its mode or scope is unknown")
+        try:
+            requested.check_id(given["base_id"], "base_id")
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return cls(**given)
+
+    def write(self, path: Path) -> None:
+        """Write the record for this process's user only; raise `ReadError` if the directory is a link or another's."""
+        with suppress(FileExistsError):
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700)
+        own_directory(path.parent)
+        write_small(path, (json.dumps(self.as_json, indent=2) + "\n").encode())
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The record as a JSON object."""
+        return {"format": _FORMAT, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The earlier start of the job that this one continues."""
+
+    record: RestartRecord
+    reason: str  # why it is continued, for messages
+
+
+class RestartStore:
+    """Finds the record of an earlier start of this job, and writes one for a later start. Coordinator only."""
+
+    def __init__(
+        self, session_name: str, options: Options, topology: Topology, init_arguments: Mapping[str, Any]
+    ) -> None:
+        self._launch = Launch.detect()
+        self._mine = RestartRecord(
+            base_id="",
+            session=session_name,
+            project=requested.value(init_arguments, "project"),
+            entity=requested.value(init_arguments, "entity"),
+            run_mode=options.run_mode,
+            rank_scope=options.rank_scope,
+            world_size=topology.world_size,
+            job=self._launch.torchrun_start or self._launch.slurm_step,
+            requeues=self._launch.requeues,
+        )
+        self._arguments = init_arguments
+        self._directory = requested.wandb_directory(init_arguments) / DIRECTORY
+        self._topology = topology
+        self._timeout = options.limits.join_timeout
+        self._continued_job: str | None = None
+
+    @cached_property
+    def _store(self) -> JobStore | None:
+        """The store of torchrun's agent, which outlives the processes; that of their process group does not."""
+        if self._launch.agent_store is None:
+            return None
+        with suppress(RendezvousError):
+            return JobStore.find(self._mine.session, self._topology, self._timeout, lasting=True)
+        return None
+
+    def find(self) -> Earlier | None:
+        """Find the start that this one continues; `None` if this one starts anew."""
+        resume = requested.resume(self._arguments)
+        if resume == "never" or requested.rewinds(self._arguments):
+            return None
+        requested_id = requested.run_id(self._arguments)
+        for record, reason in self._candidates(asked_for=resume == "auto"):
+            if record is None:
+                return None
+            if requested_id in (None, record.base_id) and self._matches(record, reason):
+                self._continued_job = record.job
+                return Earlier(record, reason)
+        return None
+
+    def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
+        """Yield the candidate records, the most reliable first; `None` if the run is known to have ended."""
+        launch = self._launch
+        if launch.attempt:
+            reason = f"restart {launch.attempt} of torchrun"
+            yield from self._published(reason)
+            yield from self._in_file(launch.torchrun_start, reason)
+        if launch.requeues:
+            reason = f"restart {launch.requeues} of the SLURM job"
+            for record, why in self._in_file(launch.slurm_step, reason):
+                if record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
+                    yield record, why
+        if asked_for and (latest := RestartRecord.read(self._latest)) is not None:
+            yield latest, f"resume='auto', by {self._latest}"
+
+    def _published(self, reason: str) -> Iterator[tuple[RestartRecord | None, str]]:
+        with suppress(RendezvousError, ValueError, TypeError, KeyError):
+            message = None if self._store is None else self._store.try_get(_KEY)
+            if message is not None:
+                yield (RestartRecord.of(message["record"]) if message["record"] else None), reason
+
+    def _in_file(self, job: str | None, reason: str) -> Iterator[tuple[RestartRecord, str]]:
+        if job is not None and (record := RestartRecord.read(self._of_job(job))) is not None:
+            yield record, reason
+
+    def _matches(self, record: RestartRecord, reason: str) -> bool:
+        """Whether a record is of this same session, so that its runs correspond one by one."""
+        differ = [
+            f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
+            for name in ("session", "project", "entity", "run_mode", "rank_scope")
+            if getattr(record, name) != getattr(self._mine, name)
+        ]
+        if differ:
+            _log.warning(
+                "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are opened. Start with "
+                "the same arguments, or pass id= and resume='allow'.",
+                record.base_id,
+                reason,
+                "; ".join(differ),
+            )
+        return not differ
+
+    def leave(self, base_id: str) -> None:
+        """Write a record of the runs that were opened. Warn once if the directory is not writable."""
+        self._mine = replace(self._mine, base_id=base_id)
+        self._publish(self._mine)
+        paths, continued = self._paths, self._continued_job and self._of_job(self._continued_job)
+        try:
+            for path in paths:
+                self._mine.write(path)
+            if continued and continued not in paths:  # the record of the ended job that this one continues
+                self._remove([continued])
+        except (OSError, ReadError) as error:
+            _log.warning(
+                "dist_wandb: could not write a restart record of the run %s to %s (%s), so a later start will not find "
+                "it. Pass dir= with a writable directory, or id= and resume='allow' at every start.",
+                base_id,
+                self._directory,
+                getattr(error, "strerror", None) or error,
+            )
+
+    def delete(self) -> None:
+        """Delete the record, so that no later start continues these runs, which ended successfully."""
+        self._publish(None)
+        self._remove(self._paths)
+        with suppress(OSError):
+            self._directory.rmdir()  # if it is empty
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        """Remove records of these runs only."""
+        for path in paths:
+            with suppress(OSError, ValueError, ReadError):
+                if RestartRecord.read_own(path).base_id == self._mine.base_id:  # otherwise it is another job's
+                    path.unlink()
+
+    def _publish(self, record: RestartRecord | None) -> None:
+        if self._store is not None:
+            with suppress(RendezvousError):
+                # Without a record once the runs have ended successfully.
+                self._store.publish(_KEY, {"record": None if record is None else record.as_json})
+
+    @property
+    def _paths(self) -> list[Path]:
+        jobs = (self._launch.torchrun_start, self._launch.slurm_step)
+        return [self._latest, *(self._of_job(job) for job in jobs if job is not None)]
+
+    @property
+    def _latest(self) -> Path:
+        """The record that any start of this session in this directory replaces."""
+        return self._file("latest")
+
+    def _of_job(self, job: str) -> Path:
+        """The record of this job and this command only: a job's script may run several commands."""
+        return self._file("job", job, *sys.argv)
+
+    def _file(self, kind: str, *parts: str) -> Path:
+        about = json.dumps([self._mine.project, self._mine.entity, self._mine.session, *parts])
+        return self._directory / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.json"

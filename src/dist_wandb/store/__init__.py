@@ -1,1 +1,0 @@
-"""The job's key-value store, through which ranks communicate before and outside the training's process groups."""

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from dist_wandb.cli.report.page import HeatMap
+from dist_wandb.cli.report.thinning import Blame
+
+
+def blame_of(ranks: int, slow: int | None, rows: int, seed: int, factor: float = 1.3) -> Blame:
+    """Return rows of a job whose ranks take 0.1 s with 3 % noise; one rank may take longer."""
+    draw = random.Random(seed)
+    blame = Blame("time/step", "global_step")
+    for step in range(rows):
+        times = [0.1 * draw.gauss(1, 0.03) * (factor if rank == slow else 1.0) for rank in range(ranks)]
+        mean = sum(times) / ranks
+        worst = max(range(ranks), key=times.__getitem__)
+        blame.add(step, worst, times[worst] - mean, mean)
+    return blame
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 256])
+def test_a_rank_that_takes_30_percent_longer_is_named_each_time(ranks: int) -> None:
+    for seed in range(20):
+        found = blame_of(ranks, ranks - 1, 40, seed).slowest(ranks)
+        assert found is not None
+        assert (found.rank, found.stands_out) == (ranks - 1, True)
+        assert found.excess == pytest.approx(0.03 * (ranks - 1) / ranks, rel=0.2)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_no_rank_is_named_if_all_are_alike(ranks: int) -> None:
+    for seed in range(50):
+        found = blame_of(ranks, None, 200, seed).slowest(ranks)
+        assert found is not None
+        assert not found.stands_out
+
+
+def test_a_difference_of_one_percent_does_not_stand_out() -> None:
+    found = blame_of(4, 2, 5000, 1, factor=1.04).slowest(4)
+    assert found is not None
+    assert not found.stands_out
+
+
+def heat(blame: Blame, world: int | None) -> HeatMap:
+    found = blame.heat_map(world)
+    assert found is not None
+    return found
+
+
+def test_the_heat_map_has_a_row_for_each_rank_and_shows_when() -> None:
+    blame = Blame("time/step", "global_step")
+    for step in range(10_000):
+        blame.add(step, 1 if step < 5000 else 3, 0.5, 1.0)
+    found = heat(blame, 6)
+    assert found.ranks == [f"rank {rank}" for rank in range(6)]
+    assert len(found.edges) == len(found.cells[0]) + 1 <= 129
+    middle = next(place for place, edge in enumerate(found.edges) if edge >= 5000)
+    assert set(found.cells[1][: middle - 1]) == {0.5}
+    assert set(found.cells[1][middle:]) == {0.0}
+    assert set(found.cells[3][middle:-1]) == {0.5}
+    assert set(found.cells[0]) == {0.0}
+
+
+def test_rows_that_name_no_rank_count_as_rows() -> None:
+    blame = Blame("time/straggler_rank", "global_step")
+    for step in range(10):
+        blame.add(step, 2 if step % 2 else math.nan, 0.1)
+        blame.add(step, -1, 0.1)
+    found = blame.slowest(4)
+    assert found is not None
+    assert (found.rank, found.share) == (2, 0.25)
+    assert math.isnan(found.relative)
+
+
+@pytest.mark.parametrize("rank", [math.nan, math.inf, -1, 1.5, 10**9])
+def test_invalid_ranks_are_ignored(rank: float) -> None:
+    blame = Blame("time/step", "global_step")
+    blame.add(0, rank, 1.0, 1.0)
+    assert blame.heat_map(4) is None
+    assert blame.slowest(4) is None
+
+
+def test_a_world_of_a_million_takes_no_memory() -> None:
+    blame = Blame("time/step", "global_step")
+    blame.add(0, 999_999, 1.0, 1.0)
+    assert heat(blame, 10**6).ranks == ["rank 999999"]

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dist_wandb.cli.report import page
+from dist_wandb.cli.report.page import Chart, Line, Report, Run, json_of, page_of
+from dist_wandb.errors import ReadError
+
+EVIL = "</script><!--<img src=x onerror=alert(1)>\u2028&amp;"
+RUN = Run(
+    name=EVIL,
+    run_id="exp",
+    project=None,
+    group=None,
+    started=None,
+    state="finished",
+    mode="",
+    world=None,
+    rows=1,
+    writers=[],
+    degraded=page.Degraded(0, 0, []),
+    facts={EVIL: EVIL},
+    config={EVIL: EVIL},
+    differing=[],
+    axes={EVIL: Line([0, 1], [0, 1])},
+    charts=[Chart(EVIL, "_step", Line([0, 1], [0.5, math.nan]))],
+    system=[],
+    heat=[],
+    slowest=[],
+    findings=[],
+    images=[],
+    tables=[],
+    console=[],
+    notes=[EVIL],
+)
+REPORT = Report([f"dir{EVIL}"], "2026-01-01T00:00:00+00:00", "1.0", [RUN], [EVIL])
+
+
+def elements(text: str, tag: str) -> list[str]:
+    return re.findall(rf"<{tag}(?: [^>]*)?>(.*?)</{tag}>", text, re.DOTALL)
+
+
+def test_texts_of_files_cannot_leave_the_data() -> None:
+    text = json_of(REPORT)
+    assert not set("<>&\u2028") & set(text)
+    data = json.loads(text)
+    assert data["runs"][0]["config"] == {EVIL: EVIL}
+    assert data["runs"][0]["charts"][0]["line"]["y"] == [0.5, None]
+
+
+def test_a_page_has_three_script_elements_and_no_address() -> None:
+    text = page_of(REPORT, "var Plotly = 1;").decode()
+    data, plotly, script = elements(text, "script")
+    assert json.loads(data)["runs"][0]["name"] == EVIL
+    assert plotly == "var Plotly = 1;"
+    assert EVIL not in text
+    assert "<img" not in text
+    assert set(re.findall(r"<\w[^>]*\s(?:src|href)=([^\s>]*)", text.replace(script, ""))) == {'"#charts"'}
+    assert "innerHTML" not in script
+    assert "eval(" not in script
+
+
+def test_the_policy_names_the_scripts_and_allows_no_connection() -> None:
+    text = page_of(REPORT, "var Plotly = 1;").decode()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    _, *scripts = elements(text, "script")
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts}
+    assert set(rules["script-src"].split()) == hashes
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data: blob:"  # blob: PNGs that the page itself makes
+    assert not {"connect-src", "frame-src", "font-src", "object-src"} & rules.keys()
+
+
+def test_inserted_text_is_not_searched_again() -> None:
+    text = page_of(replace(REPORT, directories=["%DATA%%SCRIPT%"]), "var a = '%SCRIPT%';").decode()
+    assert len(elements(text, "script")) == 3
+    assert elements(text, "script")[1] == "var a = '%SCRIPT%';"
+
+
+def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ys = [float(step % 7) for step in range(50_000)]
+    ys[12_345], ys[23_456] = 99.0, -99.0
+    chart = Chart("a", "_step", Line(list(range(50_000)), ys))
+    report = replace(REPORT, runs=[replace(RUN, charts=[chart])])
+    monkeypatch.setattr(page, "LARGEST", 400_000)
+    content = page_of(report, "")
+    assert len(content) <= 400_000
+    shown = json.loads(elements(content.decode(), "script")[0])["runs"][0]["charts"][0]
+    assert shown["thinned"]
+    assert (12_345, 99) in zip(shown["line"]["x"], shown["line"]["y"], strict=True)
+    assert (23_456, -99) in zip(shown["line"]["x"], shown["line"]["y"], strict=True)
+
+
+def test_a_page_that_cannot_be_small_enough_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "LARGEST", 100_000)
+    with pytest.raises(ReadError, match="report would be too large, even with few points"):
+        page_of(REPORT, "x" * 10)
+
+
+def test_a_page_is_replaced_but_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    size = page.write_page(REPORT, target)
+    assert target.stat().st_size == size > 4_000_000  # plotly's script
+    assert page.write_page(REPORT, target) == size
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    target.write_text("<html>my thesis</html>")
+    with pytest.raises(ReadError, match="is not a dist-wandb report"):
+        page.write_page(REPORT, target)
+    assert target.read_text() == "<html>my thesis</html>"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_no_link_pipe_or_directory_is_replaced(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "report.html"
+    if kind == "link":
+        (tmp_path / "victim").write_text("x")
+        target.symlink_to(tmp_path / "victim")
+    elif kind == "pipe":
+        os.mkfifo(target)
+    else:
+        target.mkdir()
+    with pytest.raises(ReadError, match="not the expected file"):
+        page.check_target(target)
+
+
+def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:
+    script = page.plotly_script()
+    assert "plotly.js" in script[:200]
+    assert "\r" not in script
+    assert not re.search(r"</script|<!--", script, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("text", ["a</script>b", "a</SCRIPT >b", "a<!--b", "</Style>"])
+def test_a_script_cannot_end_its_element(text: str) -> None:
+    assert not re.search(r"</script|</style|<!--", page._as_element_text(text), re.IGNORECASE)

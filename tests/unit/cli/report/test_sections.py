@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import base64
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_runs
+from offline_runs import sidecar_record
+from record_files import end, header, row, run, write_run
+from report_runs import definition, history, png, reduced_run, shared_run, sweep, timed_run
+
+from dist_wandb.cli.report.building import build
+from dist_wandb.cli.report.files import ConsoleTail, Rows
+from dist_wandb.cli.report.page import Chart, Run, plain
+from dist_wandb.cli.report.thinning import Budget
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files.sidecar import end_stall, write_stall
+
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
+
+
+def one_run(top: Path) -> Run:
+    (found,) = build([top]).runs
+    return found
+
+
+def charts(found: Run) -> dict[str, Chart]:
+    return {chart.name: chart for chart in found.charts}
+
+
+def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
+    reduced_run(tmp_path, ranks=4, slow=2, steps=60)
+    found = one_run(tmp_path)
+    assert (found.state, found.rows, found.world, found.mode) == ("finished", 61, 4, "auto/global")
+    assert not any(writer.uploaded for writer in found.writers)
+    loss = charts(found)["train/loss"]
+    assert loss.line is not None
+    assert loss.band is not None
+    for x, low, middle, high in zip(loss.line.x, loss.band[0].y, loss.line.y, loss.band[1].y, strict=True):
+        assert low <= middle <= high, x
+    assert "train/loss/min" not in charts(found)
+    assert "train/loss/std" in charts(found)
+    assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [
+        ("time/straggler_rank", 2, True),
+        ("time/step", 2, False),  # by the rule for timings
+        ("time/forward", 2, False),
+    ]
+    assert found.heat[0].name == "time/straggler_rank"
+    assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
+    assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
+    assert [image.name for image in found.images] == ["batch", "batch", "sample"]
+    assert [image.source.partition(",")[0][5:-7] for image in found.images] == ["image/png", "image/jpeg", "image/png"]
+    assert base64.b64decode(found.images[2].source.partition(",")[2]) == png()
+    assert [table.rows[0] for table in found.tables] == [["0", "class 0", "0.5"]]
+    assert found.console[0].lines[0].startswith("step 0: loss 2.0")
+    assert found.config == {"lr": "0.1", "model.depth": "12", "model.width": "768", "seed": "7"}
+
+
+def test_without_a_marked_section_the_largest_times_are_findings_and_no_chance(tmp_path: Path) -> None:
+    for marked in (True, False):
+        timed_run(tmp_path / str(marked), marked=marked)
+        found = one_run(tmp_path / str(marked))
+        (data,) = [one for one in found.slowest if one.name == "time/data"]
+        assert (data.rank, data.share, data.by_chance, data.stands_out) == (2, 1.0, False, not marked)
+        assert (
+            [one[:43] for one in found.findings[:1]] == []
+            if marked
+            else ["rank 2 has the largest time/data in 40 of 4"]
+        )
+        assert [heat.kind for heat in found.heat if heat.name == "time/data"] == ["value"], "the ranks' own, once"
+
+
+def test_stalls_of_all_writers_are_in_the_run_without_escape_sequences(tmp_path: Path) -> None:
+    shared_run(tmp_path, ranks=2, slow=None, steps=3)
+    for rank, folder in enumerate(sorted(tmp_path.rglob("files"))):
+        end_stall(str(write_stall(folder, rank, f"Rank {rank} sleeps.{ESCAPES}", ["all stacks"])), 4.2)
+    found = [problem for writer in one_run(tmp_path).writers for problem in writer.problems]
+    assert ["Rank 0 sleeps." in one for one in found] == [True, False]
+    assert all(one.startswith("stood still 20") and "went on after 4 s. " in one for one in found)
+    assert not any("\x1b" in one or "all stacks" in one for one in found)
+
+
+def test_degraded_rows_are_flagged(tmp_path: Path) -> None:
+    reduced_run(tmp_path, steps=140)
+    degraded = one_run(tmp_path).degraded
+    assert (degraded.rows, degraded.most, degraded.spans) == (12, 1, [(120, 131)])
+
+
+def test_files_of_a_shared_run_are_one_with_a_line_for_each_rank(tmp_path: Path) -> None:
+    shared_run(tmp_path, ranks=3, slow=1, steps=30)
+    found = one_run(tmp_path)
+    assert [writer.name for writer in found.writers] == ["rank 0", "rank 1", "rank 2"]
+    time = charts(found)["time/step"]
+    assert list(time.ranks) == ["rank 0", "rank 1", "rank 2"]
+    assert time.band is not None
+    assert all(len(line.x) == 30 for line in time.ranks.values())
+    assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [("time/step", 1, True)]
+    assert {heat.name for heat in found.heat} >= {"time/step", "loss", "system: cpu"}
+    assert found.differing == ["local_rank"]
+    assert found.config["local_rank"] == "rank 0: 0 · rank 1: 1 · rank 2: 2"
+    assert [console.lines for console in found.console] == [["I am rank-0"], ["I am rank-1"], ["I am rank-2"]]
+
+
+def test_runs_of_a_job_with_a_run_for_each_rank_are_one(tmp_path: Path) -> None:
+    for rank in range(3):
+        records = [header(), run(f"exp-rank-{rank}", run_group="exp"), definition(), *map(row, range(5)), end(rank)]
+        directory = write_run(tmp_path, f"exp-rank-{rank}", records=records)
+        role: dict[str, Any] = {"shared": False, "label": None, "primary": True, "update_finish_state": True}
+        record = sidecar_record(run_mode="new", run_id=f"exp-rank-{rank}", global_rank=rank, world_size=3, **role)
+        (directory / "dist-wandb.json").write_text(json.dumps({**record, "group": "exp"}))
+    found = one_run(tmp_path)
+    assert (found.name, found.state, len(found.writers)) == ("exp", "failed", 3)
+    loss = charts(found)["loss"]
+    assert list(loss.ranks) == ["rank 0", "rank 1", "rank 2"]
+    assert loss.line is not None
+    assert loss.line.y == [1, 0.5, 0.333333, 0.25, 0.2]
+
+
+def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
+    items = [history({"rank-0/loss": 1.0, "rank-1/loss": 3.0, "global_step": step}) for step in range(4)]
+    write_run(tmp_path, records=[header(), run(), definition(), *items, end()])
+    loss = charts(one_run(tmp_path))["loss"]
+    assert set(loss.ranks) == {"rank 0", "rank 1"}
+    assert loss.line is not None
+    assert (loss.line.x, loss.line.y) == ([0, 1, 2, 3], [2, 2, 2, 2])
+
+
+def test_a_resumed_run_is_one(tmp_path: Path) -> None:
+    for start in range(2):
+        items = [history({"loss": step, "global_step": step}) for step in range(3 * start, 3 * start + 3)]
+        stamp = f"20260101_00000{start}"
+        write_run(tmp_path, records=[header(), run(), definition(), *items, end()], stamp=stamp)
+    found = one_run(tmp_path)
+    line = charts(found)["loss"].line
+    assert line is not None
+    assert (len(found.writers), line.x) == (2, [0, 1, 2, 3, 4, 5])
+
+
+def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
+    records = [
+        header(),
+        run(display_name=ESCAPES, run_group=ESCAPES, config={ESCAPES: ESCAPES}),
+        history({ESCAPES: 1.0, "_step": 0, "deep": {"a": {"b": {"c": {"d": 1.0}}}}}),
+        history({"x" * 500: 1.0, "_step": "NaN"}),
+        report_runs.printed(ESCAPES),
+        end(),
+    ]
+    write_run(tmp_path, records=records)
+    found = one_run(tmp_path)
+    shown = "<img src=x onerror=alert(1)>\N{REPLACEMENT CHARACTER}"
+    assert (found.name, found.group, found.config) == (shown, shown, {shown: shown})
+    assert set(charts(found)) == {shown, "deep.a.b.c.d"}
+    assert found.console[0].lines == [shown]
+    assert found.notes == ["at least 1 metrics beyond the first 2000, or with long names (--metric GLOB picks)"]
+
+
+def media_run(top: Path, path: str) -> Path:
+    value = {"_type": "image-file", "path": path}
+    return write_run(top, records=[header(), run(), history({"img": value, "_step": 0}), end()])
+
+
+@pytest.mark.parametrize("path", ["../../../../secret.png", "link/secret.png", "media/link.png", "/etc/passwd", "a\0b"])
+def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret.png").write_bytes(png())
+    directory = media_run(tmp_path / "runs", path)
+    (directory / "files" / "link").symlink_to(tmp_path)
+    (directory / "files" / "media").mkdir()
+    (directory / "files" / "media" / "link.png").symlink_to(tmp_path / "secret.png")
+    found = one_run(tmp_path / "runs")
+    assert found.images == []
+    assert len(found.notes) == 1
+
+
+@pytest.mark.parametrize("step", [math.inf, math.nan])
+def test_an_image_without_a_position_is_shown_at_its_row(step: float) -> None:
+    rows = Rows(Budget(1000))
+    rows.add({"_step": 0, "loss": 1.0})
+    rows.add({"_step": step, "loss": 2.0, "img._type": "image-file", "img.path": "a.png"})
+    assert {name: list(logged) for name, logged in rows.media.names.items()} == {
+        "img": [(1.0, {"_type": "image-file", "path": "a.png"})]
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        (b"<svg onload=alert(1)>", "not valid PNG"),
+        (b"\x89PNG" + bytes(2**20), "too large"),
+        (None, "missing"),
+    ],
+)
+def test_an_invalid_image_is_reported(tmp_path: Path, content: bytes | None, note: str) -> None:
+    directory = media_run(tmp_path, "a.png")
+    if content is not None:
+        (directory / "files" / "a.png").write_bytes(content)
+    found = one_run(tmp_path)
+    assert found.images == []
+    assert note in found.notes[0]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"columns": 1, "data": []}', "[" * 100_000, "\x80"])
+def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
+    value = {"_type": "table-file", "path": "t.json"}
+    directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
+    (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
+    assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]
+
+
+def test_an_unreadable_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    (write_run(tmp_path / "empty", "empty") / "run-empty.wandb").write_bytes(b"")
+    found = build([tmp_path])
+    assert len(found.runs) == 1
+    assert len(found.unreadable) == 1
+    assert "run-empty.wandb" in found.unreadable[0]
+
+
+def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, records=[header(), run(), *map(row, range(1000)), end()])
+    path = directory / "run-exp.wandb"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = one_run(tmp_path)
+    assert found.state == "unfinished"
+    assert 100 < found.rows < 1000
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty"])
+def test_an_error_is_raised_if_nothing_can_be_read(tmp_path: Path, what: str) -> None:
+    if what == "empty":
+        (write_run(tmp_path) / "run-exp.wandb").write_bytes(b"")
+    with pytest.raises(ReadError, match=r"No W&B run was found below|None of the runs"):
+        build([tmp_path])
+
+
+def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
+    given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
+    write_run(tmp_path, records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
+    hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
+    assert one_run(tmp_path).config == hidden
+    (shown,) = build([tmp_path], secrets=True).runs
+    assert {shown.config[name] for name in ("hf_token", "db.password")} == {"s3cret"}
+
+
+def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_path: Path) -> None:
+    sweep(tmp_path, runs=1, steps=20)
+    found = one_run(tmp_path)
+    assert found.facts["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
+    assert {name: found.facts[name] for name in ("host", "GPUs", "notes")} == {
+        "host": "node-0",
+        "GPUs": "8 x NVIDIA H100",
+        "notes": "a baseline",
+    }
+    assert {name: line.y[:2] for name, line in found.axes.items()} == {
+        "global_step": [0, 10],
+        "epoch": [0, 0],
+        "_timestamp": [0, 0.05],
+    }
+    (shown,) = build([tmp_path], secrets=True).runs
+    assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
+
+
+def lines_of(*pieces: str) -> list[str]:
+    tail = ConsoleTail()
+    for piece in pieces:
+        tail.add(piece)
+    tail.end()
+    return list(tail.lines)
+
+
+def test_pieces_become_lines() -> None:
+    assert lines_of("a", "b\nc", "\n", "d") == ["ab", "c", "d"]
+
+
+def test_a_progress_bar_is_shown_in_its_last_state() -> None:
+    assert lines_of("10 %\r50 %\r100 %\n", "done\r\n") == ["100 %", "done"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("a\x1bcb", "a\N{REPLACEMENT CHARACTER}cb"),
+        ("bell\x07", "bell\N{REPLACEMENT CHARACTER}"),
+        ("abc\u202etxt", "abc\N{REPLACEMENT CHARACTER}txt"),
+        ("<b>&amp;", "<b>&amp;"),
+    ],
+)
+def test_escape_sequences_are_removed(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_the_last_lines_are_kept_and_all_are_counted() -> None:
+    tail = ConsoleTail()
+    tail.add("".join(f"{number}\n" for number in range(5000)))
+    tail.add("x" * 10**6)
+    tail.end()
+    assert tail.count == 5001
+    assert len(tail.lines) == 1000
+    assert tail.lines[-2] == "4999"
+    assert len(tail.lines[-1]) == 500

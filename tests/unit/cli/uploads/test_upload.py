@@ -1,0 +1,397 @@
+"""Uploads with a stand-in for `wandb sync`."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_files import content_of, new_record, row
+from strangers import give_away
+from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
+
+from dist_wandb.cli.uploads.contents import Summary
+from dist_wandb.cli.uploads.execution import Outcome, upload
+from dist_wandb.cli.uploads.plan import Terms, UploadRun
+from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
+from dist_wandb.errors import UploadError
+from dist_wandb.wandb_files.record_file import Lines, records_of
+
+# --- uploading --------------------------------------------------------------------------------------------------------
+
+
+WANDB_SYNC = """#!{python}
+import json, os, pathlib, sys
+here = pathlib.Path({here!r})
+source = pathlib.Path(sys.argv[-1])
+log = pathlib.Path(os.environ["WANDB_DIR"], "wandb", "logs", "debug-sync.1.log")
+log.parent.mkdir(exist_ok=True)
+log.write_text((here / "log").read_text())
+source.with_name(source.name + ".synced").touch()
+(here / "copy").write_bytes(source.read_bytes())
+environment = {{name: value for name, value in os.environ.items() if name.startswith("WANDB_")}}
+received = {{"arguments": sys.argv[1:], "environment": environment, "content": source.exists()}}
+(here / "received").write_text(json.dumps(received))
+print("wandb: View run nm at https://server/team/digits/runs/exp")
+"""
+
+
+@pytest.fixture
+def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment: None) -> Path:  # noqa: ARG001
+    """A stand-in for `wandb sync`: it writes the log that the test put into this directory, and its own arguments."""
+    here = tmp_path / "stand-in"
+    here.mkdir()
+    program = here / "python"
+    program.write_text(WANDB_SYNC.format(python=sys.executable, here=str(here)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return here
+
+
+def uploaded(
+    here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0, **more: Any
+) -> tuple[Outcome, dict[str, Any]]:
+    (here / "log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    outcome = upload(run.files[file], **more)
+    received: dict[str, Any] = json.loads((here / "received").read_text())
+    return outcome, received
+
+
+def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1))
+    outcome, received = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
+    assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
+    assert outcome.url == "https://server/team/digits/runs/exp"
+    assert received["arguments"][:3] == ["-m", "wandb", "sync"]
+    source = Path(received["arguments"][-1])
+    assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].run).directory)
+    assert (received["content"], source.exists()) == (True, False)
+    environment = received["environment"]
+    assert (environment["WANDB_MODE"], environment["WANDB_X_LABEL"]) == ("shared", "rank-1")
+    assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("false", "false")
+    _, received = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED, file=1)
+    environment = received["environment"]
+    assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("true", "true")
+    assert planned(*(file.run for file in run.files)).is_uploaded
+
+
+def summary(*, remove: tuple[str, ...] = (), **values: str) -> Any:
+    record = new_record()
+    for name, value in values.items():
+        item = record.summary.update.add()
+        item.nested_key.extend(name.split("__"))
+        item.value_json = value
+    for name in remove:
+        record.summary.remove.add().nested_key.append(name)
+    return record
+
+
+def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wandb_sync: Path) -> None:
+    """W&B's uploader replaces the summary by that of the file."""
+    found = [stored(tmp_path, f"offline-run-{n}-exp", started=f"2026-01-0{n}", branches=n == 2) for n in range(1, 5)]
+    records = [
+        [summary(of_former_branch="0")],
+        [summary(a="1", loss="1", gone="1"), summary(a="2", val__acc="0.5"), summary(remove=("gone",))],
+        [b"\x1a\x07damaged", summary(b="3")],
+        [row(0), summary(loss="2", val__b="4"), summary(later="5")],
+    ]
+    for one, its_records in zip(found, records, strict=True):
+        one.path.write_bytes(content_of(its_records))
+        os.utime(one.path, (LONG_AGO, LONG_AGO))
+    plan, read = planned(*found), Summary()
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=2, summary=read)
+    content = found[1].path.read_bytes()
+    found[1].path.write_bytes(content_of([summary(again="9")]))  # each file is read once
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=3, summary=read)
+    sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
+    found_items = [[("/".join(item.nested_key), item.value_json) for item in record.summary.update] for record in sent]
+    earlier = [("loss", "1"), ("a", "2"), ("val/acc", "0.5"), ("b", "3")]
+    assert sorted(found_items[1][:4]) == sorted(earlier)
+    assert found_items[1][4:] == [("loss", "2"), ("val/b", "4")]
+    assert found_items[2] == [("later", "5")]
+    found[1].path.write_bytes(content)
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=1, summary=read)  # it rewinds the first one
+    sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
+    assert "of_former_branch" not in str(sent)
+
+
+def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_sync: Path) -> None:
+    run = planned(stored(tmp_path))
+    mark = run.files[0].path.with_name("run-exp.wandb.synced")
+    outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
+    assert outcome.problem is not None
+    assert "The entity or project does not exist" in outcome.problem
+    assert (outcome.concerns_all, mark.exists()) == (False, False)
+    outcome, _ = uploaded(wandb_sync, planned(run.files[0].run), rows(5), CONFIRMED, *ENDED)
+    assert (outcome.problem, mark.exists()) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem", "concerns_all"),
+    [
+        ([{"level": "ERROR", "msg": "api: HTTP error", "status": 401}, *ENDED], "run `wandb login`", True),
+        ([{"level": "ERROR", "msg": "x", "error": "dial tcp: refused"}, *ENDED], "once W&B can be reached", True),
+        ([rows(4), CONFIRMED, *ENDED], "the server confirmed 4 of 5 rows", False),
+        (
+            [{"level": "ERROR", "msg": "sender: failed to parse history item: dial tcp"}, *ENDED],
+            "failed to parse",
+            False,
+        ),
+        ([], "`wandb sync` ended without uploading it: View run nm at", False),
+        ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
+    ],
+)
+def test_problems_are_reported(
+    tmp_path: Path, wandb_sync: Path, entries: list[dict[str, Any]], problem: str, concerns_all: bool
+) -> None:
+    outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
+    assert problem in str(outcome.problem)
+    assert outcome.concerns_all is concerns_all
+
+
+def test_an_outdated_plan_is_not_executed(tmp_path: Path, wandb_sync: Path) -> None:
+    run = planned(stored(tmp_path))
+    uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
+    with pytest.raises(UploadError, match="another process has uploaded from it meanwhile"):
+        upload(run.files[0])
+
+
+def test_a_state_directory_that_cannot_be_written_to_is_reported(
+    tmp_path: Path,
+    wandb_sync: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / "state"))
+    (tmp_path / "file").write_text("in the way")
+    run = planned(stored(tmp_path))
+    with pytest.raises(UploadError, match=r"cannot be written to \(Not a directory\).* set XDG_STATE_HOME"):
+        upload(run.files[0])
+
+
+def test_without_a_home_directory_the_state_needs_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = planned(stored(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "~")  # as without an entry for the user
+    with pytest.raises(UploadError, match=r"Uploads need a directory: .*\. Set XDG_STATE_HOME to one"):
+        upload(run.files[0])
+
+
+def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path) -> None:
+    """A label that contains NUL used to end the uploads of all other runs, with a traceback."""
+    del wandb_sync
+    run = planned(of_rank(tmp_path, 0, world_size=1))
+    shared_as = run.files[0].run.shared_as
+    assert shared_as is not None
+    file = replace(run.files[0], run=replace(run.files[0].run, sidecar=replace(shared_as, label="rank\0-1")))
+    with pytest.raises(UploadError, match=r"run-exp.wandb: ValueError: embedded null byte"):
+        upload(file)
+
+
+# --- contents of the run's directory ----------------------------------------------------------------------------------
+
+
+def test_a_mark_in_the_directory_is_not_trusted(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "run-exp.wandb.synced").touch()
+    plan = planned(run)
+    assert [(file.is_uploaded, file.rows_left) for file in plan.files] == [(False, 5)]
+    assert "was marked as uploaded" in plan.refusals[0]
+    assert planned(run, terms=TRUSTING).is_uploaded
+    outcome, _ = uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)  # as with --force
+    assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_the_mark_is_not_made_at_the_target_of_a_link(tmp_path: Path, wandb_sync: Path, trust: bool) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "run-exp.wandb.synced").symlink_to(tmp_path / "made")
+    uploaded(wandb_sync, planned(run, terms=Terms(trust=trust, again=True)), rows(5), CONFIRMED, *ENDED)
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_endless_sync_state_file_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "run-exp.wandb.syncstate").symlink_to("/dev/zero")
+    with pytest.raises(UploadError, match=r"run-exp\.wandb\.syncstate is a symbolic link"):
+        uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
+
+
+def test_only_the_mark_is_written_into_the_directory(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    files = run.path.parent / "files"
+    (files / "media").mkdir(parents=True)
+    (files / "config.yaml").write_text("mine")
+    before = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
+    outcome, _ = uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
+    assert outcome.problem is None
+    after = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
+    assert after - before == {run.path.with_name("run-exp.wandb.synced")}
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_run_of_another_user_is_refused_unless_trusted(
+    tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    run = stored(tmp_path)
+    plan = planned(run)
+    path = run.path if what == "file" else run.path.parent
+    give_away(path, monkeypatch)
+    (danger,) = planned(run).dangers
+    assert f"{path} belongs to user 65534, not to you (user {os.getuid()}). Copy the directory" in danger
+    if what == "file":  # put there after planning
+        with pytest.raises(UploadError, match="belongs to user 65534"):
+            upload(plan.files[0])
+    trusted = planned(run, terms=TRUSTING)
+    assert trusted.dangers == ()
+    assert uploaded(wandb_sync, trusted, rows(5), CONFIRMED, *ENDED)[0].problem is None
+
+
+def test_a_file_outside_of_a_run_directory_is_the_users_if_it_belongs_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(tmp_path, "shared")
+    give_away(run.path.parent, monkeypatch)
+    assert planned(run).dangers == ()
+
+
+def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "files").mkdir()
+    (run.path.parent / "files" / "notes.txt").symlink_to(tmp_path / "id_rsa")
+    (tmp_path / "id_rsa").write_text("secret")
+    plan = planned(run)
+    (danger,) = plan.dangers
+    assert "files/notes.txt is a symbolic link: its target is not uploaded unless you give --trust" in danger
+    with pytest.raises(UploadError, match="is a symbolic link"):
+        uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)
+    assert planned(run, terms=TRUSTING).dangers == ()
+
+
+def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "files").mkdir()
+    os.mkfifo(run.path.parent / "files" / "pipe")
+    plan = planned(run)
+    assert (plan.dangers, plan.notes) == ((), (f"{run.path.parent}/files/pipe is a named pipe: it is left out.",))
+
+
+@pytest.mark.parametrize("place", ["dist-wandb", "dist-wandb/uploads"])
+def test_the_state_is_not_stored_at_the_target_of_a_link(
+    tmp_path: Path,
+    wandb_sync: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "state" / place).parent.mkdir(parents=True)
+    (tmp_path / "state" / place).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UploadError, match=rf"{place} is a symbolic link, .* The state of uploads is kept there"):
+        upload(planned(stored(tmp_path)).files[0])
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_copies_of_killed_uploads_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    runs = [stored(tmp_path / name) for name in ("killed", "under-way")]
+    copies = []
+    for run in runs:
+        state = FileState(run)
+        with state.locked():
+            copies.append(state.begin(Sent()) / "copy")
+        copies[-1].mkdir()
+    with FileState(runs[1]).locked():
+        remove_left_copies()
+    assert [copy.exists() for copy in copies] == [False, True]
+
+
+def test_a_file_that_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    with run.path.open("ab") as file:
+        file.write(b"more, as the run was still written to")
+    assert planned(run).is_uploaded  # because the number of its rows is still five
+    run.path.write_bytes(b":W&B\xe1\xbe\x01")
+    (reason,) = planned(run).refusals
+    assert "the file has changed since you uploaded it, so it is unknown which of its rows have arrived" in reason
+    assert planned(run, terms=Terms(again=True)).refusals == ()
+
+
+def test_a_moved_or_copied_directory_is_recognised(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    run.path.write_bytes(recorded("random"))
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    copy = stored(tmp_path / "elsewhere")
+    copy.path.write_bytes(recorded("random"))
+    assert planned(copy).is_uploaded
+    for content in (recorded("random", row="2"), recorded("another")):
+        copy.path.write_bytes(content)
+        assert not planned(copy).is_uploaded
+
+
+def test_the_state_is_readable_only_by_this_user(
+    tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://user:PASSWORD@host\n")
+    uploaded(wandb_sync, planned(stored(tmp_path)), rows(5), CONFIRMED, *ENDED)
+    ours = tmp_path / "state" / "dist-wandb"
+    assert ours.stat().st_mode & 0o077 == 0
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.parents[0] != tmp_path / "wandb"]
+    assert not [path for path in kept if b"PASSWORD" in path.read_bytes()]
+
+
+def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    record = FileState(run).directory / "state.json"
+    for damaged in ('{"before": 1}', "[1]", "[", record.read_text().replace("lines", "rows")):
+        record.write_text(damaged)
+        (reason,) = planned(run).refusals
+        start = f"{record} is not in dist_wandb's format, so it is unknown what was uploaded. Remove"
+        assert f"{start} {record.parent}" in reason
+
+
+def test_contents_with_the_same_run_record_have_separate_states(tmp_path: Path) -> None:
+    """Such as two copies of a run that was killed while it was written, one of which has continued."""
+    runs = [stored(tmp_path / name) for name in ("a", "b")]
+    for number, run in enumerate(runs):
+        run.path.write_bytes(recorded("random", row=str(number)))
+        log_of_attempt(run, rows(5 - number), CONFIRMED, *ENDED)
+    assert [planned(run).files[0].rows_left for run in runs] == [0, 1]
+    log_of_attempt(runs[1], rows(1), CONFIRMED, *ENDED, before=Sent(Lines(4), attempts=1, ended=True))
+    assert [planned(run).is_uploaded for run in runs] == [True, True]
+    assert len(list(FileState(runs[0]).directory.glob("upload-*"))) == 1
+
+
+def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(2))  # in flight, so it is unknown whether they arrived
+    with FileState(run).locked():
+        (reason,) = planned(run).refusals
+        assert f"another upload of this file is under way (pid {os.getpid()})" in reason
+        with pytest.raises(UploadError, match=rf"another upload of this file is under way \(pid {os.getpid()}\)"):
+            upload(planned(run).files[0])
+    assert ", and may have 2 more: the connection broke" in planned(run).refusals[0]
+
+
+@pytest.mark.parametrize("what", ["run", "files"])
+@pytest.mark.usefixtures("wandb_sync")
+def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: Path, what: str) -> None:
+    """Somebody who may write there puts a link to a private run of this user in its place."""
+    stored_run, private = (stored(tmp_path / name) for name in ("shared", "private"))
+    for one in (stored_run, private):
+        (one.path.parent / "files").mkdir()
+        (one.path.parent / "files" / "output.log").touch()
+    run = planned(stored_run)
+    shared = stored_run.path.parent / ("files" if what == "files" else "")
+    shared.rename(tmp_path / "moved")
+    shared.symlink_to(private.path.parent / ("files" if what == "files" else ""))
+    with pytest.raises(UploadError, match=r"was replaced by another directory|is a symbolic link"):
+        upload(run.files[0])

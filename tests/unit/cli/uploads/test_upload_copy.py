@@ -1,0 +1,119 @@
+"""The private copy of a run's files: it has only regular files, and the run's own files are never written to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dist_wandb.cli.uploads.contents import copy_file, copy_files, entries_below
+from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.wandb_files.small_files import KINDS, Directory
+
+LARGE = bytes(1 << 20)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    files = tmp_path / "files"
+    (files / "media" / "images").mkdir(parents=True)
+    (files / "media" / "images" / "small.png").write_bytes(b"small")
+    (files / "media" / "large.mp4").write_bytes(LARGE)
+    (files / "config.yaml").write_bytes(LARGE)
+    return files
+
+
+def copied(files: Path, *, follow: bool = False, leave_out: frozenset[str] = frozenset()) -> dict[str, Path]:
+    target = files.parent / "copy"
+    copy_files(files, target, Directory.at(files.parent), follow=follow, leave_out=leave_out)
+    return {str(path.relative_to(target)): path for path in target.rglob("*") if not path.is_dir()}
+
+
+def test_large_files_are_linked_except_those_that_w_and_b_writes(files: Path) -> None:
+    found = copied(files, leave_out=frozenset({"media/images/small.png"}))
+    assert found.keys() == {"config.yaml", "media/large.mp4"}
+    assert found["media/large.mp4"].samefile(files / "media" / "large.mp4")
+    assert not found["config.yaml"].samefile(files / "config.yaml")
+    assert found["config.yaml"].read_bytes() == LARGE
+
+
+def test_large_files_are_copied_if_they_cannot_be_linked(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", link)
+    found = copied(files)
+    assert found["media/large.mp4"].read_bytes() == LARGE
+    assert not found["media/large.mp4"].samefile(files / "media" / "large.mp4")
+
+
+def test_the_file_that_was_checked_is_linked_although_its_path_is_replaced(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(LARGE)
+    large, really = files / "media" / "large.mp4", os.link
+
+    def link(*arguments: Any, **options: Any) -> None:
+        large.rename(tmp_path / "moved")
+        large.symlink_to(tmp_path / "secret")
+        really(*arguments, **options)
+
+    monkeypatch.setattr(os, "link", link)
+    assert copied(files)["media/large.mp4"].samefile(tmp_path / "moved")
+
+
+def test_without_disk_space_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    with pytest.raises(UploadError, match=r"not enough space for a copy\. Set XDG_STATE_HOME"):
+        copied(files)
+
+
+def test_pipes_are_left_out_without_blocking(files: Path) -> None:
+    os.mkfifo(files / "pipe")
+    assert [KINDS[entry.kind] for entry in entries_below(files, Directory.at(files.parent)) if not entry.is_file] == [
+        "a named pipe"
+    ]
+    assert copied(files).keys() == {"config.yaml", "media/large.mp4", "media/images/small.png"}
+
+
+@pytest.mark.parametrize("name", ["link", "media/link"])
+def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "saved").write_bytes(b"by wandb.save")
+    (files / name).symlink_to(tmp_path / "saved")
+    with pytest.raises(UploadError, match="is a symbolic link"):
+        copied(files)
+    shutil.rmtree(tmp_path / "copy")
+    found = copied(files, follow=True)
+    assert (found[name].read_bytes(), found[name].is_symlink()) == (b"by wandb.save", False)
+
+
+def test_the_folder_itself_must_not_be_a_link(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(files)
+    run = Directory.at(tmp_path)
+    assert [entry.is_link for entry in entries_below(tmp_path / "elsewhere", run)] == [True]
+    assert list(entries_below(tmp_path / "not-there", run)) == []
+
+
+def test_deeply_nested_folders_are_refused(files: Path) -> None:
+    deep = files
+    for _ in range(33):
+        deep /= "d"
+        deep.mkdir()
+    with pytest.raises(ReadError, match="more than 32 folders are nested"):
+        copied(files)
+
+
+def test_no_link_on_the_way_to_a_file_is_followed(files: Path, tmp_path: Path) -> None:
+    within = Directory.at(files)
+    copy_file(files / "media" / "large.mp4", tmp_path / "one", within)
+    assert (tmp_path / "one").samefile(files / "media" / "large.mp4")
+    (files / "shown").symlink_to(files / "media")
+    (files / "large").symlink_to(files / "media" / "large.mp4")
+    for path in (files / "shown" / "large.mp4", files / "large"):
+        with pytest.raises((OSError, ReadError), match=r"shown|is a symbolic link"):
+            copy_file(path, tmp_path / "two", within)
+    assert not (tmp_path / "two").exists()

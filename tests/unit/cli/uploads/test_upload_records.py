@@ -1,0 +1,210 @@
+"""The files and addresses that records may make W&B's uploader use. Records of real runs pass unchanged."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_files import content_of, framed, make_run, new_record
+
+from dist_wandb.cli.uploads.contents import Rules, copy_file, revised, violations
+from dist_wandb.errors import UploadError
+from dist_wandb.wandb_files.record_file import field_of, records_of
+from dist_wandb.wandb_files.small_files import Directory
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    run, staging = tmp_path / "offline-run-1-exp", tmp_path / "home" / "artifacts" / "staging"
+    (run / "files").mkdir(parents=True)
+    staging.mkdir(parents=True)
+    (tmp_path / "secret").write_text("of the user's")
+    return Rules(Directory.at(run), staging, owners=frozenset({"me"}))
+
+
+def written(rules: Rules, *records: Any) -> Path:
+    path = rules.directory.path / "run-exp.wandb"
+    path.write_bytes(content_of(records))
+    return path
+
+
+def as_uploaded(rules: Rules, path: Path) -> list[Any]:
+    """Return the records as they are uploaded, with files copied into ``copy``."""
+
+    def take(file: Path, within: Directory) -> Path:
+        copy = rules.directory.path.parent / "copy" / file.name
+        copy.parent.mkdir(exist_ok=True)
+        copy_file(file, copy, within)
+        return copy
+
+    found = [new_record() for _ in records_of(path)]
+    for record, (message, parts) in zip(found, records_of(path), strict=True):
+        record.ParseFromString(revised(message, parts, rules, take))
+    return found
+
+
+def artifact(local_path: Path | str, content: bytes = b"", **values: str) -> Any:
+    record = new_record()
+    record.artifact.name, record.artifact.type = "model", "model"
+    for name, value in values.items():
+        setattr(record.artifact, name, value)
+    entry = record.artifact.manifest.contents.add()
+    entry.path, entry.local_path, entry.size = "x", str(local_path), len(content)
+    entry.digest = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+    return record
+
+
+def request() -> Any:
+    record = new_record()
+    record.request.python_packages.package.add().name = "x"
+    return record
+
+
+def tensorboard() -> Any:
+    record = new_record()
+    record.tbrecord.log_dir = "/home/user/.ssh"
+    return record
+
+
+def files(name: str) -> Any:
+    record = new_record()
+    record.files.files.add().path = name
+    return record
+
+
+def manifest_file(path: str) -> Any:
+    record = artifact("")
+    record.artifact.manifest.manifest_file_path = path
+    return record
+
+
+def of(entity: str, run_id: str = "exp", project: str = "digits") -> Any:
+    record = new_record()
+    record.run.run_id, record.run.entity, record.run.project = run_id, entity, project
+    return record
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a file outside": (lambda top: artifact(top / "secret"), "secret', a file that is neither in the run's directory"),
+    "a file beside, by dots": (lambda top: artifact(top / "offline-run-1-exp" / ".." / "secret"), "neither in the run"),
+    "a relative file": (lambda _: artifact("secret"), "names 'secret', a file that is neither"),
+    "a list of files": (lambda top: manifest_file(str(top / "secret")), "which W&B's uploader reads, with all"),
+    "a request": (lambda _: request(), "it contains a request"),
+    "tensorboard": (lambda _: tensorboard(), "it names a directory of tensorboard,"),
+    "a file of the run's, by dots": (lambda _: files("media/../../../secret"), "not below"),
+    "a file of the run's, absolute": (lambda top: files(str(top / "secret")), "not below"),
+    "an owner": (lambda _: of("attacker"), "its owner is 'attacker', which is not known to be yours"),
+    "an id that leads elsewhere": (lambda _: of("", "../../attacker/digits/x"), "the id of its run is '../../attacker"),
+    "an id that cannot be printed": (lambda _: of("", "x\x1b[31m"), "the id of its run is 'x\\x1b[31m'"),
+    "a long id": (lambda _: of("", "x" * 10_000), "the id of its run is 'xxx"),
+    "a project that leads elsewhere": (lambda _: of("", project=".."), "the project of its run is '..'"),
+    "an artifact's owner": (lambda _: artifact("", entity="attacker"), "its owner is 'attacker'"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_records_that_refer_outside_the_run_are_refused(
+    tmp_path: Path, rules: Rules, make: Callable[[Path], Any], reason: str
+) -> None:
+    path = written(rules, make(tmp_path))
+    (found,) = violations(path, rules)
+    assert (reason in found, str(path) in found) == (True, True)
+    with pytest.raises(UploadError) as refused:
+        as_uploaded(rules, path)
+    assert reason in str(refused.value)
+
+
+def test_text_that_is_not_utf_8_is_refused(rules: Rules) -> None:
+    path = written(rules, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
+    (found,) = violations(path, rules)
+    assert "it has text that is not UTF-8: b'd\\xffgits'" in found
+
+
+def test_a_record_that_is_not_in_the_format_is_refused(rules: Rules) -> None:
+    path = rules.directory.path / "run-exp.wandb"
+    path.write_bytes(framed([b"\x32\x02\x0a\x7f"]))  # a list of files, of which one is longer than the list
+    (found,) = violations(path, rules)
+    assert "it has a record that is not in W&B's format" in found
+
+
+def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules) -> None:
+    trusting = replace(rules, trust=True)
+    found = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
+    left_over = {"a request", "a file of the run's, by dots", "a file of the run's, absolute"}
+    left_over |= {name for name in HOSTILE if "id" in name.split() or "a project" in name}
+    assert {name for name, reasons in found.items() if reasons} == left_over
+
+
+def test_an_unknown_kind_is_refused(rules: Rules) -> None:
+    path = rules.directory.path / "run-exp.wandb"
+    for kind, trusted in ((99, True), (100, False)):
+        unknown = field_of(kind, b"\x0a\x01x")
+        path.write_bytes(content_of([of("")]))
+        ((message, _),) = records_of(path)
+        with pytest.raises(UploadError, match=r"has a record of an unknown kind \(" if trusted else None):
+            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], rules, lambda *_: None)
+        if trusted:
+            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], replace(rules, trust=True), lambda *_: None)
+
+
+def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) -> None:
+    """W&B's reader uses the later kind."""
+    row = new_record()
+    row.history.item.add().value_json = "1"
+    both = row.SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
+    with pytest.raises(UploadError, match="neither in the run's directory"):
+        revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], rules, lambda *_: None)
+
+
+def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> None:
+    path = written(rules, of(""))
+    assert list(violations(path, rules)) == []
+    (reason,) = violations(path, replace(rules, default="attacker"))  # a settings file of the current directory
+    assert "its owner is 'attacker'" in reason
+    assert list(violations(path, replace(rules, default="me"))) == []
+
+
+def test_an_owner_named_by_the_user_replaces_all_others(rules: Rules) -> None:
+    path = written(rules, of("team"), of(""), artifact("", entity="team"), artifact(""))
+    found = as_uploaded(replace(rules, owner="me"), path)
+    assert [record.run.entity for record in found[:2]] == ["me", "me"]
+    assert [record.artifact.entity for record in found[2:]] == ["me", ""]
+
+
+def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
+    (rules.staging / "tmp1").write_bytes(b"model")
+    (rules.directory.path / "files" / "x").write_bytes(b"anything")
+    honest = artifact(rules.staging / "tmp1", b"model"), artifact(rules.directory.path / "files" / "x", b"else")
+    path = written(rules, *honest)
+    assert list(violations(path, rules)) == []
+    found = as_uploaded(rules, path)
+    copy = rules.directory.path.parent / "copy"
+    paths = [record.artifact.manifest.contents[0].local_path for record in found]
+    assert paths == [str(copy / "tmp1"), str(copy / "x")]
+    for before, after in zip(honest, found, strict=True):
+        before.artifact.manifest.contents[0].local_path = after.artifact.manifest.contents[0].local_path
+        assert before == after
+
+
+def test_staged_files_of_other_artifacts_are_not_uploaded(rules: Rules) -> None:
+    """A stranger may know the name of such a file, but the record must contain the digest of its content."""
+    (rules.staging / "tmp1").write_bytes(b"a model of the user's that is not published")
+    path = written(rules, artifact(rules.staging / "tmp1", b"a guess"))
+    with pytest.raises(UploadError, match="the content of that file differs from the artifact's"):
+        as_uploaded(rules, path)
+    with pytest.raises(UploadError, match=r"which cannot be read \(.*If the run is your own"):
+        as_uploaded(rules, written(rules, artifact(rules.staging / "gone")))
+
+
+def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    rules = Rules(Directory.at(path.parent), tmp_path)
+    assert list(violations(path, rules)) == []
+    assert [revised(message, parts, rules, lambda *_: None) for message, parts in records_of(path)] == [
+        message for message, _ in records_of(path)
+    ]

@@ -1,0 +1,423 @@
+"""Ranks exchange values through a real store. Ranks are threads, because the job's store needs no process group."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.job import job_identity
+from dist_wandb.job.job_identity import agree_on_base_id, learn_layout, make_id
+from dist_wandb.job.job_store import JobStore, RankValues, SharedList
+from dist_wandb.job.model import Topology
+from dist_wandb.runs.requested import check_id
+
+OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+
+PATIENCE = 30.0  # seconds, if the other ranks arrive
+SHORT = 0.05  # seconds, if they do not
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def rank(number: int, world_size: int = 2) -> Topology:
+    return Topology(number, None, None, world_size, None, None)
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.HashStore()
+
+
+@pytest.fixture
+def at(store: dist.Store) -> Callable[..., JobStore]:
+    """Return a rank's access to the test's store."""
+
+    def make(
+        number: int, world_size: int = 2, timeout: float = PATIENCE, namespace: str = "DistWandbLogger/1"
+    ) -> JobStore:
+        return JobStore(store, namespace, rank(number, world_size), timeout)
+
+    return make
+
+
+At = Callable[..., JobStore]
+
+
+# --- publish, fetch, gather -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["text", 7, 0.5, True, None, ["a", 1], {"url": None, "é": ["ü"]}])
+def test_published_values_are_fetched_unchanged(at: At, value: Any) -> None:
+    at(0).publish("key", value)
+    assert at(1).wait_get("key", "rank 0") == value
+
+
+def test_wait_get_waits_for_the_value(at: At, on_ranks: OnRanks) -> None:
+    about_to_fetch = threading.Event()
+
+    def act(number: int) -> Any:
+        if number == 0:
+            about_to_fetch.wait(PATIENCE)
+            return at(0).publish("key", "late")
+        about_to_fetch.set()
+        return at(1).wait_get("key", "rank 0")
+
+    assert on_ranks(2, act)[1] == "late"
+
+
+def test_try_get_does_not_wait(at: At) -> None:
+    started = time.monotonic()
+    assert at(1).try_get("key") is None
+    assert time.monotonic() - started < PATIENCE / 2
+    at(0).publish("key", "there")
+    assert at(1).try_get("key") == "there"
+
+
+@pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
+def test_malformed_values_are_reported_with_their_key(at: At, junk: str) -> None:
+    here = at(0, 1)
+    here._store.set("base_id", junk)
+    here.count("node/count")
+    here._store.set("node/1", junk)
+    looks: list[Callable[[], Any]] = [
+        lambda: here.wait_get("base_id", "rank 0"),
+        lambda: here.try_get("base_id"),
+        lambda: here.claim("base_id", 1),
+        lambda: RankValues(here, "node").read(),
+    ]
+    for look in looks:
+        with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/1)', which no rank"):
+            look()
+
+
+def test_a_malformed_base_id_is_refused(at: At) -> None:
+    for junk in (7, ["a"], {"a": 1}, None):
+        at(0).publish("base_id", junk)
+        with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as base id, which no rank has written"):
+            agree_on_base_id(at(1), Topology(1, 1, 0, 2, 2, 1), None, None, "init/1")
+
+
+def test_sessions_do_not_see_each_others_keys(at: At) -> None:
+    at(0, namespace="DistWandbLogger/1").publish("key", "first")
+    assert at(1, namespace="DistWandbLogger/2").try_get("key") is None
+
+
+def test_a_missing_key_is_named_with_the_rank_that_should_publish_it(at: At) -> None:
+    with pytest.raises(RendezvousError) as late:
+        at(1, timeout=SHORT).wait_get("base_id", "rank 0")
+    assert str(late.value).startswith("Rank 1 waited 0.05 s for rank 0 to publish 'base_id'.")
+    assert "or raise join_timeout" in str(late.value)
+
+
+def test_every_rank_gets_all_values_in_rank_order(at: At, on_ranks: OnRanks) -> None:
+    def act(number: int) -> list[str] | None:
+        values = RankValues(at(number, 5), "node")
+        values.publish(f"host-{number}")
+        return values.try_get_all(PATIENCE)
+
+    gathered = on_ranks(5, act)
+    assert gathered == [[f"host-{number}" for number in range(5)]] * 5
+
+
+def test_publish_returns_true_on_the_last_rank(at: At) -> None:
+    assert [RankValues(at(number, 3), "node").publish("host") for number in (2, 0, 1)] == [False, False, True]
+
+
+def test_a_second_value_of_a_rank_replaces_the_first(at: At) -> None:
+    values = RankValues(at(0, 2), "node")
+    for number, value in ((0, "old"), (0, "new")):
+        RankValues(at(number, 2), "node").publish(value)
+    assert values.try_get_all(SHORT) is None
+    assert (values.read(), values.missing()) == ({0: "new"}, [1])
+    RankValues(at(1, 2), "node").publish("other")
+    assert values.try_get_all(SHORT) == ["new", "other"]
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_job_store_without_process_group_or_agent() -> None:
+    assert JobStore.find("name", rank(0), SHORT) is None
+
+
+@pytest.fixture
+def agent(bare_environment: None, monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:  # noqa: ARG001  # goes first
+    """Provide a store like that of torchrun's agent, with its environment variables."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    return agent
+
+
+def find(number: int, timeout: float = PATIENCE) -> JobStore:
+    found = JobStore.find("name", rank(number), timeout)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_store_of_torchruns_agent_is_used_without_a_process_group() -> None:
+    find(0).publish("key", "value")
+    assert find(1).wait_get("key", "rank 0") == "value"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_restarted_job_does_not_see_earlier_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    find(0).publish("key", "value")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert find(1).try_get("key") is None
+
+
+def test_an_unreachable_agent_is_named_with_its_variables(
+    agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_kwargs: Any) -> dist.TCPStore:
+        raise dist.DistNetworkError("connection refused")
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    message = f"Rank 1 cannot reach torchrun's store at 127.0.0.1:{agent.port} (MASTER_ADDR, MASTER_PORT): connection"
+    with pytest.raises(RendezvousError, match=re.escape(message)):
+        JobStore.find("name", rank(1), SHORT)
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_store_of_a_process_group_has_precedence() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        find(0).publish("key", "value")
+        assert find(1).try_get("key") == "value"
+    finally:
+        dist.destroy_process_group()
+    assert find(1).try_get("key") is None  # not in the agent's store
+
+
+USES: list[Callable[[JobStore], Any]] = [
+    lambda meeting: meeting.try_get("key"),
+    lambda meeting: meeting.wait_get("key", "rank 0"),
+    lambda meeting: RankValues(meeting, "key").try_get_all(SHORT),
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=["try_get", "wait_get", "try_get_all"])
+def test_a_lost_store_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
+    host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert host is not None
+    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    meeting = JobStore(client, "name", rank(1), SHORT)
+    host = None  # the last reference: its server ends
+    with pytest.raises(RendezvousError, match="Rank 1 cannot reach the store of the job: ") as gone:
+        use(meeting)
+    assert isinstance(gone.value.__cause__, RuntimeError)
+
+
+# --- the base id ------------------------------------------------------------------------------------------------------
+
+
+def agree(at: At, number: int, requested: str | None = None, proposed: str | None = None) -> str:
+    return agree_on_base_id(at(number, 3), rank(number, 3), requested, proposed, "DistWandbLogger/1")
+
+
+def test_all_ranks_agree_on_an_id_generated_by_rank_0(at: At, on_ranks: OnRanks) -> None:
+    agreed = on_ranks(3, lambda number: agree(at, number))
+    assert len(set(agreed)) == 1
+    assert re.fullmatch("[a-z0-9]{8}", agreed[0])
+
+
+def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
+    assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
+
+
+def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
+    assert on_ranks(3, lambda number: agree(at, number, requested="mine", proposed="other")) == ["mine"] * 3
+
+
+def test_a_different_id_on_another_rank_warns_and_that_of_rank_0_is_used(at: At) -> None:
+    assert agree(at, 0, requested="of-rank-0") == "of-rank-0"
+    with pytest.warns(UserWarning, match="Rank 2 was given the run id 'of-rank-2', rank 0 'of-rank-0'") as warned:
+        assert agree(at, 2, requested="of-rank-2") == "of-rank-0"
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("requested", ["same", None])
+def test_ranks_with_the_same_id_or_none_do_not_warn(at: At, requested: str | None) -> None:
+    agree(at, 0, requested="same")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert agree(at, 1, requested=requested) == "same"
+
+
+def test_a_missing_base_id_is_an_error_that_names_rank_0(at: At) -> None:
+    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to publish 'base_id'"):
+        agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
+
+
+def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
+    """Return the base id of a rank of a job without a store."""
+    with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
+        return agree_on_base_id(None, rank(number), requested, proposed, name)
+
+
+@pytest.fixture(params=[{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"PMIX_NAMESPACE": "prterun-1"}])
+def named_job(bare_environment: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
+    for variable, value in request.param.items():
+        monkeypatch.setenv(variable, value)
+
+
+@pytest.mark.usefixtures("named_job")
+def test_the_launchers_job_name_gives_one_id_without_a_store() -> None:
+    assert re.fullmatch("[a-z0-9]{8}", alone(0))
+    assert alone(0, proposed="own-0") == alone(1, proposed="own-1")
+
+
+@pytest.mark.usefixtures("named_job")
+def test_ids_derived_from_a_job_differ_between_sessions() -> None:
+    assert alone(0, name="init/1") != alone(0, name="init/2")
+
+
+def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = set()
+    for job, step, restart in (("7", "0", "0"), ("8", "0", "0"), ("7", "1", "0"), ("7", "0", "1")):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
+        ids.add(alone(0))
+    assert len(ids) == 3
+
+
+@pytest.mark.usefixtures("named_job")
+def test_the_users_id_is_used_without_a_store() -> None:
+    assert alone(1, requested="mine") == "mine"
+
+
+def test_an_error_without_store_or_job_name_explains_what_to_do() -> None:
+    with pytest.raises(RendezvousError) as lost:
+        alone(1)
+    assert str(lost.value).startswith("Rank 1 of 2 (given) has no way to agree on a run id with the other ranks")
+    assert "Call init_process_group first, or pass id= (the same on all ranks), or set WANDB_RUN_ID" in str(lost.value)
+
+
+def test_generated_ids_are_unique_and_look_like_those_of_wandb() -> None:
+    made = {make_id() for _ in range(100)}
+    assert len(made) == 100
+    assert all(set(run_id) <= set(string.ascii_lowercase + string.digits) for run_id in made)
+    assert {len(run_id) for run_id in made} == {8}
+    assert all(check_id(run_id, "made") == run_id for run_id in made)
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_node(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """Let each thread, which acts as a rank, choose its node."""
+    here = threading.local()
+    monkeypatch.setattr(job_identity, "node_identity", lambda: here.node)
+    return here
+
+
+@pytest.mark.parametrize("nodes", [["a", "a", "b"], ["a", "b", "a"], ["a", "a", "a"], ["a", "b", "c"]], ids="".join)
+def test_ranks_learn_the_layout_over_nodes(
+    at: At, on_ranks: OnRanks, my_node: threading.local, nodes: list[str]
+) -> None:
+    def learn(number: int) -> Topology:
+        my_node.node = nodes[number]
+        return learn_layout(at(number, 3), rank(number, 3), needed=True)
+
+    assert on_ranks(3, learn) == [rank(number, 3).with_layout(nodes) for number in range(3)]
+
+
+def test_ranks_with_a_known_node_publish_it_without_waiting(at: At, my_node: threading.local) -> None:
+    my_node.node = "a"
+    known = Topology(0, 0, 0, 2, 2, 1)
+    assert learn_layout(at(0, timeout=SHORT), known, needed=True) is known
+    assert learn_layout(at(1), rank(1), needed=True) == Topology(1, 1, 0, 2, 2, 1)
+
+
+def test_a_rank_that_does_not_publish_its_node_is_named(at: At, my_node: threading.local) -> None:
+    my_node.node = "a"
+    with pytest.raises(RendezvousError, match="for the 'node' of rank 1 of 2, without which the layout"):
+        learn_layout(at(0, timeout=SHORT), rank(0), needed=True)
+
+
+def test_one_rank_reports_the_missing_ranks_to_all(
+    at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 8 to 15, a node, do not arrive. Only one rank reads the list of the others."""
+    reads: list[int] = []
+    read = RankValues.read
+
+    def read_and_note(self: RankValues) -> dict[int, Any]:
+        reads.append(self._job_store.topology.global_rank)
+        return read(self)
+
+    def learn(number: int) -> str:
+        my_node.node = "a"
+        here = number if number < 8 else number + 8
+        with pytest.raises(RendezvousError) as missed:
+            learn_layout(at(here, 24, timeout=0.3), rank(here, 24), needed=True)
+        return str(missed.value)
+
+    monkeypatch.setattr(RankValues, "read", read_and_note)
+    messages = on_ranks(16, learn)
+    assert all("waited 0.3 s for the 'node' of ranks 8-15 of 24, without which" in message for message in messages)
+    assert len(set(reads)) == 1
+
+
+def test_each_rank_checks_itself_if_the_elected_one_is_gone(
+    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_identity, "_TERM", SHORT)
+    my_node.node = "a"
+    at(2, 4).claim("layout/elected", 2)  # and then it dies
+    RankValues(at(2, 4), "node").publish("b")
+    with pytest.raises(RendezvousError, match="for the 'node' of ranks 1, 3 of 4"):
+        learn_layout(at(0, 4, timeout=SHORT), rank(0, 4), needed=True)
+
+
+def test_a_delayed_rank_does_not_delay_the_others_further(
+    at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank has the first index, but sets its value after all others. It is the one that finds the list complete."""
+    publish = JobStore.publish
+    is_held_up = threading.Event()
+
+    def publish_late(self: JobStore, key: str, value: Any) -> None:
+        if key == "node/1":
+            is_held_up.set()
+            while self.try_get("node/there") != 2:
+                time.sleep(SHORT / 10)
+        publish(self, key, value)
+
+    def learn(number: int) -> Topology:
+        my_node.node = "a"
+        assert number == 1 or is_held_up.wait(PATIENCE)
+        return learn_layout(at(number, 3), rank(number, 3), needed=True)
+
+    monkeypatch.setattr(JobStore, "publish", publish_late)
+    began = time.monotonic()
+    assert on_ranks(3, learn) == [rank(number, 3).with_layout(["a"] * 3) for number in range(3)]
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_another_rank_publishes_the_layout_if_the_last_one_dies(
+    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankValues, "publish", lambda *_: False)  # no rank is the last one
+    my_node.node = "a"
+    for number, node in enumerate(["a", "a", "b"]):
+        SharedList(at(number, 3), "node").append([number, node])
+    learnt = [learn_layout(at(number, 3, timeout=SHORT), rank(number, 3), needed=True) for number in (1, 2)]
+    assert learnt == [rank(number, 3).with_layout(["a", "a", "b"]) for number in (1, 2)]
+    assert at(0, 3).try_get("layout") == [[0, 2, 1], [1, 1, 1]]

@@ -1,0 +1,416 @@
+"""One config on all ranks: the comparison of the given configs."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import threading
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads, sync_of
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job.job_store import JobStore, RankValues
+from dist_wandb.job.model import Topology
+from dist_wandb.settings.config_values import comparable, encoded
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, OnRanks
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def given_differently(
+    job: Job, configs: Mapping[int, object], world: list[Topology] = TWO, **options: Any
+) -> list[str]:
+    """Return the warnings of a job."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for session in job(world, configs, **options):
+            sync_of(session).refresh(at_once=True)
+    return [str(warning.message) for warning in caught if "given different configs" in str(warning.message)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_different_configs_warn_once(job: Job, mode: str) -> None:
+    configs = {rank: {"lr": 0.1 * (rank > 0), "seed": 7 * (rank > 0), "same": [1]} for rank in range(3)}
+    (message,) = given_differently(job, configs, THREE, run_mode=mode)
+    assert re.search(
+        r"given different configs: 'lr' is 0.1 on rank (1|2), but 0.0 on rank 0; 'seed' is 7 on rank \1, but 0 on "
+        "rank 0. Further ranks may differ, too. Each run has the config of its primary. config_sync='check' makes",
+        message,
+    )
+
+
+def test_an_early_rank_compares_after_rank_0_arrives(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2})
+    firsts = []
+
+    def open_rank_0() -> None:
+        firsts.append(open_rank(TWO[0], {"lr": 0.1}))
+        second.flush()  # rank 1 compares now, or at its next heartbeat
+
+    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
+        open_rank_0()
+    assert dict(second.config) == dict(firsts[0].config) == {"lr": 0.1}
+
+
+def test_a_config_that_the_script_changes_later_is_compared_as_it_was_given(
+    open_rank: Open, recwarn: pytest.WarningsRecorder
+) -> None:
+    configs: list[dict[str, Any]] = [{"lr": 0.1, "model": {"sizes": [1, 2]}} for _ in range(2)]
+    second = open_rank(TWO[1], configs[1])
+    configs[1]["model"]["sizes"].append(3)
+    configs[1]["extra"] = 1
+    open_rank(TWO[0], configs[0])
+    second.flush()
+    assert reads(second, configs[0])
+    assert not [warning for warning in recwarn if "different configs" in str(warning.message)]
+
+
+EQUAL: dict[str, tuple[object, object]] = {
+    "numbers": ({"lr": 0.1}, {"lr": 0.1}),
+    "only rank 0 has one": ({"lr": 0.1}, None),
+    "only rank 1 has one": (None, {"lr": 0.1}),
+    "other names": ({"a": 1}, {"b": 1}),
+    "functions": ({"fn": lambda: 0}, {"fn": lambda: 0}),
+    "objects": ({"o": Nameless()}, {"o": Nameless()}),
+    "objects with an address": ({"o": threading.Lock}, {"o": threading.Lock}),
+    "sets": ({"s": {"x", "y", "z"}}, {"s": {"z", "y", "x"}}),
+    "order": ({"d": {"a": 1, "b": 2}}, {"d": {"b": 2, "a": 1}}),
+    "tuples": ({"t": (1, 2)}, {"t": [1, 2]}),
+    "no numbers": ({"nan": float("nan")}, {"nan": float("nan")}),
+    "other kinds": (Namespace(lr=0.1), {"lr": 0.1}),
+    "long": ({"long": "x" * 1000}, {"long": "x" * 1000}),
+    "enums": ({"e": Colour.RED}, {"e": Colour.RED}),
+    "numpy": ({"n": np.float32(0.5)}, {"n": 0.5}),
+    "tensors": ({"n": torch.tensor(2)}, {"n": 2}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:W&B cannot hold")
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+@pytest.mark.parametrize("kind", EQUAL)
+def test_equivalent_values_are_not_different(job: Job, kind: str, config_sync: str) -> None:
+    assert given_differently(job, dict(enumerate(EQUAL[kind])), config_sync=config_sync) == []
+
+
+def test_published_comparisons_are_short_and_deterministic() -> None:
+    (short, digest) = comparable({"text": "x" * 1000})["text"]
+    assert (len(short), len(digest)) == (40, 64)
+    assert encoded({"b", "a", "c"}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (({"n": 1}, {"n": True}), "'n' is True on rank 1, but 1 on rank 0"),
+        (({"n": {"a": 1}}, {"n": {"a": 2}}), "'n' is {'a': 2} on rank 1, but {'a': 1} on rank 0"),
+        ((Namespace(lr=1), Namespace(lr=2)), "'lr' is 2 on rank 1, but 1 on rank 0"),
+        (({"x": "a" * 999}, {"x": "a" * 998 + "b"}), f"'x' is '{'a' * 38}… on rank 1, but '{'a' * 38}… on rank 0"),
+        (({"x": None}, {"x": 0}), "'x' is 0 on rank 1, but None on rank 0"),
+    ],
+    ids=["kinds", "nested", "namespaces", "long", "nothing"],
+)
+def test_a_difference_is_shown_with_both_values(job: Job, pair: tuple[object, object], message: str) -> None:
+    (warned,) = given_differently(job, dict(enumerate(pair)))
+    assert message in warned
+
+
+def test_a_long_list_of_differences_is_cut(job: Job) -> None:
+    (warned,) = given_differently(job, {rank: {f"k{key}": rank for key in range(50)} for rank in range(2)})
+    assert "'k9' is 1 on rank 1" in warned
+    assert "'k10'" not in warned
+    assert "; and 40 more. Each run has" in warned
+
+
+OF_RANKS = [
+    "rank",
+    "local_rank",
+    "LOCAL_RANK",
+    "local-rank",
+    "gpu",
+    "device",
+    "cuda_device",
+    "ddp.node_rank",
+    "a/gpu_id",
+]
+
+
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_values_that_differ_by_rank_are_not_compared(job: Job, config_sync: str) -> None:
+    configs = {
+        rank: {"lr": 0.1, **dict.fromkeys(OF_RANKS, rank), "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
+        for rank in range(2)
+    }
+    assert given_differently(job, configs, config_sync=config_sync) == []
+
+
+@pytest.mark.parametrize("name", ["gpus", "devices", "lora_rank", "rank.lr", "ranks", "world_size"])
+def test_names_that_only_resemble_ranks_are_compared(job: Job, name: str) -> None:
+    (warned,) = given_differently(job, {rank: {name: rank} for rank in range(2)})
+    assert f"{name!r} is 1 on rank 1, but 0 on rank 0" in warned
+
+
+def test_each_rank_keeps_values_that_differ_by_rank_in_new_mode(job: Job) -> None:
+    configs = {rank: {"rank": rank, "ddp": {"rank": rank}} for rank in range(2)}
+    sessions = job(TWO, configs, run_mode="new")
+    for rank, session in enumerate(sessions):
+        session.flush()
+        assert dict(session.config) == configs[rank]
+
+
+@pytest.mark.parametrize("choice", [{"config_exclude_keys": ["seed"]}, {"config_include_keys": ["lr"]}])
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_keys_excluded_from_wandb_are_neither_compared_nor_shown(
+    open_rank: Open, on_ranks: OnRanks, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # including warnings of values that W&B cannot store
+
+        def open_one(rank: int) -> dict[str, Any]:
+            given = {"lr": 0.1, "seed": object() if rank else 7}
+            session = open_rank(TWO[rank], given, config_sync=config_sync, wandb_init=choice)
+            session.flush()
+            return dict(session.config)
+
+        assert on_ranks(2, open_one) == [{"lr": 0.1}] * 2
+    assert "different configs" not in caplog.text
+
+
+def test_keys_excluded_on_rank_0_do_not_reach_other_ranks(open_rank: Open) -> None:
+    first = open_rank(TWO[0], {"lr": 0.1, "seed": 7}, run_mode="new", wandb_init={"config_exclude_keys": ["seed"]})
+    second = open_rank(TWO[1], run_mode="new")
+    assert dict(first.config) == dict(second.config) == {"lr": 0.1}
+
+
+def test_the_warning_names_the_line_that_opened_the_run(open_rank: Open) -> None:
+    """Even if the exchange's thread finds the difference."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_rank(TWO[1], {"lr": 0.2})
+        open_rank(TWO[0], {"lr": 0.1})
+        deadline = time.monotonic() + 30
+        while not caught and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (warned,) = caught
+    assert (warned.filename, linecache.getline(warned.filename, warned.lineno).strip()) == (
+        inspect.getfile(open_rank),
+        "session = open_session(",
+    )
+
+
+def test_a_warning_turned_into_an_error_is_logged_without_traceback(
+    open_rank: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = open_rank(TWO[1], {"lr": 0.2})
+        open_rank(TWO[0], {"lr": 0.1})
+        second.flush()
+    warned = [record for record in caplog.records if "given different configs" in record.getMessage()]
+    assert [record.exc_info for record in warned] == [None]
+
+
+@pytest.mark.parametrize(
+    ("key", "junk"),
+    [
+        ("config/given/0", {"values": 1}),
+        ("config/given/0", {"values": {"lr": []}, "run": {}}),
+        ("config/of/", []),
+        ("config/of//version", 7),
+        ("config/of/", {"values": "{}", "imposed": [], "metadata": {}, "withheld": {}, "given": {"lr": 1}}),
+    ],
+)
+def test_malformed_messages_of_a_rank_are_reported_without_traceback(
+    open_rank: Open, store: dist.Store, caplog: pytest.LogCaptureFixture, key: str, junk: object
+) -> None:
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    keys.publish("config/of//version", {"number": 1, "is_over": False})
+    keys.publish(key, junk)
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
+    sync_of(second).refresh(at_once=True)
+    warned = [record for record in caplog.records if "cannot follow the config" in record.getMessage()]
+    assert [record.exc_info for record in warned] == [None]
+    assert f"as {key!r}, which is not a" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_config_that_is_not_json_is_reported_without_traceback(
+    open_rank: Open, store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    keys.publish("config/of//version", {"number": 1, "is_over": False})
+    keys.publish("config/of/", {"values": "lr=0.1", "withheld": {}, "given": {}, "imposed": [], "metadata": {}})
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
+    sync_of(second).refresh(at_once=True)
+    assert "rank 1 cannot follow the config: A config in the job's store cannot be read: Expecting value" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_check_names_a_rank_whose_config_cannot_be_read(
+    open_rank: Open, store: dist.Store, on_ranks: OnRanks
+) -> None:
+    def open_one(rank: int) -> str:
+        if rank == 2:
+            keys = JobStore(store, "test/1", THREE[2], 1.0).beside("config_sync")
+            RankValues(keys, "config/given by all").publish({"values": 1})
+            return ""
+        with pytest.raises(ConfigurationError) as error:
+            open_rank(THREE[rank], {"lr": 0.1}, config_sync="check")
+        return str(error.value)
+
+    for message in on_ranks(3, open_one)[:2]:
+        assert "the ranks were given different configs: that of rank 2 cannot be read" in message
+
+
+def test_different_configs_do_not_warn_in_new_mode(job: Job) -> None:
+    configs = {rank: {"seed": rank} for rank in range(2)}
+    assert given_differently(job, configs, run_mode="new") == []
+
+
+def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
+    assert given_differently(job, {rank: {"lr": rank} for rank in range(2)}, config_sync="off") == []
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    given = [keys.has([f"config/given/{rank}"]) for rank in (0, 1)]
+    assert given == [False, False]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_a_failed_check_raises_the_same_error_on_all_ranks(
+    open_rank: Open, on_ranks: OnRanks, fake_wandb: FakeWandb, mode: str
+) -> None:
+    def open_one(rank: int) -> str:
+        with pytest.raises(ConfigurationError) as error:
+            open_rank(THREE[rank], {"lr": 0.1 * (rank == 2), "seed": 1}, run_mode=mode, config_sync="check")
+        return str(error.value)
+
+    start = time.monotonic()
+    (message,) = set(on_ranks(3, open_one))
+    assert message == (
+        "config_sync='check', but the ranks were given different configs: 'lr' is 0.1 on rank 2, but 0.0 on rank 0. "
+        "Give all ranks the same, or pass config_sync='warn'."
+    )
+    assert time.monotonic() - start < 20
+    assert fake_wandb.arguments == []
+
+
+def test_a_passed_check_does_not_warn(job: Job) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sessions = job(THREE, alike({"lr": 0.1}), config_sync="check")
+    assert all(reads(session, {"lr": 0.1}) for session in sessions)
+
+
+def test_a_check_continues_without_missing_ranks_which_may_arrive_later(open_rank: Open) -> None:
+    with pytest.warns(UserWarning, match=r"waited 0.1 s, but ranks 1, 2 did not open a run, so their configs"):
+        first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", limits={"join_timeout": 0.1})
+    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1"):
+        second = open_rank(THREE[1], {"lr": 0.2}, config_sync="check")
+    assert dict(first.config) == dict(second.config) == {"lr": 0.1}
+
+
+def test_a_check_without_rank_0_ends_and_rank_0_may_arrive_later(open_rank: Open) -> None:
+    open_rank(TWO[1], {"lr": 0.2}, config_sync="check", limits={"join_timeout": 0.1})
+    assert open_rank(TWO[0], {"lr": 0.1}, config_sync="check").run
+
+
+def test_a_check_without_a_store_is_an_error(
+    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobStore, "find", lambda *_: None)
+    with pytest.raises(RendezvousError, match="config_sync='check' compares the configs of all ranks, but rank 0 has"):
+        open_rank(TWO[0], {"lr": 0.1}, config_sync="check")
+    assert fake_wandb.arguments == []
+
+
+def test_a_world_of_one_has_nothing_to_check(fake_wandb: FakeWandb) -> None:
+    assert dist_wandb.init(config={"lr": 0.1}, config_sync="check").config.lr == 0.1
+    assert len(fake_wandb.runs) == 1
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_a_secret_is_readable_on_all_ranks_that_were_given_it(job: Job, mode: str) -> None:
+    given = {"lr": 0.1, "hf_token": "a", "net": {"api_key": "b", "h": 3}}
+    for session in job(TWO, alike(given), run_mode=mode):
+        assert reads(session, given)
+        assert list(session.config.keys()) == list(given)
+
+
+def test_a_secret_of_other_ranks_is_missing_with_an_explanation(job: Job) -> None:
+    first, second = job(TWO, {0: {"lr": 0.1, "hf_token": "a"}})
+    assert dict(first.config) == {"lr": 0.1, "hf_token": "a"}
+    assert dict(second.config) == {"lr": 0.1}
+    assert ("hf_token" in second.config, second.config.get("hf_token", 7)) == (False, 7)
+    with pytest.raises(KeyError, match="'hf_token' is in the config of the run, but"):
+        _ = second.config["hf_token"]
+    with pytest.raises(AttributeError, match="'hf_token' is in the config of the run, but"):
+        _ = second.config.hf_token
+    second.config["hf_token"] = "mine"  # noqa: S105  # of nothing
+    first.config.update({"lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2, "hf_token": "mine"})
+
+
+def test_a_secret_changed_by_the_primary_is_not_read_as_the_old_one(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1, "hf_token": "old", "net": {"token": "old", "h": 1}}))
+    assert second.config.hf_token == "old"  # noqa: S105  # of nothing
+    first.config.update({"hf_token": "new", "net": {"token": "new", "h": 1}, "lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2, "net": {"h": 1}})
+
+
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_secrets_are_not_compared(job: Job, config_sync: str) -> None:
+    configs = {rank: {"lr": 0.1, "hf_token": f"t{rank}", "net": [{"api_key": rank}]} for rank in range(2)}
+    assert given_differently(job, configs, config_sync=config_sync) == []
+
+
+# --- the run that ranks are asked for ---------------------------------------------------------------------------------
+
+
+def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> list[str]:
+    """Return the warnings of a job whose ranks have names and ids of their own."""
+
+    def arguments(rank: int) -> dict[str, Any]:
+        return {"project": "p", "name": f"rank-{rank}", "id": f"exp-{rank}", "tags": ["a", str(rank)]}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, arguments(rank), **options)):
+            sync_of(session).refresh(at_once=True)
+            assert session.id == session.run.id
+            mine = f"exp-{session.topology.global_rank}-rank-{session.topology.global_rank}"
+            assert session.run.id == (mine.replace("exp-1", "exp-0") if options.get("run_mode") == "new" else "exp-0")
+    return [str(warning.message) for warning in caught if "asked to open different runs" in str(warning.message)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_ranks_that_are_asked_for_different_runs_warn_once(on_ranks: OnRanks, open_rank: Open, mode: str) -> None:
+    (message,) = asked_for_other_runs(on_ranks, open_rank, run_mode=mode)
+    assert "'id' is 'exp-1' on rank 1, but 'exp-0' on rank 0; 'name' is 'rank-1' on rank 1, but 'rank-0'" in message
+    assert "'tags' is ['a', '1'] on rank 1, but ['a', '0'] on rank 0" in message
+    assert "'project'" not in message
+    assert "pass run_mode='new'" in message
+
+
+def test_ranks_with_runs_of_their_own_may_name_them(on_ranks: OnRanks, open_rank: Open) -> None:
+    assert asked_for_other_runs(on_ranks, open_rank, run_mode="new") == []
+
+
+def test_ranks_that_are_asked_for_the_same_run_do_not_warn(open_rank: Open, recwarn: pytest.WarningsRecorder) -> None:
+    for topology in TWO:
+        sync_of(open_rank(topology, None, {"name": "exp", "id": "exp", "tags": ("a",)})).refresh(at_once=True)
+    assert not [one for one in recwarn if "different runs" in str(one.message)]

@@ -1,0 +1,444 @@
+"""One config on all ranks: reads and writes on each rank."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
+from processes import wait_until
+
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.config import own_config, sync
+from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.config.targets import ConfigView
+from dist_wandb.session.session import Session
+from dist_wandb.settings.config_values import encoded, given_values
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
+    """In Lightning's further processes, which read the config before `fit`."""
+    opened = [open_rank(topology, {"lr": 0.1, "local_rank": 0}) for topology in TWO]
+    assert opened[1].config["lr"] == 0.1
+    with pytest.warns(UserWarning, match=r"Rank 1 read the config before .*: 'lr' \(0.2, 0.1 there\)\. ") as caught:
+        opened[1].expect_config({"lr": 0.2, "local_rank": 1, "own": 3})
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened[1].expect_config({"lr": 0.1})
+        assert opened[1].config["lr"] == 0.1
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("configs", [alike(NESTED), {0: NESTED}], ids=["all ranks are given it", "rank 0 is given it"])
+def test_the_config_reads_the_same_on_every_rank(job: Job, mode: str, configs: dict[int, object]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sessions = job(TWO, configs, run_mode=mode)
+        for session in sessions:
+            assert reads(session, NESTED)
+            assert session.config["net"]["sizes"][1] == {"x": None}
+            assert session.config["net"]["names"][2] == "b"
+            assert (session.config.lr, session.config.get("lr"), "lr" in session.config) == (0.1, 0.1, True)
+            assert type(session.config["net"]) is dict
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_tuples_and_nans_reach_ranks_without_a_given_config(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
+    first = open_rank(TWO[0], {"betas": (0.9, (1, 2)), "best": math.nan, "ends": [math.nan, math.inf]}, run_mode=mode)
+    second = open_rank(TWO[1], run_mode=mode)
+    for session in (first, second):
+        seen = {name: repr(encoded(value)) for name, value in dict(session.config).items()}
+        assert seen == {"betas": "[0.9, [1, 2]]", "best": "None", "ends": "[None, inf]"}  # as W&B stores them
+    assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # when its run is opened
+
+
+def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job) -> None:
+    for session in job(TWO, alike({"lr": 0.1, "net": {"h": 3}})):
+        config = session.run.config
+        assert session.config is config
+        assert list(config.keys()) == [name for name in config if not name.startswith("_")] == ["lr", "net"]
+        assert list(config.items()) == [("lr", 0.1), ("net", {"h": 3})]
+        assert config.as_dict() == dict(config) == {"lr": 0.1, "net": {"h": 3}}
+        assert repr(config) == "{'lr': 0.1, 'net': {'h': 3}}"
+        assert (config.get("none"), config.get("none", 7), "none" in config) == (None, 7, False)
+        assert config
+        with pytest.raises(KeyError, match="none"):
+            _ = config["none"]
+        with pytest.raises(AttributeError, match="none"):
+            _ = config.none
+        with pytest.raises(AttributeError):
+            _ = config.__deepcopy_it__
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_config_has_a_length_on_every_rank(job: Job, mode: str) -> None:
+    for session in job(TWO, alike({"lr": 0.1, "net": {}}), run_mode=mode):
+        assert len(session.config) == 2
+        assert ("lr" in session.config, "x" in session.config, session.config.get("x", 7)) == (True, False, 7)
+
+
+def test_an_empty_config_in_a_world_of_one_has_length_0_but_is_true(open_rank: Open) -> None:
+    session = open_rank(Topology.single())
+    assert (len(session.config), bool(session.config)) == (0, True)
+    session.config.lr = 0.1
+    session.config["_of_wandb"] = 1
+    assert len(session.config) == 1
+
+
+def test_a_rank_without_a_run_reads_back_its_own_writes(job: Job, fake_wandb: FakeWandb) -> None:
+    _, second = job(TWO, alike({"lr": 0.1}))
+    config = second.config
+    config.update(d={"a": (1,)}, allow_val_change=True)
+    config.update(Namespace(b=2))
+    config["c"] = 3
+    config.d = 4
+    config.setdefaults(d={"lr": 7, "e": 5})
+    config.update_locked({"f": 6}, user="me")
+    config.merge_locked({"g": 7})
+    config.update("nothing.yaml")
+    config.persist()
+    del config["lr"]
+    own = {"lr": 0.1, "a": [1], "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}
+    assert (dict(config), len(config), list(config.values())) == (own, 8, list(own.values()))
+    assert dict(fake_wandb.runs[0].config) == {"lr": 0.1}
+
+
+def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1, "n": 1}))
+    second.config.lr = 0.2
+    time.sleep(2 * HEARTBEAT)
+    assert (second.config.lr, first.config.lr) == (0.2, 0.1)
+    first.config.n = 1
+    first.config.update({"lr": 0.3}, allow_val_change=True)
+    assert reads(second, {"lr": 0.3, "n": 1})
+
+
+def test_a_write_made_on_all_ranks_is_read_at_once(job: Job) -> None:
+    """The slower rank's value is not published yet, or an older one is."""
+    first, second = job(TWO, alike({"lr": 0.1}))
+    for value in (1, 2, 3):
+        for session in (first, second) if value % 2 else (second, first):
+            session.config.update({"epoch": value}, allow_val_change=True)
+            assert session.config.epoch == value
+    assert reads(second, {"lr": 0.1, "epoch": 3})
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+@pytest.mark.parametrize("config", [{"lr": 0.1}, None], ids=str)
+def test_extra_values_given_to_a_rank_are_not_in_the_config(
+    job: Job, mode: str, config: dict[str, object] | None
+) -> None:
+    _, second = job(TWO, {0: config, 1: {"lr": 0.1, "more": 1}}, run_mode=mode)
+    assert dict(second.config) == (config or {})
+
+
+def test_a_secondary_writer_passes_no_config_that_the_primary_lacks(
+    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # not published yet
+    open_rank(TWO[0], None, run_mode="shared")
+    open_rank(TWO[1], {"more": 1}, run_mode="shared")
+    assert [arguments.get("config") for arguments in fake_wandb.arguments] == [None, None]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_a_write_has_precedence_over_unseen_changes(job: Job, mode: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
+    first.config.update({"n": 1})
+    second.config.update({"n": 2})
+    sync_of(second).refresh(at_once=True)
+    assert second.config.n == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("through", ["session", "run", "item", "attribute"])
+def test_later_values_of_the_primary_reach_all_ranks(job: Job, mode: str, through: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode)
+    assert dict(second.config) == {"lr": 0.1}
+    if through == "session":
+        first.config.update({"steps": 7})
+    elif through == "run":
+        first.run.config.update({"steps": 7})
+    elif through == "item":
+        first.run.config["steps"] = 7
+    else:
+        config: Any = first.run.config
+        config.steps = 7
+    assert second.config["steps"] == 7  # a missing name is polled for at once
+    assert reads(second, {"lr": 0.1, "steps": 7})
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_a_value_changed_by_the_primary_is_read_within_a_heartbeat(job: Job, mode: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode)
+    assert second.config.lr == 0.1
+    first.run.config.update({"lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2})
+
+
+def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: Job, fake_wandb: FakeWandb) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    first.config.update({"steps": 7})
+    theirs: Any = second.run.config
+    deadline = time.monotonic() + 20
+    while {"steps": 7} not in theirs.sent and time.monotonic() < deadline:
+        second.log({"loss": 0.5})
+        time.sleep(0.01)
+    assert theirs.sent == [{"steps": 7}]
+    assert len(fake_wandb.runs) == 2
+
+
+def poll_only_if_told(primary: ConfigSync, *others: ConfigSync) -> None:
+    """Let ranks ask for no news of the config, once they know of all, unless the exchange tells them that there is."""
+    wait_until(lambda: all(other.refresh.published == primary.publications for other in others), within=20.0)
+    for other in others:
+        other.refresh.pause = math.inf
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> None:
+    sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
+    assert all(reads(session, {"lr": 0.1}) for session in sessions)
+    poll_only_if_told(*map(sync_of, sessions))
+    sessions[0].config.update({"steps": 7})
+    for session in sessions[1:]:
+        wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
+
+
+def test_the_exchange_notifies_ranks_of_a_run_finished_by_the_user(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}))
+    mine, theirs = sync_of(first), sync_of(second)
+    poll_only_if_told(mine, theirs)
+    mine.publish_end()
+    wait_until(lambda: theirs.has_run_ended, within=20.0)
+
+
+def known(session: Session) -> Mapping[str, Any]:
+    """Return a rank's config as its thread has refreshed it, because a read would refresh it."""
+    own: Any = session._own.run
+    items: Mapping[str, Any] = sync_of(session).known() if isinstance(own, NullRun) else own.config._items
+    return items
+
+
+def test_flush_and_finish_take_over_the_last_values_of_the_primary(job: Job) -> None:
+    first, second, third = job(THREE, alike({"lr": 0.1}), run_mode="new", limits={"heartbeat": 1000.0})
+    first.config.update({"steps": 7})
+    second.flush()
+    third.finish()
+    for session in (second, third):
+        assert session.run.config.as_dict() == {"lr": 0.1, "steps": 7}
+
+
+def test_a_change_inside_a_value_is_published_by_flush(job: Job) -> None:
+    first, second = job(TWO, alike({"net": {"h": 3}}))
+    first.config["net"]["h"] = 4
+    first.flush()
+    assert reads(second, {"net": {"h": 4}})
+
+
+def test_later_publications_do_not_hide_that_the_run_has_ended(job: Job) -> None:
+    first, second = job(TWO, alike({"net": {"h": 3}}), limits={"heartbeat": 1000.0})
+    primary, other = sync_of(first), sync_of(second)
+    primary.publish_end()
+    first.config["net"]["h"] = 4
+    primary.catch_up()
+    other.catch_up()
+    assert second.config["net"]["h"] == 4
+    assert other.has_run_ended
+
+
+def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread's time counts: other ranks wait for its rounds."""
+    first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
+    assert reads(second, dict(first.config))
+    taken: list[object] = []
+    requests: list[str] = []
+    try_get = JobStore.try_get
+
+    def take(value: object) -> object:
+        taken.append(value)
+        return value
+
+    def counted_try_get(self: JobStore, key: str, *, soon: bool = False) -> object:
+        requests.append(key)
+        return try_get(self, key, soon=soon)
+
+    monkeypatch.setattr(sync, "encoded", take)
+    monkeypatch.setattr(JobStore, "try_get", counted_try_get)
+    for session in (first, second):
+        for _ in range(3):
+            sync_of(session).refresh(at_once=True)  # waits for the session's thread, which may refresh at this moment
+    assert taken == []
+    assert {key for key in requests if key.startswith("config/")} == {"config/of//version"}  # not the values
+    first.config["new"] = 8
+    assert taken == [8]
+    sync_of(second).refresh(at_once=True)
+    assert second.config["new"] == 8
+
+
+@pytest.mark.parametrize("write", ["update_locked", "merge_locked"])
+def test_values_set_by_wandb_later_are_published(job: Job, write: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
+    sync_of(second).refresh(at_once=True)
+    assert second.config.lr == 0.2
+
+
+@pytest.mark.slow
+def test_changes_that_bypass_wandb_are_published_in_flush(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    first.config._items["lr"] = 0.2
+    first.config["--width"] = 3  # wandb takes the dashes away
+    first.flush(timeout=1.0)  # the other rank does not take part
+    sync_of(second).refresh(at_once=True)
+    assert dict(second.config) == {"lr": 0.2, "width": 3}
+
+
+def test_a_rank_with_a_run_may_override_values_of_the_primary(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="new")
+    first.config.update({"seed": 1, "more": 1})
+    assert second.config.seed == 1
+    second.config["seed"] = 2
+    second.config.update({"more": 2, "lr": 0.1})
+    assert (second.config.seed, second.config.more) == (2, 2)
+    with pytest.raises(wandb.Error, match='change value of key "seed"'):
+        second.config["seed"] = 3
+    with pytest.raises(wandb.Error, match='change value of key "lr"'):
+        second.config.update({"lr": 3, "more": 2})
+
+
+def test_a_ranks_own_values_are_kept_in_new_mode(job: Job) -> None:
+    sessions = job(TWO, {0: {"seed": 0, "lr": 0.1}, 1: {"seed": 1}}, run_mode="new")
+    assert reads(sessions[1], {"seed": 1, "lr": 0.1})
+    for rank, session in enumerate(sessions):
+        session.config.update({"where": rank})
+    sessions[0].config.update({"seed": 7}, allow_val_change=True)
+    time.sleep(3 * HEARTBEAT)
+    assert dict(sessions[0].config) == {"seed": 7, "lr": 0.1, "where": 0}
+    assert dict(sessions[1].config) == {"seed": 1, "lr": 0.1, "where": 1}
+
+
+def test_a_simultaneous_value_of_the_primary_has_precedence_over_a_secondarys(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    with second.unchanged_config() as known:
+        assert "seen_by" not in known
+        first.config.update({"seen_by": 0})
+        known.update({"seen_by": 1})
+    assert reads(second, {"lr": 0.1, "seen_by": 0})
+
+    def set_meanwhile(values: object) -> dict[str, Any]:
+        if values == {"at": 1}:
+            first.config.update({"at": 0})
+        return given_values(values)
+
+    monkeypatch.setattr(own_config, "given_values", set_meanwhile)
+    second.config.setdefaults({"at": 1})
+    assert reads(second, {"lr": 0.1, "seen_by": 0, "at": 0})
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_resumed_run_keeps_its_own_values_in_new_mode(open_rank: Open, fake_wandb: FakeWandb, resumed: bool) -> None:
+    """W&B gives a resumed run the config of its earlier start."""
+    begin = fake_wandb.init
+
+    def init(**arguments: Any) -> Any:
+        run = begin(**arguments)
+        run.resumed = resumed
+        run.config.update({"seen_by": len(fake_wandb.runs) - 1, "epochs": 3})
+        return run
+
+    fake_wandb.init = init  # type: ignore[method-assign]
+    first, second = (open_rank(topology, {}, run_mode="new") for topology in TWO)
+    assert reads(second, {"seen_by": 1 if resumed else 0, "epochs": 3})
+    first.config.update({"seen_by": 7, "epochs": 4}, allow_val_change=True)
+    assert reads(second, {"seen_by": 1 if resumed else 7, "epochs": 4})
+
+
+def test_values_given_alike_to_all_ranks_follow_rank_0_in_new_mode(open_rank: Open) -> None:
+    first = open_rank(TWO[0], {"lr": 0.1, "seed": 0}, run_mode="new")
+    first.config.update({"lr": 0.2, "seed": 7}, allow_val_change=True)  # before rank 1 has polled
+    second = open_rank(TWO[1], {"lr": 0.1, "seed": 1}, run_mode="new")
+    assert dict(second.config) == {"lr": 0.2, "seed": 1}
+    first.config.update({"lr": 0.3}, allow_val_change=True)
+    assert reads(second, {"lr": 0.3, "seed": 1})
+    second.config.update({"lr": 0.4}, allow_val_change=True)
+    first.config.update({"lr": 0.5}, allow_val_change=True)
+    time.sleep(3 * HEARTBEAT)
+    assert dict(second.config) == {"lr": 0.4, "seed": 1}
+
+
+def test_a_ranks_config_is_that_of_its_node_completed_by_rank_0(job: Job) -> None:
+    sessions = job(NODES, {0: {"lr": 0.1, "node": 0}, 2: {"node": 1}}, rank_scope="worker", config_sync="off")
+    for session in sessions[:2]:
+        assert reads(session, {"lr": 0.1, "node": 0})
+    for session in sessions[2:]:
+        assert reads(session, {"lr": 0.1, "node": 1})
+    sessions[0].config.update({"steps": 7})
+    assert all(reads(session, {"lr": 0.1, "node": 0, "steps": 7}) for session in sessions[:2])
+    assert all(reads(session, {"lr": 0.1, "node": 1, "steps": 7}) for session in sessions[2:])
+
+
+@pytest.mark.parametrize("given", [0.1, 0.5])  # the second one is what the agent passes to the script, too
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_sweep_values_have_precedence_on_all_ranks(
+    open_rank: Open, fake_wandb: FakeWandb, mode: str, given: float
+) -> None:
+    """Only the first node's agent passes the sweep's values to its processes. They stay when all ranks write others."""
+    fake_wandb.sweep = {"lr": 0.5}
+    first = open_rank(TWO[0], {"lr": given, "batch": 8}, run_mode=mode)
+    fake_wandb.sweep = {}
+    second = open_rank(TWO[1], {"lr": 0.2, "batch": 8}, run_mode=mode, config_sync="off")
+    for rank, session in ((1, second), (0, first)):
+        assert dict(session.config) == {"lr": 0.5, "batch": 8}
+        session.config.lr = 0.1
+        session.config.update(Namespace(lr=0.1, where=rank), allow_val_change=True)
+        assert dict(session.config) == {"lr": 0.5, "batch": 8, "where": rank}
+    time.sleep(3 * HEARTBEAT)
+    assert reads(second, {"lr": 0.5, "batch": 8, "where": int(mode == "new")})
+    if mode == "shared":
+        assert fake_wandb.arguments[1]["config"] == {"lr": 0.5, "batch": 8}
+
+
+@pytest.mark.parametrize("mode", ["auto", "new"])
+def test_other_values_of_a_trial_can_be_written_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
+    fake_wandb.sweep, fake_wandb.defaults = {"lr": 0.5}, {"epochs": 3}
+    sessions = [open_rank(one, {"batch": 8}, run_mode=mode) for one in TWO]
+    for session in reversed(sessions):
+        session.config.update({"epochs": 5}, allow_val_change=True)
+        assert dict(session.config) == {"lr": 0.5, "epochs": 5, "batch": 8}
+
+
+# --- the integrations -------------------------------------------------------------------------------------------------
+
+
+def test_a_null_run_without_a_session_has_an_empty_config() -> None:
+    assert dict(NullRun().config.items()) == {}
+    run: Any = NullRun()
+
+    class Fixed:
+        def read(self, name: str | None = None) -> Mapping[str, Any]:  # noqa: ARG002  # of the protocol
+            return {"lr": 0.1}
+
+        def write(self, values: Mapping[str, Any]) -> None:
+            raise AssertionError(values)
+
+    run.show_config(ConfigView(Fixed()))
+    assert run.config.lr == 0.1
+    assert not run

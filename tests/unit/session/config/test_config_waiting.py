@@ -1,0 +1,180 @@
+"""One config on all ranks: which ranks a rank waits for, and what it reads without the others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, connection_of, reads, sync_of
+from units import eventually
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import OnRanks
+
+
+def test_a_primary_reads_its_config_without_waiting(open_rank: Open) -> None:
+    start = time.monotonic()
+    session = open_rank(TWO[0], {"lr": 0.1})
+    session.config.update({"steps": 7})
+    assert dict(session.config) == {"lr": 0.1, "steps": 7}
+    assert time.monotonic() - start < 20
+
+
+def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, config_sync="off")
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(second.config["lr"]))
+    reader.start()
+    time.sleep(0.1)
+    assert found == []
+    open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    reader.join(30)
+    assert found == [0.1]
+
+
+@pytest.mark.parametrize(("sweep", "name"), [("", "lr"), ("which may have a value of it", "own")])
+def test_reads_wait_once_in_all_with_one_warning_for_a_primary_that_opens_no_run(
+    open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch, sweep: str, name: str
+) -> None:
+    begin_to_open(store)
+    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 3.0})
+    second.config.update({"own": 1})
+    assert second.config.own == 1  # known on this rank, so it does not wait
+    monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 3 s"):
+        assert second.config[name] in (0.2, 1)
+    start = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
+    assert (second.id, second.name, second.id) == (None, None, None)
+    assert time.monotonic() - start < 3
+
+
+def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank: Open, on_ranks: OnRanks) -> None:
+    ranks = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+    limits = {"join_timeout": 3.0}
+
+    def read(index: int) -> tuple[Any, ...]:
+        session = open_rank(ranks[index + 1], {"lr": 0.1 * index}, limits=limits, config_sync="off")
+        config = session.config
+        config.update({"own": index})
+        return session.id, session.name, config.lr, config, session
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (first_id, name, lr, _, first), (second_id, second_name, second_lr, config, _) = on_ranks(2, read)
+        assert (second_id, second_name, second_lr) == (first_id, name, lr)
+        assert first_id is not None
+        first.config.update({"steps": 7})
+        eventually(lambda: config.get("steps") == 7)
+    assert dict(config) == {"lr": 0.0, "steps": 7, "own": 1}
+
+
+def test_a_rank_reads_its_given_config_until_there_is_a_store(
+    open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:  # another thread may find the store, and compare, at any time
+        warnings.simplefilter("always")
+        with monkeypatch.context() as before_the_process_group:
+            before_the_process_group.setattr(JobStore, "find", lambda *_: None)
+            first, second = (open_rank(TWO[rank], {"lr": 0.1 * (rank + 1)}) for rank in range(2))
+            assert second.config.lr == 0.2
+        assert store is not None
+        first.config.update({"steps": 7})
+        assert reads(second, {"lr": 0.1, "steps": 7})
+    texts = [str(warning.message) for warning in caught]
+    assert ["the job has no store yet" in text for text in texts].count(True) == 1
+    assert ["were given different configs" in text for text in texts].count(True) == 1
+
+
+def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}))
+    assert second.config.lr == 0.1
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RendezvousError("gone")
+
+    monkeypatch.setattr(JobStore, "try_get", fail)
+    monkeypatch.setattr(JobStore, "publish", fail)
+    time.sleep(2 * HEARTBEAT)
+    first.config.update({"steps": 7})
+    second.config.update({"own": 1})
+    assert (dict(first.config), dict(second.config)) == ({"lr": 0.1, "steps": 7}, {"lr": 0.1, "own": 1})
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "new"])
+def test_a_fork_requests_nothing_from_the_store(job: Job, run_mode: str) -> None:
+    sessions = job(TWO, alike({"lr": 0.1}), run_mode=run_mode)
+    asked_by: list[threading.Thread] = []
+
+    def noted(ask: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *key: (asked_by.append(threading.current_thread()), ask(*key))[1]  # type: ignore[func-returns-value]
+
+    for session in sessions:
+        connection = connection_of(session)
+        connection.try_get = noted(connection.try_get)
+    time.sleep(2 * HEARTBEAT)
+    for session in sessions:
+        session.prepare_fork()
+    assert threading.current_thread() not in asked_by
+
+
+def test_reading_requests_the_store_once_per_heartbeat(job: Job) -> None:
+    _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    assert second.config.lr == 0.1
+    requests: list[str] = []  # the exchange's threads have their own requests to the store
+    connection_of(second).try_get = lambda key, _: requests.append(key)
+    for _ in range(1000):
+        assert second.config.lr == 0.1
+        assert second.config["lr"] == 0.1
+    assert len(requests) <= 1
+
+
+def test_another_process_does_not_use_the_sessions_connection(open_rank: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
+    monkeypatch.setattr(connection_of(second), "_pid", -1)
+    first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    second.config.update({"own": 1})
+    assert dict(second.config) == {"lr": 0.2, "own": 1}
+    monkeypatch.setattr(connection_of(first), "_pid", -1)
+    store = connection_of(first)._job_store
+    monkeypatch.setattr(store, "publish", lambda *_: pytest.fail("published by another process"))
+    first.config.update({"steps": 1})
+
+
+def test_a_copied_or_pickled_config_keeps_known_values(job: Job) -> None:
+    _, second = job(TWO, alike({"net": {"h": 3}}))
+    for twin in (copy.copy(second.config), copy.deepcopy(second.config), pickle.loads(pickle.dumps(second.config))):  # noqa: S301
+        assert twin.net == twin["net"] == {"h": 3}
+        assert twin.as_dict() == {"net": {"h": 3}}
+        with pytest.raises(AttributeError, match="none"):
+            _ = twin.none
+
+
+def test_the_config_stays_readable_after_the_end_without_requests(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    second.finish(1)
+    first.config.update({"steps": 7})
+    sync_of(second).refresh(at_once=True)
+    assert dict(second.run.config) == {"lr": 0.1}
+    first.finish(1)
+    assert dict(first.config) == {"lr": 0.1, "steps": 7}
+
+
+def test_a_first_read_after_the_end_returns_the_given_config(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 60.0}, reduce=None)
+    second.finish(1)
+    assert dict(second.config) == {"lr": 0.2}

@@ -1,0 +1,693 @@
+"""Rows of other processes for a session: forks, and processes into which it was pickled."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import stat
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from processes import wait_until
+from torchmetrics import MeanMetric
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.model import Topology
+from dist_wandb.notices import Notices
+from dist_wandb.session.relay import relay, remote_session
+from dist_wandb.session.relay.relay import Listener, Relay
+from dist_wandb.session.relay.remote_session import Address, RemoteSession
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+ONE = Topology.single()
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+_PATIENCE = 60  # seconds
+
+
+def through_a_pickle(session: dist_wandb.Session) -> RemoteSession:
+    copy = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
+    assert isinstance(copy, RemoteSession)
+    return copy
+
+
+def in_fork(work: Callable[[], None]) -> int:
+    """Run `work` in a fork of this process. Return its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(_PATIENCE)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def relay_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"}
+
+
+@pytest.fixture(autouse=True)
+def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(remote_session, "_notices", Notices())
+    monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that receives rows may be delayed
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 30.0)
+    before = relay_threads()  # a test that failed before may have left some
+    yield
+    wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
+
+
+def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init(config={"lr": 0.1}) as session:
+        copy = through_a_pickle(session)
+        copy.log({"loss": 0.5})
+        copy.log({"loss": 0.25, "text": "t", "nested": {"a": 1}}, step=7)
+        copy.log({"tensor": torch.tensor(2.0, requires_grad=True), "numpy": np.float32(3.0)})
+    (run,) = fake_wandb.runs
+    assert run.rows == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 0.25, "text": "t", "nested": {"a": 1}, "global_step": 7},
+        {"tensor": 2.0, "numpy": 3.0, "global_step": 2},
+    ]
+    assert run.exit_codes == [None]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_pickled_session_has_the_facts_of_the_run_and_accepts_all_calls() -> None:
+    with dist_wandb.init(id="exp", config={"lr": 0.1}) as session:
+        copy = through_a_pickle(session)
+        assert (copy.id, copy.url, copy.config) == ("exp", session.url, {"lr": 0.1})
+        assert copy
+        assert not copy.run
+        copy.summary["best"] = 1
+        copy.define_metric("loss")
+        copy.run.alert("done")
+        assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a grandchild process
+        assert "rank 0 run='exp'" in repr(copy)
+
+
+@pytest.mark.parametrize(("ranks", "said"), [((TWO[0], TWO[0], TWO[1]), 1), ((TWO[1], None, ONE), 0)])
+def test_ranks_that_log_to_a_run_of_their_parent_are_told_the_way_to_a_mean(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, ranks: tuple[Topology | None, ...], said: int
+) -> None:
+    with dist_wandb.init() as session, mock.patch.object(Topology, "from_torch_distributed", side_effect=ranks):
+        for _ in ranks:
+            through_a_pickle(session).log({"loss": 0.5})
+    assert len(fake_wandb.runs[0].rows) == 3
+    message = (
+        "rank 0 of 2 logs to a run that its parent process has opened, so no mean of the ranks is written. Call init"
+    )
+    assert caplog.text.count(message) == said
+
+
+def test_rows_of_child_processes_are_reduced_over_ranks(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        copy = through_a_pickle(sessions[rank])
+        copy.log({"loss": 1.0 + 2 * rank}, step=1, weight=3 - 2 * rank)
+        metric = MeanMetric(sync_on_compute=False)
+        metric.update(1.0 + 2 * rank)
+        copy.log({"merged": metric}, step=2)
+        assert copy.flush()
+        sessions[rank].finish()
+
+    on_ranks(2, work)
+    rows = {row["global_step"]: row for row in fake_wandb.runs[0].rows}
+    assert rows[1]["loss"] == 1.5
+    assert rows[2]["merged"] == 2.0
+
+
+def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        session.log({"loss": 0.0})
+
+        def work() -> None:
+            session.log({"loss": 1.0})
+            dist_wandb.get_run().log({"loss": 2.0})
+            assert session.flush()
+            session.finish()  # ends nothing here
+
+        assert in_fork(work) == 0
+        session.log({"loss": 3.0})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0]
+    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
+
+
+def test_many_concurrent_children_lose_no_rows(fake_wandb: FakeWandb) -> None:
+    rows, children = 200, 4
+    with dist_wandb.init() as session:
+
+        def work(child: int) -> None:
+            for row in range(rows):
+                session.log({f"child-{child}": row})
+
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=work, args=(child,)) for child in range(children)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(_PATIENCE)
+        assert [process.exitcode for process in processes] == [0] * children
+    written = fake_wandb.runs[0].rows
+    assert len({row["global_step"] for row in written}) == rows * children
+    for child in range(children):
+        assert [row[f"child-{child}"] for row in written if f"child-{child}" in row] == list(range(rows))
+
+
+def test_a_child_that_outlives_the_session_warns_once_and_continues(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    session.finish()
+    with caplog.at_level(logging.ERROR, "dist_wandb"):
+        for _ in range(5):
+            copy.log({"loss": 2.0})
+        assert not copy.flush(1.0)
+        copy.finish()
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+    assert len(caplog.records) == 1  # although the connection breaks for one reason, and cannot be reopened for another
+    assert "could not send this to the process that holds the session (it has ended)" in caplog.text
+
+
+def test_media_are_refused_by_name_and_other_values_arrive(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        html = wandb.Html("<b>x</b>")
+        copy.log({"picture": html, "pictures": [html], "loss": 1.0})
+        copy.log({"picture": html, "pictures": [html]})
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    (record,) = caplog.records
+    assert "picture, pictures: W&B keeps these in files of the process that made them" in record.getMessage()
+
+
+def test_values_that_cannot_be_pickled_are_reported_and_other_rows_arrive(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"function": lambda: None})
+        copy.log({"loss": 1.0})
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    assert "lost a row that could not be sent to the session's process" in caplog.text
+
+
+class Unreadable:
+    """An object that can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not a number",)
+
+
+def test_rows_refused_by_the_session_are_reported_and_others_arrive(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO)
+    copy = through_a_pickle(sessions[0])
+    copy.log({"odd": Unreadable()}, step=1)
+    copy.log({"loss": 1.0}, step=1)
+    assert copy.flush()
+    sessions[1].log({"loss": 2.0}, step=1)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert "lost a row that another process had sent" in caplog.text
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([("loss", 1)],), "takes a mapping"),
+        (({1: 2},), "names are text"),
+        (({"loss": 1.0}, 1.5), "step=1.5"),
+        (({"loss": 1.0}, 1, -1), "weight"),
+    ],
+)
+def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...], message: str) -> None:
+    with dist_wandb.init() as session, pytest.raises(ConfigurationError, match=message):
+        through_a_pickle(session).log(*arguments)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_the_relay_listens_only_after_the_first_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with dist_wandb.init():
+        assert list(tmp_path.glob("dist-wandb-*/socket")) == []
+        assert in_fork(lambda: None) == 0
+        assert len(list(tmp_path.glob("dist-wandb-*/socket"))) == 1
+
+
+def test_a_client_without_the_key_is_not_served() -> None:
+    taken: list[Any] = []
+    held = Relay(lambda *arguments: taken.append(arguments))
+    address = held.open()
+    assert address is not None
+    client = RemoteSession(Address(address.path, b"guessed"), ONE, {})
+    client.log({"loss": 1.0})
+    child = RemoteSession(address, ONE, {})
+    child.log({"loss": 2.0})
+    assert child.flush()
+    held.close()
+    assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
+    assert held.open() is None
+    assert str(address.key) not in repr(address)
+
+
+CLIENTS: dict[str, Callable[[socket.socket], None]] = {
+    "silent": lambda _: None,
+    "half-open": lambda client: client.sendall(struct.pack("!i", 64)[:2]),
+    "unfinished": lambda client: client.sendall(struct.pack("!i", 64) + b"what"),
+    "talking": lambda client: client.sendall(b"\x7f\xff\xff\xff" + b"GET / HTTP/1.1\r\n" * 100),
+}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_unauthenticated_clients_do_not_block_children(kind: str) -> None:
+    """One after the other, they would block a child for 64 times 30 seconds."""
+    taken: list[Any] = []
+    held = Relay(lambda *arguments: taken.append(arguments))
+    address = held.open()
+    assert address is not None
+    clients = []
+    for _ in range(64):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(address.path)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            CLIENTS[kind](client)
+        clients.append(client)
+    child = RemoteSession(address, ONE, {})
+    longest = 0.0
+    for row in range(20):
+        begin = time.monotonic()
+        child.log({"row": row})
+        longest = max(longest, time.monotonic() - begin)
+    assert child.flush()
+    for client in clients:
+        client.close()
+    held.close()
+    assert [row["row"] for row, *_ in taken] == list(range(20))
+    assert longest < 15
+
+
+def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_PATIENCE)
+        client.connect(address.path)
+        assert client.recv(1) == b""
+    held.close()
+
+
+def test_other_users_are_rejected_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    place = Path(address.path)
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+
+    def connect() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(_PATIENCE)
+            client.connect(address.path)
+            assert client.recv(1) == b""
+
+    if os.geteuid() == 0:
+
+        def be_refused() -> None:
+            os.setuid(65534)
+            with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as client:
+                client.connect(address.path)
+
+        assert in_fork(be_refused) == 0
+        place.parent.chmod(0o755)  # as if it were reachable anyway
+        place.chmod(0o777)
+        assert in_fork(connect) == 0
+        assert RemoteSession(address, ONE, {}).flush()
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)  # because the test has only one user
+        connect()
+        monkeypatch.undo()
+    held.close()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_sends_nothing_to_a_socket_of_another_user(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Relay(lambda *_: None)
+    child = RemoteSession(held.open(), ONE, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 65534)
+        child.log({"loss": 1.0})
+    assert "another user listens in its place" in caplog.text
+    held.close()
+
+
+def test_a_socket_that_accepts_no_connection_delays_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
+        place = str(Path(directory, "s"))
+        full.bind(place)
+        full.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        with suppress(BlockingIOError):  # once the backlog is full
+            for one in waiting:
+                one.setblocking(False)
+                one.connect(place)
+        child = RemoteSession(Address(place, b"key"), ONE, {})
+        begin = time.monotonic()
+        for _ in range(200):  # 60 s, if each call tried to connect
+            child.log({"loss": 1.0})
+        assert time.monotonic() - begin < 20
+        for one in waiting:
+            one.close()
+    assert "the session's process accepts no connection for 0.3 s" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_session_that_reads_nothing_delays_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_session, "_STUCK", 0.3)
+    monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
+    may_take = threading.Event()
+
+    def take(*_: Any) -> None:
+        may_take.wait(_PATIENCE)
+
+    held = Relay(take)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    begin = time.monotonic()
+    for _ in range(500):
+        child.log({"text": "t" * 5000})
+    assert time.monotonic() - begin < 20
+    may_take.set()
+    held.close()
+    assert "the session's process reads nothing for 0.3 s" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_closed_listener_has_no_pending_connection(tmp_path: Path) -> None:
+    """For example, a failing session closes it just before a thread polls."""
+    with tempfile.TemporaryDirectory() as directory:
+        listener = Listener([tmp_path / "no such directory", Path(directory)])
+        listener.close()
+        assert not listener.has_pending(0.0)
+        assert not list(Path(directory).iterdir())
+
+
+def test_rows_of_a_fork_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+
+        def work() -> None:
+            session.log({"depth": 1})
+            os._exit(in_fork(lambda: session.log({"depth": 2})))
+
+        assert in_fork(work) == 0
+    assert [row["depth"] for row in fake_wandb.runs[0].rows] == [1, 2]
+
+
+@pytest.mark.slow
+def test_rows_of_a_child_accepted_late_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Relay._start_thread
+
+    def slowly(self: Relay, what: Callable[[Any], None], argument: Any) -> None:
+        def do(argument: Any) -> None:
+            time.sleep(0.0 if argument is self._listener else 0.3)
+            what(argument)
+
+        time.sleep(0.0 if argument is self._listener else 0.3)  # as on a busy machine; the session ends meanwhile
+        start(self, do, argument)
+
+    monkeypatch.setattr(Relay, "_start_thread", slowly)
+    with dist_wandb.init() as session:
+        through_a_pickle(session).log({"loss": 0.5}, step=3)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_has_the_default_sigterm_handler() -> None:
+    def is_left_to_the_system() -> None:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with dist_wandb.init():
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert in_fork(is_left_to_the_system) == 0
+
+
+def test_a_failed_session_does_not_wait_for_its_children(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_LAST_ROWS", _PATIENCE)
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    begin = time.monotonic()
+    session.finish(exit_code=1)
+    assert time.monotonic() - begin < _PATIENCE / 2
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
+def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
+    for session in sessions:
+        copy = through_a_pickle(session)
+        assert (copy.id, copy.url) == ("exp", session.url)
+        assert (copy.config["lr"], copy.config.lr, copy.config.net["width"]) == (0.1, 0.1, 3)
+        copy.config.update({"lr": 0.2}, allow_val_change=True)
+        assert (copy.config.lr, session.config["lr"]) == (0.2, 0.1)
+        with pytest.raises(AttributeError, match="the config has no 'epochs'"):
+            _ = copy.config.epochs
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_fork_reads_the_config_on_every_rank(job: Job, on_ranks: OnRanks, rank: int) -> None:
+    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1}})
+    session = sessions[rank]
+    assert session.config["lr"] == 0.1
+
+    def work() -> None:
+        assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
+        assert session.id in ("exp", None)
+
+    assert in_fork(work) == 0
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+def test_a_fork_closes_the_listening_socket(fake_wandb: FakeWandb) -> None:
+    del fake_wandb
+    with dist_wandb.init() as session:
+
+        def work() -> None:
+            with pytest.raises(OSError, match=r"closed|Bad file descriptor"):
+                session._children._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
+            session.log({"loss": 1.0})
+            assert session.flush()  # the parent's is unchanged
+
+        assert in_fork(work) == 0
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_continues_after_the_session_despite_a_later_sibling() -> None:
+    """If a sibling held the session's end of the socket, it would fill up, and `log` would block forever."""
+    context = multiprocessing.get_context("fork")
+    has_logged, is_over, may_end = context.Event(), context.Event(), context.Event()
+    session = dist_wandb.init()
+
+    def log() -> None:
+        session.log({"loss": 1.0})
+        assert session.flush()
+        has_logged.set()
+        assert is_over.wait(_PATIENCE)
+        for _ in range(500):
+            session.log({"text": "t" * 2000})
+
+    children = [context.Process(target=log)]
+    children[0].start()
+    assert has_logged.wait(_PATIENCE)
+    children.append(context.Process(target=may_end.wait, args=(_PATIENCE,)))
+    children[1].start()
+    session.finish()
+    is_over.set()
+    children[0].join(_PATIENCE / 2)
+    exit_code = children[0].exitcode
+    children[0].kill()
+    may_end.set()
+    for child in children:
+        child.join()
+    assert exit_code == 0
+
+
+def test_a_fork_closes_the_connections_of_other_children() -> None:
+    """Otherwise, they would not notice that this process was killed."""
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    child = RemoteSession(address, ONE, {})
+    assert child.flush()
+    (connection,) = held._connections
+
+    def work() -> None:
+        held.after_fork()
+        assert connection.closed
+
+    assert in_fork(work) == 0
+    assert child.flush()
+    held.close()
+    assert not child.flush()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_children_notice_the_end_even_if_another_process_has_the_socket(*, failed: bool) -> None:
+    """Such as a fork that was made while a child was being accepted."""
+    held = Relay(lambda *_: None)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    (connection,) = held._connections
+    copy = os.dup(connection.fileno())
+    try:
+        held.close(failed=failed)
+        begin = time.monotonic()
+        assert not child.flush(_PATIENCE)
+        assert time.monotonic() - begin < _PATIENCE / 2
+    finally:
+        os.close(copy)
+
+
+def test_a_late_answer_is_not_mistaken_for_the_next_one() -> None:
+    may_take = threading.Event()
+    taken = []
+
+    def take(*arguments: Any) -> None:
+        may_take.wait(_PATIENCE)
+        taken.append(arguments)
+
+    held = Relay(take)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    child.log({"loss": 1.0})
+    assert not child.flush(0.1)
+    may_take.set()
+    child.log({"loss": 2.0})
+    assert child.flush()
+    assert len(taken) == 2
+    held.close()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_is_not_blocked_by_locks_of_other_threads() -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"loss": 1.0})
+
+        def work() -> None:
+            copy.log({"loss": 2.0})
+            assert copy.flush()
+
+        with copy._lock, copy._flushing:
+            assert in_fork(work) == 0
+
+
+def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    fake_wandb.runs[0].end_by_wandb()
+    assert in_fork(lambda: os._exit(bool(dist_wandb.get_run()))) == 0  # ends nothing here
+    assert copy.flush()
+    assert not dist_wandb.get_run()
+    assert not copy.flush()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_that_keeps_logging_does_not_prevent_finishing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_LAST_ROWS", 2.0)
+    session = dist_wandb.init()
+    copy, is_over = through_a_pickle(session), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            copy.log({"loss": 1.0})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    session.finish()
+    took = time.monotonic() - begin
+    is_over.set()
+    thread.join(_PATIENCE)
+    assert took < 2.0 + 15
+    assert len(caplog.records) < 10
+
+
+@pytest.mark.parametrize("runtime", ["", "runtime", "no-such-directory", "r" * 200])
+def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        (tmp_path / ("t" * 120)).mkdir()
+        for name in ("runtime", "r" * 200):
+            Path(directory, name).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
+        with dist_wandb.init() as session:
+            through_a_pickle(session).log({"loss": 1.0})
+            address = session._children._relay.address
+            assert address is not None
+            place = Path(address.path)
+            assert place.is_socket(), "an abstract name is open to all users of the host"
+            assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
+            assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+        assert not place.parent.exists()
+        assert not list((tmp_path / ("t" * 120)).iterdir())
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+
+
+def test_a_missing_socket_is_reported_only_by_children_that_log(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mock.patch.object(relay, "_listener", side_effect=OSError("no sockets here")), dist_wandb.init() as session:
+        for _ in range(3):
+            copy = through_a_pickle(session)
+        assert caplog.records == []
+        copy.log({"loss": 1.0})
+    assert "it was not prepared for other processes" in caplog.text
+    assert fake_wandb.runs[0].exit_codes == [None]
