@@ -198,7 +198,10 @@ def doing(before: Work | None, after: Work | None, seconds: float) -> Kind:
         return "stopped" if after.state[0] in "Tt" else "gone"
     if before is None or after.cpu - before.cpu > _COMPUTES * seconds:
         return "busy"
-    return "waking" if after.sleeps - before.sleeps > 1 else "sleeping"
+    if after.sleeps - before.sleeps > 1:
+        return "waking"
+    # Others have the processors of a crowded host: it would compute if it could.
+    return "busy" if before.state[0] == after.state[0] == "R" else "sleeping"
 
 
 def children() -> list[int]:

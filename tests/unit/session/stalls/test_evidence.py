@@ -88,6 +88,9 @@ def test_work_is_judged_by_its_share_of_the_time_and_one_wake_up_is_none() -> No
     before = Work(7.0, 100, "S")
     assert doing(before, Work(7.05, 101, "S"), 3.0) == "sleeping"
     assert doing(before, Work(7.05, 102, "S"), 3.0) == "waking"
+    waits_for_a_processor = Work(7.0, 100, "R")
+    assert doing(waits_for_a_processor, Work(7.05, 101, "R"), 3.0) == "busy"
+    assert doing(waits_for_a_processor, Work(7.05, 101, "S"), 3.0) == "sleeping"
     assert doing(before, Work(7.2, 100, "R"), 3.0) == "busy"
     assert doing(None, Work(7.0, 100, "R"), 3.0) == "busy"  # it is new
     assert [doing(before, Work(7.0, 100, state), 3.0) for state in "TtZX"] == ["stopped", "stopped", "gone", "gone"]
@@ -101,13 +104,20 @@ def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_processes_are_described_by_what_they_do() -> None:
-    scripts = {"busy": "while True: pass", "sleeping": "import time; time.sleep(60)", "stopped": "input()"}
+    scripts = {"busy": "while True: pass", "sleeping": "time.sleep(60)", "stopped": "input()"}
     jobs = {
-        kind: subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+        kind: subprocess.Popen(
+            [sys.executable, "-c", f"import time; print(flush=True)\n{script}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         for kind, script in scripts.items()
     }
     try:
-        time.sleep(1.0)
+        for job in jobs.values():
+            assert job.stdout is not None
+            job.stdout.readline()
+        time.sleep(0.2)
         jobs["stopped"].send_signal(signal.SIGSTOP)
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
