@@ -17,10 +17,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.media.gathers import Gathered, decoded, gathered
-from dist_wandb.payloads.media.panels import merged_table
-from dist_wandb.payloads.torchmetrics.blob import decode, encode
+from dist_wandb.payloads.framing import decode, encode, framed, unframed
+from dist_wandb.payloads.media.gathers import Gathered, decoded, gathered, merged_table
 from dist_wandb.payloads.torchmetrics.merging import Layout
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.wandb_media import image

@@ -19,8 +19,7 @@ from typing import Any
 
 from dist_wandb.payloads.devices import PLAIN, Later, as_tensor
 from dist_wandb.payloads.media.cells import Picture
-from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.media.panels import MergedImages, MergedTable
+from dist_wandb.payloads.media.gathers import Gathered, MergedImages, MergedTable
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 _MERGED = frozenset({MergedTable, MergedImages})

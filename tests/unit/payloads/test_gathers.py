@@ -35,8 +35,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers
 from dist_wandb.payloads.media.cells import Part
-from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table
-from dist_wandb.payloads.media.panels import differ, merged_table
+from dist_wandb.payloads.media.gathers import decoded, differ, fair, gathered, gathered_table, merged_table
 from dist_wandb.runs import wandb_media
 
 if TYPE_CHECKING:
@@ -378,7 +377,12 @@ def test_unreadable_bytes_are_refused_with_a_message(data: bytes) -> None:
 @pytest.mark.parametrize("beside", [b"[]", b'{"data_or_path": "x"}', b'{"caption": '])
 def test_invalid_metadata_of_an_image_is_refused(beside: bytes) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        decoded("images", framed(b"[0, [], 1]", framed(beside, b"png")))
+        decoded("images", framed(b"[0, [], 1]", framed(b"[[null], [[0, " + beside + b"]], []]", b"png")))
+
+
+def test_what_is_sent_in_place_of_an_image_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an item is not an image"):
+        decoded("images", framed(b"[0, [], 1]", framed(b'[["/etc/passwd"], [], []]')))
 
 
 class Peer:

@@ -39,9 +39,9 @@ from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, Running
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import framed
-from dist_wandb.payloads.torchmetrics import blob, metrics
-from dist_wandb.payloads.torchmetrics.blob import decode, encode
+from dist_wandb.payloads import framing
+from dist_wandb.payloads.framing import decode, encode, framed
+from dist_wandb.payloads.torchmetrics import metrics
 from dist_wandb.payloads.torchmetrics.merging import Layout
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot, is_metric, take_snapshot
 
@@ -693,7 +693,7 @@ def test_malformed_blobs_are_refused(data: bytes) -> None:
         decode(data)
 
 
-@pytest.mark.parametrize("name", sorted(blob._NUMBERS))
+@pytest.mark.parametrize("name", sorted(framing._NUMBERS))
 def test_every_numeric_dtype_is_decoded(name: str) -> None:
     numbers = torch.tensor([0, 1, 1]).to(getattr(torch, name))
     (back,) = decode(encode([numbers]))

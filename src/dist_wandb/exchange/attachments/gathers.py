@@ -21,8 +21,7 @@ from dist_wandb.exchange.transport.group import Group
 from dist_wandb.job.ranges import named
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
-from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
-from dist_wandb.payloads.media.panels import differ
+from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, differ, fair, whole
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 _MOST_SHARES = 10  # maximum number of shares in a message

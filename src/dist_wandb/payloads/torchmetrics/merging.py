@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import Bytes
-from dist_wandb.payloads.torchmetrics.blob import decode, dtype_of
+from dist_wandb.payloads.framing import Bytes, decode, dtype_of
 from dist_wandb.payloads.torchmetrics.states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
 
 if TYPE_CHECKING:

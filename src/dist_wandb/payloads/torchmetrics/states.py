@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.devices import on_host
 from dist_wandb.payloads.framing import memory
-from dist_wandb.payloads.streams import on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
