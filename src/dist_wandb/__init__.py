@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.api import get_run, init
     from dist_wandb.session.session import Session
     from dist_wandb.session.sweep_agents import agent as agent
-    from dist_wandb.settings.limits import Limits
+    from dist_wandb.settings.options import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
 
@@ -125,7 +125,7 @@ _ROOMS = {
     "DistWandbCallback": "transformers",
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
-    "Limits": "settings.limits",
+    "Limits": "settings.options",
     "LocalRun": "reading.runs",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",

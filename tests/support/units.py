@@ -28,7 +28,7 @@ from dist_wandb.payloads.scalars import copied_row
 from dist_wandb.runs import wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit, plan_run
 from dist_wandb.settings.reduction import DEGRADED, check_reduce
 

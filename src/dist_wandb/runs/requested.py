@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.runs.client_settings import client_settings, hidden_values
 from dist_wandb.settings.config_values import plain
-from dist_wandb.settings.limits import LIMIT_NAMES
-from dist_wandb.settings.options import OPTION_NAMES
+from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
 
 if TYPE_CHECKING:
     from wandb import Settings

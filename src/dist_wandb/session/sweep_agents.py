@@ -16,7 +16,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.runs import sweeps, wandb_names
 from dist_wandb.session import inherited_rank
-from dist_wandb.settings.limits import DEFAULT_LIMITS
+from dist_wandb.settings.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.runs import opening, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 if TYPE_CHECKING:

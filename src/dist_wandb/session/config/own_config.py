@@ -22,8 +22,9 @@ from dist_wandb import errors
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_process
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.config.comparison import listed
 from dist_wandb.session.config.connection import REFUSED
-from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, listed, shown, without_secrets
+from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, shown, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

@@ -22,7 +22,7 @@ reader would have to wait until the primary's thread polls, and forever once tha
 A value written on a rank without a run applies there until the primary publishes a new value of that name. So a script
 that writes the same value on all ranks can read it immediately.
 
-Secrets are never written to the store (`settings.config_secrets`, `settings.config_values`).
+Secrets are never written to the store (`settings.config_values`).
 """
 
 from __future__ import annotations
