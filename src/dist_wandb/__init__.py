@@ -172,7 +172,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dist_wandb.errors")
     if name not in _OF_WANDB and (name.startswith("_") or _is_module(name)):
         raise AttributeError(f"module 'dist_wandb' has no attribute {name!r}")
-    return importlib.import_module("dist_wandb.runs.wandb_names").of_wandb(name)
+    return importlib.import_module("dist_wandb.runs.run_metadata").of_wandb(name)
 
 
 def _is_module(name: str) -> bool:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import SharedList
-from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import define_step_metric
 
@@ -191,7 +191,7 @@ class Opening:
     def _drop_failed_run(self) -> None:
         """Drop the wandb process that keeps the id of the failed run in use."""
         if self.is_alone:
-            wandb_process.tear_down_service()
+            wandb_private.tear_down_service()
         else:
             wandb_private.detach_service()
 
@@ -199,7 +199,7 @@ class Opening:
         """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        wandb_process.drop_inherited_service()  # reading the mode uses wandb
+        wandb_private.drop_inherited_service()  # reading the mode uses wandb
         if requested.mode(self.arguments) != "online":
             return False
         within = self.job_store.wait_get(opening_key(self.plan), "its primary")
@@ -216,7 +216,7 @@ class Opening:
     def _publish_start(self) -> None:
         if self.job_store is not None and self.plan.announces and self.plan.opens_run:
             if self.plan.has_writers:
-                wandb_process.drop_inherited_service()  # reading the limit uses wandb
+                wandb_private.drop_inherited_service()  # reading the limit uses wandb
             self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
     def _publish(self, message: OpenedRun | FailedRun) -> None:

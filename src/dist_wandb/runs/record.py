@@ -10,7 +10,7 @@ States:
 
 Invariant: each row is logged into one run, and again into its replacement if the file of the lost run does not have it.
 
-Only a lost connection has this effect (`wandb_process.has_lost_service`, which in doubt probes the run by a call
+Only a lost connection has this effect (`wandb_private.has_lost_service`, which in doubt probes the run by a call
 without effect). Any other error concerns only its row, and `writer` handles it.
 """
 
@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.payloads.scalars import Paths, nested
-from dist_wandb.runs import wandb_private, wandb_process
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
-from dist_wandb.runs.wandb_process import sets_verbosity, with_warnings_alone
+from dist_wandb.runs.wandb_private import sets_verbosity, with_warnings_alone
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Record:
         try:
             _with_media_directory(lambda: self._log(run, logged))
         except Exception as error:
-            if not wandb_process.has_lost_service(run, error):
+            if not wandb_private.has_lost_service(run, error):
                 raise
             if not self._switch(run, error):
                 self._late.append(logged)
@@ -110,7 +110,7 @@ class Record:
         try:
             return _with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:
-            if not wandb_process.has_lost_service(run, error) or not self._switch(run, error):
+            if not wandb_private.has_lost_service(run, error) or not self._switch(run, error):
                 raise
             return wandb_private.stored(self.run, name, key, value, step)
 
@@ -121,7 +121,7 @@ class Record:
             try:
                 return finish(run, exit_code)
             except Exception as error:
-                if not wandb_process.is_loss_of_service(error):
+                if not wandb_private.is_loss_of_service(error):
                     raise
                 self._switch(run, error)
             return finish(self.run, exit_code)
@@ -214,7 +214,7 @@ def _with_media_directory(write: Callable[[], _T]) -> _T:
     try:
         return write()
     except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
-        if not wandb_process.restore_media_directory(error):
+        if not wandb_private.restore_media_directory(error):
             raise
         return write()
 
@@ -230,7 +230,7 @@ class _Service:
         """Tear down the lost process, unless another run has done so; a new run starts a new process."""
         with cls._lock:
             if seen == cls.current:
-                wandb_process.tear_down_service()
+                wandb_private.tear_down_service()
                 cls.current += 1
             return cls.current
 

@@ -33,7 +33,7 @@ from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import wandb_directory
-from dist_wandb.runs.wandb_process import drop_inherited_service, sets_verbosity, with_warnings_alone
+from dist_wandb.runs.wandb_private import drop_inherited_service, sets_verbosity, with_warnings_alone
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 

@@ -21,7 +21,7 @@ from dist_wandb.exchange.reports import report_lost
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices, named_line, users_line, warn
 from dist_wandb.reading.stragglers import Timing, findings
-from dist_wandb.runs import run_metadata, wandb_process
+from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_patterns, check_per_rank, matches_any
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class SessionNotices:
 
 def print_line(line: str) -> None:
     """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
-    if not wandb_process.is_silent():
+    if not wandb_private.is_silent():
         with suppress(OSError, ValueError):  # nobody reads it any more
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 

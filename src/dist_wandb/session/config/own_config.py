@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
 from dist_wandb.notices import users_line, warn
-from dist_wandb.runs import run_metadata, wandb_process
+from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.config.comparison import listed
 from dist_wandb.session.config.connection import REFUSED
@@ -165,7 +165,7 @@ class OwnConfig:
         try:
             write(values)
         except Exception as error:
-            is_lost = wandb_process.has_lost_service(self._run, error)
+            is_lost = wandb_private.has_lost_service(self._run, error)
             if not is_lost and not isinstance(error, errors.Error) and isinstance(values, dict):
                 return False
             if not is_lost or self.replace_run is None:
