@@ -113,15 +113,18 @@ class LaterValue:
 
     def value(self) -> Any:
         """Return the value. Waits for the devices, like `HostCopy.tensor`."""
-        return _arrived(self._value)
+        return arrived(self._value)
 
 
-def _arrived(value: Any) -> Any:
+def arrived(value: Any) -> Any:
+    """Return a value with tensors in place of `HostCopy`s, at any depth. Waits for the devices."""
     if isinstance(value, HostCopy):
         return value.tensor()
     if type(value) is dict:
-        return {name: _arrived(item) for name, item in value.items()}
-    return type(value)(map(_arrived, value)) if type(value) in (list, tuple) else value
+        return {name: arrived(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(arrived, value))
+    return type(value)(*map(arrived, value)) if hasattr(value, "_fields") and isinstance(value, tuple) else value
 
 
 def known(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
 Paths: TypeAlias = "dict[str, tuple[str, ...]]"  # of the names of `flattened` rows that were nested
 
-_DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
+DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
 
 
 def checked_weight(argument: str, weight: float, rank: int) -> float:
@@ -113,7 +113,7 @@ def flattened(metrics: Mapping[Any, Any], paths: Paths, rank: int, within: tuple
             row[inner] = value
             continue
         path = (*within, str(inner))
-        if isinstance(value, Mapping) and not is_metric(value) and len(path) <= _DEEPEST:
+        if isinstance(value, Mapping) and not is_metric(value) and len(path) <= DEEPEST:
             row.update(flattened(value, paths, rank, path))
             continue
         name = ".".join(path)
@@ -232,7 +232,7 @@ def _copied_value(name: str, value: Any, rank: int) -> Any:
 def _copied(name: str, value: Any, rank: int) -> Any:
     """Copy a value that is not a number: vectors, and containers with their items."""
     copies: list[HostCopy] = []
-    copy = _copy_of(name, value, rank, copies, _DEEPEST)
+    copy = _copy_of(name, value, rank, copies, DEEPEST)
     return LaterValue(copy, copies) if copies else copy
 
 

@@ -20,11 +20,11 @@ from typing import Any
 from dist_wandb.payloads.devices import PLAIN, Later, as_tensor
 from dist_wandb.payloads.media.cells import Picture
 from dist_wandb.payloads.media.gathers import Gathered, MergedImages, MergedTable
+from dist_wandb.payloads.scalars import DEEPEST
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 _MERGED = frozenset({MergedTable, MergedImages})
 _MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr
-_DEEPEST = 8  # as in `payloads.scalars`
 _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
 
 
@@ -99,7 +99,7 @@ class AsLogged:
         self.name: str | None = name  # under which it is stored; `None`: that of the value
 
 
-def may_change(value: object, depth: int = _DEEPEST) -> bool:
+def may_change(value: object, depth: int = DEEPEST) -> bool:
     """Return whether the script may change a value after `log`, and `payloads.scalars` does not copy it."""
     if type(value) in PLAIN or as_tensor(value) is not None:  # a hot path: the next checks take longer
         return False

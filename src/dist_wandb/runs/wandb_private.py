@@ -246,7 +246,7 @@ def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
     interface = getattr(run, "_interface", None) if is_wandbs(run) else None
     if not hasattr(interface, _STEP_ASKED):  # older versions count it themselves; there, it remains W&B's
         return lambda: None
-    return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))[1]
+    return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))
 
 
 class _NoServer:
@@ -285,7 +285,7 @@ def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
     def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return _NoServer() if threading.get_ident() in tables else original(*args, **kwargs)
 
-    return [intercept(run, name, handler)[1] for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
+    return [intercept(run, name, handler) for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
 
 
 def let_imports_pass(run: Any) -> Callable[[], None]:
@@ -296,7 +296,7 @@ def let_imports_pass(run: Any) -> Callable[[], None]:
             original(record)
 
     is_known = is_wandbs(run) and hasattr(run, _TELEMETRY)
-    return intercept(run, _TELEMETRY, report)[1] if is_known else lambda: None
+    return intercept(run, _TELEMETRY, report) if is_known else lambda: None
 
 
 def is_wandbs(run: Any) -> bool:
@@ -306,7 +306,7 @@ def is_wandbs(run: Any) -> bool:
 
 def answer_reads(summary: object, read: Callable[[Callable[[], Mapping[str, Any]]], Any]) -> Callable[[], None]:
     """Call `read` in place of what returns the values of a summary; return a function that undoes it."""
-    return intercept(summary, SUMMARY_READ, read)[1] if SUMMARY_READ in vars(summary) else lambda: None
+    return intercept(summary, SUMMARY_READ, read) if SUMMARY_READ in vars(summary) else lambda: None
 
 
 def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, Any]:
@@ -319,7 +319,7 @@ def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, An
         if threading.get_ident() != thread:
             publish(record)
 
-    _, undo = intercept(run, _DEFINED, drop)
+    undo = intercept(run, _DEFINED, drop)
     try:
         return True, define()
     finally:

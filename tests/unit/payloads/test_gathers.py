@@ -294,12 +294,12 @@ def test_a_value_is_ready_after_the_device_has_finished_and_images_are_encoded()
     with StandIn().used() as device:
         with device.occupied(), device.no_waiting():
             table = logged(gathered([[device.tensor(7).expand(1), [device.tensor(8)]]], ["a", "b"]))
-            images = logged(gathered([device.tensor(1).expand(3, 4, 4)]))
+            images = logged(gathered([device.tensor(1).expand(3, 4, 4)], grouping=[device.tensor(9)]))
             assert [value.is_ready() or value.has_arrived() for value in (table, images)] == [False, False]
         for value in (table, images):
             wait_until(value.is_ready, 30)
         assert decoded_of(table).items == [[[7.0], [8.0]]]
-        assert len(decoded_of(images).items) == 1
+        assert [image.beside for image in decoded_of(images).items] == [{"grouping": 9.0}]
 
 
 def test_a_value_is_encoded_where_no_thread_can_be_started() -> None:

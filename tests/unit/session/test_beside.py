@@ -335,8 +335,8 @@ class Thing:
 
 def test_the_last_handler_is_called_and_handlers_may_be_removed_in_any_order() -> None:
     thing = Thing()
-    _, first = intercept(thing, "say", lambda say, word: say(f"first {word}"))
-    _, second = intercept(thing, "say", lambda say, word: say(f"second {word}"))
+    first = intercept(thing, "say", lambda say, word: say(f"first {word}"))
+    second = intercept(thing, "say", lambda say, word: say(f"second {word}"))
     kept = thing.say
     assert kept("a") == "thing second a"
     assert original(thing, "say")("a") == "thing a"

@@ -71,17 +71,6 @@ class Copies:
         return repr(value)
 
 
-def arrived(item: Any) -> Any:
-    """Return a row, cell or `Picture` with its tensors in place of their asynchronous copies. Waits for the devices."""
-    if isinstance(item, HostCopy):
-        return item.tensor()
-    if isinstance(item, Picture):
-        return item._replace(value=arrived(item.value))
-    if type(item) is dict:
-        return {name: arrived(value) for name, value in item.items()}
-    return [arrived(value) for value in item] if type(item) is list else item
-
-
 def check_pillow() -> None:
     """Raise ConfigurationError if pillow is not installed."""
     if importlib.util.find_spec("PIL") is None:

@@ -21,6 +21,7 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.payloads.devices import arrived
 from dist_wandb.payloads.framing import excerpt, framed, parsing, unframed
 from dist_wandb.payloads.media.cells import (
     BESIDE,
@@ -31,7 +32,6 @@ from dist_wandb.payloads.media.cells import (
     MakeImage,
     Part,
     Picture,
-    arrived,
     check_pillow,
     copied_cell,
     copied_picture,
