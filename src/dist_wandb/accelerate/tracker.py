@@ -315,7 +315,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 # rank 0 writes one panel of two images, "rank 0" and "rank 1"
         """
         images = {
-            name: gathered(held, limit=limit) if gather else wandb_media.images(held) for name, held in values.items()
+            name: gathered(held, limit=limit) if gather else list(map(wandb_media.image, held))
+            for name, held in values.items()
         }
         self.log(images, step, **kwargs)
 

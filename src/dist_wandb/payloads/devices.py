@@ -72,28 +72,6 @@ class HostCopy:
         return self._numbers
 
 
-class Later:
-    """The number at an index of a copy, known once the copy has arrived."""
-
-    __slots__ = ("_copy", "_index")
-
-    def __init__(self, copy: HostCopy, index: int) -> None:
-        self._copy = copy
-        self._index = index
-
-    def is_ready(self) -> bool:
-        """See `HostCopy.is_ready`."""
-        return self._copy.is_ready()
-
-    def has_arrived(self) -> bool:
-        """See `HostCopy.has_arrived`."""
-        return self._copy.has_arrived()
-
-    def number(self) -> float:
-        """Return the number. Waits for the device, like `HostCopy.tensor`."""
-        return self._copy.numbers()[self._index]
-
-
 class LaterValue:
     """A `HostCopy`, or containers with `HostCopy`s in place of tensors, known once all copies have arrived."""
 
@@ -116,6 +94,22 @@ class LaterValue:
         return arrived(self._value)
 
 
+class Later(LaterValue):
+    """The number at an index of a copy, known once the copy has arrived."""
+
+    __slots__ = ()
+
+    def __init__(self, copy: HostCopy, index: int) -> None:
+        super().__init__(index, (copy,))
+
+    def number(self) -> float:
+        """Return the number. Waits for the device, like `HostCopy.tensor`."""
+        number: float = self._copies[0].numbers()[self._value]
+        return number
+
+    value = number
+
+
 def arrived(value: Any) -> Any:
     """Return a value with tensors in place of `HostCopy`s, at any depth. Waits for the devices."""
     if isinstance(value, HostCopy):
@@ -128,15 +122,13 @@ def arrived(value: Any) -> Any:
 
 
 def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace `Later` and `LaterValue` objects in a row of `scalars.copied_row` by their values. Waits for devices."""
-    if not any(isinstance(value, (Later, LaterValue, dict)) for value in values.values()):
+    """Replace `LaterValue`s in a row of `scalars.copied_row` by their values. Waits for devices."""
+    if not any(isinstance(value, (LaterValue, dict)) for value in values.values()):
         return values
     return {name: _known(value) for name, value in values.items()}
 
 
 def _known(value: Any) -> Any:
-    if type(value) is Later:
-        return value.number()
     if type(value) is dict:
         return known(value)
     return value.value() if isinstance(value, LaterValue) else value

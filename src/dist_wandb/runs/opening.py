@@ -124,15 +124,11 @@ class Opening:
             self._drop_failed_run()
             return NullRun()
 
-    def on_disk(self) -> AnyRun:
-        """Open the run on disk; raise an `UnavailableError` if this fails, too."""
-        return self._try(offline=True)
-
     def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
         """Open the same run again, on disk, by its id, which W&B may have generated; or raise `UnavailableError`."""
         kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
         arguments = {**kept, "config": config, "id": run_id}
-        run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).on_disk()
+        run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).attempt(offline=True)
         if step_metric is not None:
             define_step_metric(run, step_metric)
         return run
@@ -154,15 +150,16 @@ class Opening:
         pause = _PAUSE
         for _ in range(attempts - 1):
             try:
-                return self._try(offline=offline)
+                return self.attempt(offline=offline)
             except UnavailableError as error:
                 _log.debug("dist_wandb: rank %d tries again: %s", self.topology.global_rank, error)
             self._drop_failed_run()
             time.sleep(pause)
             pause *= 2
-        return self._try(offline=offline)
+        return self.attempt(offline=offline)
 
-    def _try(self, *, offline: bool) -> AnyRun:
+    def attempt(self, *, offline: bool) -> AnyRun:
+        """Open the run, once; raise an `UnavailableError` if this fails."""
         is_exact = self.as_given and self.topology.world_size == 1 and not offline
         return wandb_init.open_run(
             self.plan,
@@ -183,7 +180,7 @@ class Opening:
         )
         self._drop_failed_run()
         try:
-            return self.on_disk()
+            return self.attempt(offline=True)
         except UnavailableError as second:
             _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, second)
             return NullRun()

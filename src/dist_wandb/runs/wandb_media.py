@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from numbers import Number
@@ -26,11 +26,6 @@ from dist_wandb.payloads.torchmetrics.metrics import is_metric
 _MERGED = frozenset({MergedTable, MergedImages})
 _MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr
 _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
-
-
-def images(values: Iterable[Any]) -> list[Any]:
-    """Return arrays or PIL images as W&B images."""
-    return [image(value) for value in values]
 
 
 def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any) -> Any:
