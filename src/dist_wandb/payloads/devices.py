@@ -82,11 +82,9 @@ class LaterValue:
         self._copies = copies
 
     def is_ready(self) -> bool:
-        """See `HostCopy.is_ready`."""
         return all(copy.is_ready() for copy in self._copies)
 
     def has_arrived(self) -> bool:
-        """See `HostCopy.has_arrived`."""
         return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
@@ -173,7 +171,6 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def copied_tensor(value: Any) -> Any:
-    """Return a copy of a tensor, without its graph, or any other value unchanged."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
 

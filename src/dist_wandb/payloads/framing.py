@@ -77,7 +77,6 @@ def parsing(data: bytes, what: str) -> Iterator[None]:
 
 
 def excerpt(value: object) -> str:
-    """Return the beginning of the repr of a received value, for messages."""
     return repr(value)[:_SHOWN]
 
 

@@ -98,7 +98,6 @@ def checked_step(step: object, rank: int) -> int:
 
 
 def are_plain(metrics: Mapping[str, Any]) -> bool:
-    """Return whether all values are Python numbers and strings, which cannot change."""
     return PLAIN.issuperset(map(type, metrics.values()))
 
 

@@ -249,7 +249,6 @@ def is_same_server(one: str, other: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether an address is on this host."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     try:
         return ip_address(host).is_loopback

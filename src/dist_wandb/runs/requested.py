@@ -245,7 +245,6 @@ def reinit(init_arguments: Mapping[str, Any]) -> str:
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the arguments allow W&B to resume a run."""
     return resume(init_arguments) in ("allow", "must", "auto")
 
 

@@ -31,13 +31,11 @@ _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type"
 
 
 def running_run() -> Run | None:
-    """Return the run of `wandb.run` in this process, if any."""
     module = sys.modules.get("wandb")  # without an import there is no run
     return getattr(module, "run", None)  # another thread may be importing it
 
 
 def of_wandb(name: str) -> Any:
-    """Return an attribute of wandb's module, or raise an `AttributeError`."""
     import wandb
 
     try:
@@ -89,7 +87,6 @@ def is_offline(run: AnyRun) -> bool:
 
 
 def is_online(run: AnyRun) -> bool:
-    """Return whether a run is sent to W&B's server."""
     return bool(run) and not is_offline(run) and not is_disabled(run)
 
 

@@ -25,7 +25,6 @@ _VALUES = "WANDB_SWEEP_PARAM_PATH"
 
 
 def is_trial() -> bool:
-    """Return whether an agent of a sweep has started this job."""
     return bool(os.environ.get("WANDB_SWEEP_ID"))
 
 

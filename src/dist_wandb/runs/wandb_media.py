@@ -40,7 +40,6 @@ def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any)
 
 
 def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
-    """Return a W&B table, from `columns` and `data` or from `dataframe`."""
     import wandb
 
     return wandb.Table(columns=columns, data=data, dataframe=dataframe)
@@ -131,7 +130,6 @@ def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def has_merged(row: Mapping[str, Any]) -> bool:
-    """Return whether a row has merged tables or images of all ranks, not yet converted to W&B's objects."""
     return not _MERGED.isdisjoint(map(type, row.values()))
 
 

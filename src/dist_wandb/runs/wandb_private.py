@@ -141,7 +141,6 @@ def code_of_exit() -> int | None:
 
 @contextmanager
 def with_warnings_alone(*, on: bool) -> Iterator[None]:
-    """Limit wandb to warnings and errors inside the block."""
     if not on:
         yield
         return
@@ -156,7 +155,6 @@ def with_warnings_alone(*, on: bool) -> Iterator[None]:
 
 
 def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the user has set the verbosity of wandb."""
     names = ("quiet", "silent", "show_info")
     return any(
         user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names
@@ -164,7 +162,6 @@ def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
 
 
 def is_silent() -> bool:
-    """Return whether the user has silenced wandb with `WANDB_SILENT`."""
     return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
 
 
@@ -203,7 +200,6 @@ def is_locked(config: Any, name: str) -> bool | None:
 
 
 def is_finished(run: AnyRun) -> bool:
-    """Return whether a run has been finished, by us or by the user."""
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 

@@ -252,7 +252,6 @@ def _encoded_object(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Reverse `encoded`."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):

@@ -230,12 +230,10 @@ class Current(Generic[_T]):
         self._variable = ContextVar(name, default=default)  # debuggers show the name
 
     def __call__(self) -> _T:
-        """Return the current value."""
         return self._variable.get()
 
     @contextmanager
     def by(self, value: _T) -> Iterator[None]:
-        """Apply `value` inside a block."""
         token = self._variable.set(value)
         try:
             yield

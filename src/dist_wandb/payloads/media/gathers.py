@@ -79,7 +79,6 @@ class Encoded(NamedTuple):
         return self._replace(items=items, size=sum(map(len, items)))
 
     def as_bytes(self, rank: int) -> bytes:
-        """Return the message of this rank, for `decoded`."""
         return framed(json.dumps([rank, self.columns, self.total]).encode(), *self.items)
 
 

@@ -59,22 +59,18 @@ class Layout:
 
     @property
     def sums(self) -> int:
-        """Count of numbers to sum."""
         return sum(self.sum_sizes)
 
     @property
     def maxima(self) -> int:
-        """Count of numbers whose maximum is taken."""
         return sum(self.max_sizes)
 
     @property
     def has_blob(self) -> bool:
-        """Whether ranks have bytes to gather."""
         return self.is_local or self.gathered > 0
 
     @cached_property
     def signature(self) -> str:
-        """The layout as JSON text."""
         return json.dumps([self.is_local, self.nodes, self.is_tentative], separators=(",", ":"))
 
     @classmethod
