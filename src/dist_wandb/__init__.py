@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     )
     from dist_wandb.job.model import Topology
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
-    from dist_wandb.payloads.media.gathers import gathered
+    from dist_wandb.payloads.gathers import gathered
     from dist_wandb.reading.runs import LocalRun, read_runs
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.api import get_run, init
@@ -132,7 +132,7 @@ _ROOMS = {
     "agent": "session.sweep_agents",
     "Session": "session.session",
     "Topology": "job.model",
-    "gathered": "payloads.media.gathers",
+    "gathered": "payloads.gathers",
     "get_run": "session.api",
     "init": "session.api",
     "plan_run": "settings.plan",

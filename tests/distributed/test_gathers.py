@@ -23,7 +23,7 @@ from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.payloads.media import cells, gathers
+from dist_wandb.payloads import cells, gathers
 
 SMALL = 1100  # approximate bytes of a table of one row, while it is kept
 

@@ -32,7 +32,7 @@ from dist_wandb.accelerate.wrapping import (
     wrap_accelerator,
 )
 from dist_wandb.job.units import UnitArgument
-from dist_wandb.payloads.media.gathers import gathered, gathered_table
+from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments

@@ -19,9 +19,9 @@ from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_o
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.writing import Spreads, Writing
 from dist_wandb.payloads.devices import Later, LaterValue, known
-from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.gathers import Gathered
+from dist_wandb.payloads.metrics import Snapshot
 from dist_wandb.payloads.scalars import checked_weight, is_number
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 from dist_wandb.settings.reduction import TIMES, WITHOUT_NANS, PerRankNames, Reduction, matches_any, reduction_of
 
 _FLOATS = {float}

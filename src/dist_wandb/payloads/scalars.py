@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import PLAIN, HostCopy, Later, LaterValue, as_tensor, copy_for_numpy, whole
-from dist_wandb.payloads.torchmetrics.metrics import is_metric, take_snapshot
+from dist_wandb.payloads.metrics import is_metric, take_snapshot
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:

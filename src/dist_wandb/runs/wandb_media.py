@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from dist_wandb.payloads.cells import Picture
 from dist_wandb.payloads.devices import PLAIN, Later, as_tensor
-from dist_wandb.payloads.media.cells import Picture
-from dist_wandb.payloads.media.gathers import Gathered, MergedImages, MergedTable
+from dist_wandb.payloads.gathers import Gathered, MergedImages, MergedTable
+from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.payloads.scalars import DEEPEST
-from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 _MERGED = frozenset({MergedTable, MergedImages})
 _MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr

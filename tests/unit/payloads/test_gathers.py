@@ -32,10 +32,10 @@ from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport.group import members_of
 from dist_wandb.job.model import Topology
+from dist_wandb.payloads import cells, gathers
+from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.media import cells, gathers
-from dist_wandb.payloads.media.cells import Part
-from dist_wandb.payloads.media.gathers import decoded, differ, fair, gathered, gathered_table, merged_table
+from dist_wandb.payloads.gathers import decoded, differ, fair, gathered, gathered_table, merged_table
 from dist_wandb.runs import wandb_media
 
 if TYPE_CHECKING:

@@ -21,9 +21,7 @@ from itertools import accumulate, chain, islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.payloads.devices import arrived
-from dist_wandb.payloads.framing import excerpt, framed, parsing, unframed
-from dist_wandb.payloads.media.cells import (
+from dist_wandb.payloads.cells import (
     BESIDE,
     OF_PIXELS,
     PLAIN,
@@ -41,6 +39,8 @@ from dist_wandb.payloads.media.cells import (
     plain_cell,
     png_of,
 )
+from dist_wandb.payloads.devices import arrived
+from dist_wandb.payloads.framing import excerpt, framed, parsing, unframed
 
 Kind = Literal["table", "images"]
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import event_after, has_passed, on_host, wait_for
 from dist_wandb.payloads.framing import decode, encode, pieces_of
-from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_in_full
-from dist_wandb.payloads.torchmetrics.states import (
+from dist_wandb.payloads.metric_merging import Layout, Merging, Node, Packed, read_in_full
+from dist_wandb.payloads.metric_states import (
     IN_MAXIMA,
     IN_SUMS,
     Shell,

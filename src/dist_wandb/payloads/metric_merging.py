@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.framing import Bytes, decode, dtype_of
-from dist_wandb.payloads.torchmetrics.states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
+from dist_wandb.payloads.metric_states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -291,7 +291,7 @@ def _check_shape(state: State, part: Part, others: Sequence[Tensor], metric: Met
 
 
 def _is_joined(item: Sequence[Any]) -> bool:
-    """Return whether a list is a result of `states.joined`."""
+    """Return whether a list is a result of `metric_states.joined`."""
     import torch
 
     if not item:
