@@ -86,7 +86,7 @@ class Record:
         except Exception as error:
             if not wandb_private.has_lost_service(run, error):
                 raise
-            if not self._switch(run, error):
+            if not self.replace(run, error):
                 self._late.append(logged)
                 return
             _with_media_directory(lambda: self._log(self.run, logged))
@@ -110,7 +110,7 @@ class Record:
         try:
             return _with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:
-            if not wandb_private.has_lost_service(run, error) or not self._switch(run, error):
+            if not wandb_private.has_lost_service(run, error) or not self.replace(run, error):
                 raise
             return wandb_private.stored(self.run, name, key, value, step)
 
@@ -123,18 +123,14 @@ class Record:
             except Exception as error:
                 if not wandb_private.is_loss_of_service(error):
                     raise
-                self._switch(run, error)
+                self.replace(run, error)
             return finish(self.run, exit_code)
         except Exception as error:  # noqa: BLE001  # the training has succeeded
             is_asked_for = getattr(getattr(run, "settings", None), "finish_timeout_raises", False)
             self.asked_for = error if is_asked_for and isinstance(error, TimeoutError) else None
             return f"the run {run.id} could not be ended: {error!r}"
 
-    def replace(self, run: AnyRun, error: Exception) -> None:
-        """Replace `run`, unless it has been replaced already: a caller has detected the loss of wandb's own process."""
-        self._switch(run, error)
-
-    def _switch(self, lost: AnyRun, error: Exception) -> bool:
+    def replace(self, lost: AnyRun, error: Exception) -> bool:
         """Replace a lost run by one on disk, with the rows it lacks; `False` in a signal handler during that."""
         with self._lock:
             if self._is_replacing:

@@ -47,7 +47,7 @@ class OwnConfig:
         notice: Callable[[Iterable[str]], None],  # called with the names whose values should be published
     ) -> None:
         # Called if wandb's own process is lost; it must `attach` the replacement of the run.
-        self.replace_run: Callable[[AnyRun, Exception], None] | None = None
+        self.replace_run: Callable[[AnyRun, Exception], object] | None = None
         self.refresh: Refresh = refresh
         self._connection = connection
         self._comparison = comparison

@@ -253,7 +253,7 @@ class ConfigSync:
         """Set how to reach the other ranks: see the attributes of `Connection`."""
         self._connection.find, self._connection.await_primary = find, await_primary
 
-    def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
+    def on_lost(self, replace_run: Callable[[AnyRun, Exception], object]) -> None:
         """Set what to call if wandb's own process is found dead. It must `attach` the replacement of the run."""
         self._own.replace_run = replace_run
 
