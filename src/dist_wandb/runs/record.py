@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.payloads.scalars import Paths, nested
@@ -32,7 +32,7 @@ from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
-from dist_wandb.runs.wandb_private import sets_verbosity, with_warnings_alone
+from dist_wandb.runs.wandb_private import with_media_directory, with_warnings_alone
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
-
-_T = TypeVar("_T")
 
 _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
 _MOST_UNSAFE = 20_000  # rows kept for that time
@@ -82,14 +80,14 @@ class Record:
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
         try:
-            _with_media_directory(lambda: self._log(run, logged))
+            with_media_directory(lambda: self._log(run, logged))
         except Exception as error:
             if not wandb_private.has_lost_service(run, error):
                 raise
             if not self.replace(run, error):
                 self._late.append(logged)
                 return
-            _with_media_directory(lambda: self._log(self.run, logged))
+            with_media_directory(lambda: self._log(self.run, logged))
         if kwargs.get("commit") is False:
             self._parts.append(logged)
             return
@@ -108,7 +106,7 @@ class Record:
         """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""
         run = self.run
         try:
-            return _with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
+            return with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:
             if not wandb_private.has_lost_service(run, error) or not self.replace(run, error):
                 raise
@@ -205,16 +203,6 @@ class _LoggedRow(NamedTuple):
         return {name: value for logged in (*self.parts, self) for name, value in logged.row.items()}
 
 
-def _with_media_directory(write: Callable[[], _T]) -> _T:
-    """Call `write`; again, if the directory for files of tables and other media was missing."""
-    try:
-        return write()
-    except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
-        if not wandb_private.restore_media_directory(error):
-            raise
-        return write()
-
-
 class _Service:
     """Counts the replacements of wandb's own process, which writes all runs of this process."""
 
@@ -250,7 +238,7 @@ def _number(value: Any) -> float | None:
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Limit wandb to warnings where its hint to "wandb sync" is wrong (shared, on disk), or another rank gives it."""
     is_quiet = (plan.has_writers and is_offline(run)) or (plan.is_one_of_several and not plan.announces)
-    return with_warnings_alone(on=bool(run) and is_quiet and not sets_verbosity(init_arguments))
+    return with_warnings_alone(init_arguments, on=bool(run) and is_quiet)
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:

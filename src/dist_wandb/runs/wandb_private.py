@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.interception import intercept, original
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
 
 _log = logging.getLogger("dist_wandb")
+
+_T = TypeVar("_T")
 
 _LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
@@ -93,14 +95,17 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
     return False
 
 
-def restore_media_directory(error: FileNotFoundError) -> bool:
-    """Recreate wandb's directory for media if the error is about it; return whether it was missing and now exists."""
-    path = Path(str(error.filename or ""))
-    if not path.parent.name.endswith(_MEDIA_DIRECTORY) or path.parent.exists():
-        return False
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path.parent.exists()
+def with_media_directory(write: Callable[[], _T]) -> _T:
+    """Call `write`; again, if wandb's directory for files of tables and other media was missing."""
+    try:
+        return write()
+    except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
+        directory = Path(str(error.filename or "")).parent
+        if not directory.name.endswith(_MEDIA_DIRECTORY) or directory.exists():
+            raise
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return write()
 
 
 def detach_service() -> None:
@@ -140,8 +145,11 @@ def code_of_exit() -> int | None:
 
 
 @contextmanager
-def with_warnings_alone(*, on: bool) -> Iterator[None]:
-    if not on:
+def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
+    """Limit wandb to warnings and errors inside the block, unless the user has set its verbosity."""
+    names = ("quiet", "silent", "show_info")
+    is_set = (user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
+    if not on or any(is_set):
         yield
         return
     import wandb
@@ -152,13 +160,6 @@ def with_warnings_alone(*, on: bool) -> Iterator[None]:
         yield
     finally:
         wandb.termsetup(settings, None)  # as wandb.setup does
-
-
-def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
-    names = ("quiet", "silent", "show_info")
-    return any(
-        user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names
-    )
 
 
 def is_silent() -> bool:
