@@ -31,7 +31,7 @@ from dist_wandb.exchange.transport.tree import TreeGroup
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 from dist_wandb.settings.reduction import check_reduce
 

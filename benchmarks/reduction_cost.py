@@ -34,7 +34,7 @@ from unittest.mock import patch
 from benchmarks import common
 
 from dist_wandb.errors import DistWandbError
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
     import torch

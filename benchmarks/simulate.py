@@ -41,8 +41,7 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.session import opener, registry
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 sys.path.insert(0, str(common.ROOT / "tests" / "support"))
 from simulation import Store, World, simulated

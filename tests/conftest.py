@@ -43,8 +43,7 @@ from dist_wandb.session.restart import store as restart_store
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]

@@ -81,13 +81,13 @@ if TYPE_CHECKING:
     )
     from dist_wandb.job.model import Topology
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
-    from dist_wandb.payloads.media.gathers import gathered
+    from dist_wandb.payloads.gathers import gathered
     from dist_wandb.reading.runs import LocalRun, read_runs
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.api import get_run, init
     from dist_wandb.session.session import Session
     from dist_wandb.session.sweep_agents import agent as agent
-    from dist_wandb.settings.limits import Limits
+    from dist_wandb.settings.options import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
 
@@ -125,14 +125,14 @@ _ROOMS = {
     "DistWandbCallback": "transformers",
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
-    "Limits": "settings.limits",
+    "Limits": "settings.options",
     "LocalRun": "reading.runs",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
     "agent": "session.sweep_agents",
     "Session": "session.session",
     "Topology": "job.model",
-    "gathered": "payloads.media.gathers",
+    "gathered": "payloads.gathers",
     "get_run": "session.api",
     "init": "session.api",
     "plan_run": "settings.plan",
@@ -172,7 +172,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dist_wandb.errors")
     if name not in _OF_WANDB and (name.startswith("_") or _is_module(name)):
         raise AttributeError(f"module 'dist_wandb' has no attribute {name!r}")
-    return importlib.import_module("dist_wandb.runs.wandb_names").of_wandb(name)
+    return importlib.import_module("dist_wandb.runs.run_metadata").of_wandb(name)
 
 
 def _is_module(name: str) -> bool:

@@ -4,7 +4,7 @@
 ``reinit="create_new"``. On a rank without a run, they do what the session does there. If no session is open they are
 wandb's own, for a run that was opened without this package; without such a run they raise `wandb.Error`, as wandb does.
 
-All other names that a script uses are wandb's own (`runs.wandb_names`), looked up at each use. The lists are in
+All other names that a script uses are wandb's own (`runs.run_metadata`), looked up at each use. The lists are in
 `dist_wandb.__init__`; `tests/unit/test_as_wandb.py` compares them with wandb's.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import wandb_names
+from dist_wandb.runs import run_metadata
 from dist_wandb.session.registry import current, history, open_sessions
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def log(
     """
     session = current()
     if session is None:
-        wandb_names.of_its_run("log", _why_not)(data, step=step, commit=commit)
+        run_metadata.of_its_run("log", _why_not)(data, step=step, commit=commit)
     else:
         session.log(data, step, commit=commit, weight=weight)
 
@@ -60,8 +60,8 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
     session = current()
     if session is not None:
         session.finish(exit_code)
-    elif wandb_names.has_run():
-        wandb_names.of_wandb("finish")(exit_code)
+    elif run_metadata.running_run():
+        run_metadata.of_wandb("finish")(exit_code)
 
 
 join = finish
@@ -81,7 +81,7 @@ def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -
     """
     session = current()
     if session is None or run_path is not None:
-        return wandb_names.of_wandb("restore")(name, run_path, *args, **kwargs)
+        return run_metadata.of_wandb("restore")(name, run_path, *args, **kwargs)
     return session.restore(name, run_path, *args, **kwargs)
 
 
@@ -93,7 +93,7 @@ def _acting(name: str) -> _Acting:
 
     def act(*args: Any, **kwargs: Any) -> Any:
         session = current()
-        function = wandb_names.of_its_run(name, _why_not) if session is None else getattr(session, name)
+        function = run_metadata.of_its_run(name, _why_not) if session is None else getattr(session, name)
         return function(*args, **kwargs)
 
     act.__name__ = act.__qualname__ = name
@@ -124,7 +124,7 @@ def of_current(name: str) -> Any:
     session = current()
     if session is not None:
         return session if name == "run" else getattr(session, name)
-    return None if name == "run" and not wandb_names.has_run() else wandb_names.of_wandb(name)
+    return None if name == "run" and not run_metadata.running_run() else run_metadata.of_wandb(name)
 
 
 def _why_not() -> str:

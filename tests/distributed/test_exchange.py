@@ -33,7 +33,7 @@ from dist_wandb.exchange.membership.generations import Departures, publish_opene
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.settings.reduction import DEGRADED
 

@@ -23,7 +23,7 @@ from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
-from dist_wandb.payloads.media import cells, panels
+from dist_wandb.payloads import cells, gathers
 
 SMALL = 1100  # approximate bytes of a table of one row, while it is kept
 
@@ -348,7 +348,7 @@ def test_images_logged_immediately_before_a_failure_are_written(
         time.sleep(0.2)
         return png(*arguments)
 
-    monkeypatch.setattr(panels, "png_of", png_slowly)
+    monkeypatch.setattr(gathers, "png_of", png_slowly)
     unit.log(0, {"samples": gathered(images(7))}, 1)
     unit.die(0)
     assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}

@@ -26,7 +26,7 @@ from dist_wandb.job import leftovers
 from dist_wandb.job.connection import StoreConnection, is_hung_up
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
+from dist_wandb.settings.options import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 
 SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts that must not be reached

@@ -17,12 +17,10 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.media.gathers import Gathered, decoded, gathered
-from dist_wandb.payloads.media.panels import merged_table
-from dist_wandb.payloads.torchmetrics.blob import decode, encode
-from dist_wandb.payloads.torchmetrics.merging import Layout
-from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
+from dist_wandb.payloads.framing import decode, encode, framed, unframed
+from dist_wandb.payloads.gathers import Gathered, decoded, gathered, merged_table
+from dist_wandb.payloads.metric_merging import Layout
+from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.wandb_media import image
 
 _NUMBERS = (b'"float32"', b'"bool"', b'"qint8"', b'"quint4x2"', b'"bits8"', b'"complex32"', b'"float8_e5m2"', b'"load"')

@@ -14,7 +14,7 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import unit_of
 
 HEARTBEAT = 0.05

@@ -9,7 +9,7 @@ import torch
 
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot, take_snapshot
+from dist_wandb.payloads.metrics import Snapshot, take_snapshot
 
 
 class _WaitingError(Exception):

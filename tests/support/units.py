@@ -23,12 +23,12 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
-from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row
 from dist_wandb.runs import wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit, plan_run
 from dist_wandb.settings.reduction import DEGRADED, check_reduce
 

@@ -22,7 +22,7 @@ from wandb.proto import wandb_internal_pb2
 from wandb.sdk import data_types
 
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.payloads.media import cells
+from dist_wandb.payloads import cells
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.run_metadata import can_hold
 from dist_wandb.runs.summary import SummaryWrites

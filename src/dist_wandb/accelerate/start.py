@@ -31,7 +31,7 @@ from dist_wandb.job.model import Leader, Topology
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
-from dist_wandb.payloads.torchmetrics.metrics import is_metric
+from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments
 from dist_wandb.session.job_description import fall_behind, miss_job, next_job
 from dist_wandb.session.opener import open_session

@@ -32,7 +32,7 @@ from dist_wandb.accelerate.wrapping import (
     wrap_accelerator,
 )
 from dist_wandb.job.units import UnitArgument
-from dist_wandb.payloads.media.gathers import gathered, gathered_table
+from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
@@ -42,8 +42,7 @@ from dist_wandb.session.registry import current, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
-from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
+from dist_wandb.settings.options import DEFAULT_LIMITS, ConfigSyncMode, Limits, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
@@ -316,7 +315,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 # rank 0 writes one panel of two images, "rank 0" and "rank 1"
         """
         images = {
-            name: gathered(held, limit=limit) if gather else wandb_media.images(held) for name, held in values.items()
+            name: gathered(held, limit=limit) if gather else list(map(wandb_media.image, held))
+            for name, held in values.items()
         }
         self.log(images, step, **kwargs)
 

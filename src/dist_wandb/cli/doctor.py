@@ -29,7 +29,7 @@ from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import current_server, requested, sweeps
-from dist_wandb.settings.config_secrets import without_passwords, without_values
+from dist_wandb.settings.config_values import without_passwords, without_values
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.settings.plan import (
     RANK_SCOPES,

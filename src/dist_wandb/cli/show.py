@@ -40,7 +40,7 @@ from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.runs import LocalRun, brought_together, rows_of, runs_below
 from dist_wandb.reading.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
-from dist_wandb.settings.config_secrets import redacted
+from dist_wandb.settings.config_values import redacted
 from dist_wandb.wandb_files.reading import trend_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 

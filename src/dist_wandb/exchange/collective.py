@@ -42,7 +42,7 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed
 from dist_wandb.exchange.turns import Inbox, Turns
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")

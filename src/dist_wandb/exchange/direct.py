@@ -42,7 +42,7 @@ from dist_wandb.exchange.interface import (
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.notices import Notices
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")

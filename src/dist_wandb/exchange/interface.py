@@ -32,7 +32,7 @@ from enum import Enum, IntEnum, auto
 
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.timed_caller import settle
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 
 _log = logging.getLogger("dist_wandb")
 

@@ -20,7 +20,7 @@ from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")

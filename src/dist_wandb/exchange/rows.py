@@ -19,9 +19,9 @@ from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_o
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.writing import Spreads, Writing
 from dist_wandb.payloads.devices import Later, LaterValue, known
-from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.gathers import Gathered
+from dist_wandb.payloads.metrics import Snapshot
 from dist_wandb.payloads.scalars import checked_weight, is_number
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 from dist_wandb.settings.reduction import TIMES, WITHOUT_NANS, PerRankNames, Reduction, matches_any, reduction_of
 
 _FLOATS = {float}
@@ -43,21 +43,19 @@ class Contribution(NamedTuple):
         """Return whether it can be sent without waiting for a device, or for the encoding of images."""
         weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
         values = (*self.metrics.values(), *weights)
-        return all(value.is_ready() for value in values if isinstance(value, (Later, LaterValue, *ATTACHED)))
+        return all(value.is_ready() for value in values if isinstance(value, (LaterValue, *ATTACHED)))
 
     def is_copied(self) -> bool:
         """Return whether a thread can write it as this rank's own row without waiting for a device."""
         return all(
             value.is_copied() if isinstance(value, Gathered) else value.is_ready()
             for value in self.metrics.values()
-            if isinstance(value, (Later, LaterValue, *ATTACHED))
+            if isinstance(value, (LaterValue, *ATTACHED))
         )
 
     def has_arrived(self) -> bool:
         """Return whether that is certain: then the training thread may write it."""
-        return all(
-            value.has_arrived() for value in self.metrics.values() if isinstance(value, (Later, LaterValue, *ATTACHED))
-        )
+        return all(value.has_arrived() for value in self.metrics.values() if isinstance(value, (LaterValue, *ATTACHED)))
 
 
 class RowWriter(Protocol):

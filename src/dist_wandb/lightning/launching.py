@@ -23,7 +23,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import run_metadata, sweeps, wandb_process
+from dist_wandb.runs import run_metadata, sweeps, wandb_private
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.wandb_files.small_files import LIMIT, parse_json, read_small, write_small
@@ -57,7 +57,7 @@ class LaunchState:
         """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
         location = run_metadata.location(run) if run is not None else self.location
         copied = LaunchState(
-            wandb_process.pickled_run(run) or self.parents_run, location, self.is_announced, home=self.home
+            wandb_private.pickled_run(run) or self.parents_run, location, self.is_announced, home=self.home
         )
         self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
         return copied

@@ -15,14 +15,13 @@ from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
 from dist_wandb.lightning.trainers import base_ids_of, epoch_weights, measure, remember, trainer_of
-from dist_wandb.payloads.media.gathers import gathered, gathered_table
+from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
 from dist_wandb.session.registry import repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
-from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
+from dist_wandb.settings.options import DEFAULT_LIMITS, ConfigSyncMode, Limits, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 

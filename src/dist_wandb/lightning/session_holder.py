@@ -31,7 +31,7 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
-from dist_wandb.runs import requested, run_metadata, wandb_process, writer
+from dist_wandb.runs import requested, run_metadata, wandb_private, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
@@ -231,7 +231,7 @@ class SessionHolder:
         """The run to use instead of opening one: `available`, or the parent's in a process of ddp_spawn."""
         if available is None:
             parents_run = self.launch.parents_run
-            return wandb_process.unpickled_run(parents_run) if parents_run and plan.run_mode == "auto" else None
+            return wandb_private.unpickled_run(parents_run) if parents_run and plan.run_mode == "auto" else None
         if self.session is not None and (plan.shared or plan.run_id != available.id):
             raise _opened_too_early(available.id, plan.run_mode, f"the run {plan.run_id!r} here")
         return available

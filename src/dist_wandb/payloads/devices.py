@@ -1,19 +1,26 @@
-"""Copies of logged tensors, which are transferred from a device to the host asynchronously."""
+"""Copies of logged tensors, which are transferred to the host asynchronously, and events of devices.
+
+While one thread captures a CUDA graph in CUDA's usual mode, a query of an event on another thread raises, and makes the
+capture fail. So events are queried in the relaxed mode of the calling thread, as NCCL's watchdog in torch does.
+Nothing here is a call that `torch.cuda.set_sync_debug_mode` reports: its mode holds for all threads of the process.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.streams import event_after, has_passed, is_captured, keep_if_failed, kept_if_it_fails, wait_for
-from dist_wandb.payloads.torchmetrics.metrics import is_metric
 
 if TYPE_CHECKING:
     import torch
 
 PLAIN = frozenset({float, int, bool, str})  # types whose objects cannot change
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class HostCopy:
@@ -65,28 +72,6 @@ class HostCopy:
         return self._numbers
 
 
-class Later:
-    """The number at an index of a copy, known once the copy has arrived."""
-
-    __slots__ = ("_copy", "_index")
-
-    def __init__(self, copy: HostCopy, index: int) -> None:
-        self._copy = copy
-        self._index = index
-
-    def is_ready(self) -> bool:
-        """See `HostCopy.is_ready`."""
-        return self._copy.is_ready()
-
-    def has_arrived(self) -> bool:
-        """See `HostCopy.has_arrived`."""
-        return self._copy.has_arrived()
-
-    def number(self) -> float:
-        """Return the number. Waits for the device, like `HostCopy.tensor`."""
-        return self._copy.numbers()[self._index]
-
-
 class LaterValue:
     """A `HostCopy`, or containers with `HostCopy`s in place of tensors, known once all copies have arrived."""
 
@@ -97,36 +82,51 @@ class LaterValue:
         self._copies = copies
 
     def is_ready(self) -> bool:
-        """See `HostCopy.is_ready`."""
         return all(copy.is_ready() for copy in self._copies)
 
     def has_arrived(self) -> bool:
-        """See `HostCopy.has_arrived`."""
         return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
         """Return the value. Waits for the devices, like `HostCopy.tensor`."""
-        return _arrived(self._value)
+        return arrived(self._value)
 
 
-def _arrived(value: Any) -> Any:
+class Later(LaterValue):
+    """The number at an index of a copy, known once the copy has arrived."""
+
+    __slots__ = ()
+
+    def __init__(self, copy: HostCopy, index: int) -> None:
+        super().__init__(index, (copy,))
+
+    def number(self) -> float:
+        """Return the number. Waits for the device, like `HostCopy.tensor`."""
+        number: float = self._copies[0].numbers()[self._value]
+        return number
+
+    value = number
+
+
+def arrived(value: Any) -> Any:
+    """Return a value with tensors in place of `HostCopy`s, at any depth. Waits for the devices."""
     if isinstance(value, HostCopy):
         return value.tensor()
     if type(value) is dict:
-        return {name: _arrived(item) for name, item in value.items()}
-    return type(value)(map(_arrived, value)) if type(value) in (list, tuple) else value
+        return {name: arrived(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(arrived, value))
+    return type(value)(*map(arrived, value)) if hasattr(value, "_fields") and isinstance(value, tuple) else value
 
 
 def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace `Later` and `LaterValue` objects in a row of `scalars.copied_row` by their values. Waits for devices."""
-    if not any(isinstance(value, (Later, LaterValue, dict)) for value in values.values()):
+    """Replace `LaterValue`s in a row of `scalars.copied_row` by their values. Waits for devices."""
+    if not any(isinstance(value, (LaterValue, dict)) for value in values.values()):
         return values
     return {name: _known(value) for name, value in values.items()}
 
 
 def _known(value: Any) -> Any:
-    if type(value) is Later:
-        return value.number()
     if type(value) is dict:
         return known(value)
     return value.value() if isinstance(value, LaterValue) else value
@@ -170,20 +170,111 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     )
 
 
-def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors; see `whole`."""
-    others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
-    found: dict[str, Any] = {}
-    for name, value in others.items():
-        if isinstance(value, Mapping) and not is_metric(value):
-            found[name] = whole_tensors(value, rank)
-        elif (tensor := as_tensor(value)) is not None:
-            found[name] = whole(repr(name), tensor, rank)
-    is_same = all(value is others[name] for name, value in found.items())
-    return metrics if is_same else {**metrics, **found}
-
-
 def copied_tensor(value: Any) -> Any:
-    """Return a copy of a tensor, without its graph, or any other value unchanged."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def event_after(device: torch.device) -> Any:
+    """Record and return an event after the work submitted to a device's stream; `None` if it has no events."""
+    import torch
+
+    module: Any = getattr(torch, device.type, None)
+    if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
+        return None
+    event = module.Event()
+    event.record(module.current_stream(device))
+    return event
+
+
+def has_passed(event: Any) -> bool:
+    """Return whether a device has passed an event, or has failed: then what waits for the event raises."""
+    with _beside_captures():
+        try:
+            return bool(event.query())
+        except RuntimeError:
+            return True
+
+
+def wait_for(event: Any) -> None:
+    """Wait for an event, so do not call it on the training thread. Raises RuntimeError if the device has failed."""
+    with _beside_captures():
+        if not event.query():
+            event.synchronize()
+
+
+def keep_if_failed(event: Any, copies: object) -> None:
+    """Keep asynchronous copies, of which `event` is the end, for ever if the device has failed.
+
+    Otherwise torch would abort the process when they are freed, perhaps before the run has ended.
+    """
+    with _beside_captures(), suppress(RuntimeError), kept_if_it_fails(copies):
+        event.query()
+
+
+@contextmanager
+def kept_if_it_fails(copies: object) -> Iterator[None]:
+    """Keep asynchronous copies for ever, as `keep_if_failed` does, if a device has failed when it is used."""
+    try:
+        yield
+    except RuntimeError:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(copies))
+        raise
+
+
+def elapsed(began: Any, ended: Any) -> float:
+    """Return the milliseconds between two events; 0 if they are of different devices, or a device has failed."""
+    with _beside_captures():
+        try:
+            return float(began.elapsed_time(ended))
+        except (RuntimeError, ValueError):
+            return 0.0
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's copy on the host, or a tensor on the host itself. Waits for the device, like `wait_for`."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return tensor
+    with _beside_captures():
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor, non_blocking=True)
+        event = event_after(tensor.device)
+        if event is None:
+            return tensor.cpu()
+        event.synchronize()
+        return copy
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on a device of which the current stream captures a graph."""
+    return tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def _beside_captures() -> Iterator[None]:
+    """Keep the captures of other threads valid, whatever the calls inside are."""
+    torch = sys.modules.get("torch")
+    exchange = _exchange_mode() if torch is not None and torch.cuda.is_initialized() else None
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    exchange(ctypes.byref(mode))  # swaps `mode` and the mode of this thread
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@functools.lru_cache(maxsize=1)
+def _exchange_mode() -> Any:
+    """Return the driver's function, because torch does not offer it; `None` if there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None

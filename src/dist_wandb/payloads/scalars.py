@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import PLAIN, HostCopy, Later, LaterValue, as_tensor, copy_for_numpy, whole
-from dist_wandb.payloads.torchmetrics.metrics import is_metric, take_snapshot
+from dist_wandb.payloads.metrics import is_metric, take_snapshot
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
 Paths: TypeAlias = "dict[str, tuple[str, ...]]"  # of the names of `flattened` rows that were nested
 
-_DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
+DEEPEST = 8  # maximum depth of nested containers that are copied, because a list may contain itself
 
 
 def checked_weight(argument: str, weight: float, rank: int) -> float:
@@ -98,7 +98,6 @@ def checked_step(step: object, rank: int) -> int:
 
 
 def are_plain(metrics: Mapping[str, Any]) -> bool:
-    """Return whether all values are Python numbers and strings, which cannot change."""
     return PLAIN.issuperset(map(type, metrics.values()))
 
 
@@ -113,7 +112,7 @@ def flattened(metrics: Mapping[Any, Any], paths: Paths, rank: int, within: tuple
             row[inner] = value
             continue
         path = (*within, str(inner))
-        if isinstance(value, Mapping) and not is_metric(value) and len(path) <= _DEEPEST:
+        if isinstance(value, Mapping) and not is_metric(value) and len(path) <= DEEPEST:
             row.update(flattened(value, paths, rank, path))
             continue
         name = ".".join(path)
@@ -169,6 +168,19 @@ def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return row
 
 
+def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors; see `whole`."""
+    others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
+    found: dict[str, Any] = {}
+    for name, value in others.items():
+        if isinstance(value, Mapping) and not is_metric(value):
+            found[name] = whole_tensors(value, rank)
+        elif (tensor := as_tensor(value)) is not None:
+            found[name] = whole(repr(name), tensor, rank)
+    is_same = all(value is others[name] for name, value in found.items())
+    return metrics if is_same else {**metrics, **found}
+
+
 def third_of_log(third: Sequence[Any], commit: Any, weight: Any) -> tuple[bool | None, Any]:
     """Return `commit` and `weight` of a call of `log`: in third place, a bool is `commit`, as in wandb."""
     if third and third[0] is not None:
@@ -219,7 +231,7 @@ def _copied_value(name: str, value: Any, rank: int) -> Any:
 def _copied(name: str, value: Any, rank: int) -> Any:
     """Copy a value that is not a number: vectors, and containers with their items."""
     copies: list[HostCopy] = []
-    copy = _copy_of(name, value, rank, copies, _DEEPEST)
+    copy = _copy_of(name, value, rank, copies, DEEPEST)
     return LaterValue(copy, copies) if copies else copy
 
 

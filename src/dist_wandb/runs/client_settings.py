@@ -92,7 +92,6 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
 
 
 def without_password(url: str) -> str:
-    """Return an address without user name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -173,5 +172,4 @@ def _refusal(error: Exception) -> ConfigurationError | None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line; if it is empty, the error's type."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -36,7 +36,7 @@ from dist_wandb.runs.client_settings import (
     workspace_settings,
 )
 from dist_wandb.runs.requested import user_setting
-from dist_wandb.runs.wandb_process import inherits_service
+from dist_wandb.runs.wandb_private import inherits_service
 from dist_wandb.wandb_files.small_files import read_small
 
 if TYPE_CHECKING:
@@ -249,7 +249,6 @@ def is_same_server(one: str, other: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether an address is on this host."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     try:
         return ip_address(host).is_loopback

@@ -43,13 +43,13 @@ class Interception:
         self._owner = owner
         self._name = name
         self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
-        self._handlers: list[Handler] = []
+        self.handlers: list[Handler] = []
         self.method: Callable[..., Any] = self._method()
         vars(owner)[name] = self.method  # setattr does nothing on a NullRun
 
     def _method(self) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            handlers = self._handlers  # without handlers, an old reference to this method calls the original
+            handlers = self.handlers  # without handlers, an old reference to this method calls the original
             if not handlers or (id(self._owner), self._name) in _bypassed():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
@@ -59,19 +59,13 @@ class Interception:
         vars(method)[_MARK] = self
         return method
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether all handlers were removed."""
-        return not self._handlers
-
     def add(self, handler: Handler) -> Callable[[], None]:
-        """Call `handler` until the returned function is called."""
-        self._handlers.append(handler)
+        self.handlers.append(handler)
 
         def remove() -> None:
-            if handler in self._handlers:
-                self._handlers.remove(handler)
-            if not self._handlers and vars(self._owner).get(self._name) is self.method:
+            if handler in self.handlers:
+                self.handlers.remove(handler)
+            if not self.handlers and vars(self._owner).get(self._name) is self.method:
                 del vars(self._owner)[self._name]
                 if self._own is not None:
                     vars(self._owner)[self._name] = self._own
@@ -82,10 +76,9 @@ class Interception:
 _MARK = "__intercepted_by_dist_wandb__"
 
 
-def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception, Callable[[], None]]:
-    """Call `handler` in place of a method of this object only; also return what removes the handler."""
-    interception = _found(owner, name) or Interception(owner, name)
-    return interception, interception.add(handler)
+def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
+    """Call `handler` in place of a method of this object only, until the returned function is called."""
+    return (_found(owner, name) or Interception(owner, name)).add(handler)
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
@@ -179,7 +172,7 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
     if module is None or not is_current or getattr(module, "run", None) is not None:
         return lambda: None
     removals = [
-        intercept(module, name, functools.partial(_pass_on, run, name))[1] for name in _SERVED if hasattr(module, name)
+        intercept(module, name, functools.partial(_pass_on, run, name)) for name in _SERVED if hasattr(module, name)
     ]
     names = vars(module)
     with _turn:
@@ -213,20 +206,19 @@ def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Ite
     is_own = isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
     if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
         return
-    interception, remove = intercept(run, name, handler)
-    yield remove
+    yield intercept(run, name, handler)
     module = sys.modules.get("wandb")
     running = getattr(module, "run", None)
     if module is None or name not in _MODULE_FUNCTIONS or not hasattr(module, name):
         return
     if running is None and name == "log" and is_current:
-        yield intercept(module, name, handler)[1]
-    elif running is run and running is not None:
+        yield intercept(module, name, handler)
+    elif running is run and (interception := _found(run, name)) is not None:
         vars(module)[name] = interception.method
-        yield lambda: _restore(module, name, interception)
+        yield functools.partial(_restore, module, name, interception)
 
 
 def _restore(module: ModuleType, name: str, interception: Interception) -> None:
     """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
-    if interception.is_idle and vars(module).get(name) is interception.method:
+    if not interception.handlers and vars(module).get(name) is interception.method:
         vars(module)[name] = interception.original

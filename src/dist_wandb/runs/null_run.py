@@ -47,7 +47,6 @@ class StandIn:
         return False
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> StandIn:
-        """Accept any call."""
         return NullPart()
 
     def __getattr__(self, name: str) -> Any:
@@ -195,11 +194,9 @@ class NullPart(StandIn):
     """Stands in for a part of a run, such as an artifact, with all its attributes and items. As a number it is NaN."""
 
     def get(self, name: object, default: Any = None) -> Any:  # noqa: ARG002  # nothing is known of a part
-        """Return the default; without one, a `NullPart`."""
         return NullPart() if default is None else default
 
     def keys(self) -> tuple[Any, ...]:
-        """Return no names."""
         return ()
 
     values = keys
@@ -318,7 +315,6 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         own.update(nested(shown, paths, own) if paths else shown)
 
     def get(self, name: object, default: Any = None) -> Any:
-        """Return the value that this rank has written or logged under a name, else the default."""
         return self[name] if name in self else default  # noqa: SIM401  # it is this method
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import SharedList
-from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import define_step_metric
 
@@ -124,15 +124,11 @@ class Opening:
             self._drop_failed_run()
             return NullRun()
 
-    def on_disk(self) -> AnyRun:
-        """Open the run on disk; raise an `UnavailableError` if this fails, too."""
-        return self._try(offline=True)
-
     def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
         """Open the same run again, on disk, by its id, which W&B may have generated; or raise `UnavailableError`."""
         kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
         arguments = {**kept, "config": config, "id": run_id}
-        run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).on_disk()
+        run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).attempt(offline=True)
         if step_metric is not None:
             define_step_metric(run, step_metric)
         return run
@@ -154,15 +150,16 @@ class Opening:
         pause = _PAUSE
         for _ in range(attempts - 1):
             try:
-                return self._try(offline=offline)
+                return self.attempt(offline=offline)
             except UnavailableError as error:
                 _log.debug("dist_wandb: rank %d tries again: %s", self.topology.global_rank, error)
             self._drop_failed_run()
             time.sleep(pause)
             pause *= 2
-        return self._try(offline=offline)
+        return self.attempt(offline=offline)
 
-    def _try(self, *, offline: bool) -> AnyRun:
+    def attempt(self, *, offline: bool) -> AnyRun:
+        """Open the run, once; raise an `UnavailableError` if this fails."""
         is_exact = self.as_given and self.topology.world_size == 1 and not offline
         return wandb_init.open_run(
             self.plan,
@@ -183,7 +180,7 @@ class Opening:
         )
         self._drop_failed_run()
         try:
-            return self.on_disk()
+            return self.attempt(offline=True)
         except UnavailableError as second:
             _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, second)
             return NullRun()
@@ -191,7 +188,7 @@ class Opening:
     def _drop_failed_run(self) -> None:
         """Drop the wandb process that keeps the id of the failed run in use."""
         if self.is_alone:
-            wandb_process.tear_down_service()
+            wandb_private.tear_down_service()
         else:
             wandb_private.detach_service()
 
@@ -199,7 +196,7 @@ class Opening:
         """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        wandb_process.drop_inherited_service()  # reading the mode uses wandb
+        wandb_private.drop_inherited_service()  # reading the mode uses wandb
         if requested.mode(self.arguments) != "online":
             return False
         within = self.job_store.wait_get(opening_key(self.plan), "its primary")
@@ -216,7 +213,7 @@ class Opening:
     def _publish_start(self) -> None:
         if self.job_store is not None and self.plan.announces and self.plan.opens_run:
             if self.plan.has_writers:
-                wandb_process.drop_inherited_service()  # reading the limit uses wandb
+                wandb_private.drop_inherited_service()  # reading the limit uses wandb
             self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
     def _publish(self, message: OpenedRun | FailedRun) -> None:

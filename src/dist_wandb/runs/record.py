@@ -10,7 +10,7 @@ States:
 
 Invariant: each row is logged into one run, and again into its replacement if the file of the lost run does not have it.
 
-Only a lost connection has this effect (`wandb_process.has_lost_service`, which in doubt probes the run by a call
+Only a lost connection has this effect (`wandb_private.has_lost_service`, which in doubt probes the run by a call
 without effect). Any other error concerns only its row, and `writer` handles it.
 """
 
@@ -24,15 +24,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.payloads.scalars import Paths, nested
-from dist_wandb.runs import wandb_private, wandb_process
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
-from dist_wandb.runs.wandb_process import sets_verbosity, with_warnings_alone
+from dist_wandb.runs.wandb_private import with_media_directory, with_warnings_alone
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
-
-_T = TypeVar("_T")
 
 _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
 _MOST_UNSAFE = 20_000  # rows kept for that time
@@ -82,14 +80,14 @@ class Record:
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
         try:
-            _with_media_directory(lambda: self._log(run, logged))
+            with_media_directory(lambda: self._log(run, logged))
         except Exception as error:
-            if not wandb_process.has_lost_service(run, error):
+            if not wandb_private.has_lost_service(run, error):
                 raise
-            if not self._switch(run, error):
+            if not self.replace(run, error):
                 self._late.append(logged)
                 return
-            _with_media_directory(lambda: self._log(self.run, logged))
+            with_media_directory(lambda: self._log(self.run, logged))
         if kwargs.get("commit") is False:
             self._parts.append(logged)
             return
@@ -108,9 +106,9 @@ class Record:
         """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""
         run = self.run
         try:
-            return _with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
+            return with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:
-            if not wandb_process.has_lost_service(run, error) or not self._switch(run, error):
+            if not wandb_private.has_lost_service(run, error) or not self.replace(run, error):
                 raise
             return wandb_private.stored(self.run, name, key, value, step)
 
@@ -121,20 +119,16 @@ class Record:
             try:
                 return finish(run, exit_code)
             except Exception as error:
-                if not wandb_process.is_loss_of_service(error):
+                if not wandb_private.is_loss_of_service(error):
                     raise
-                self._switch(run, error)
+                self.replace(run, error)
             return finish(self.run, exit_code)
         except Exception as error:  # noqa: BLE001  # the training has succeeded
             is_asked_for = getattr(getattr(run, "settings", None), "finish_timeout_raises", False)
             self.asked_for = error if is_asked_for and isinstance(error, TimeoutError) else None
             return f"the run {run.id} could not be ended: {error!r}"
 
-    def replace(self, run: AnyRun, error: Exception) -> None:
-        """Replace `run`, unless it has been replaced already: a caller has detected the loss of wandb's own process."""
-        self._switch(run, error)
-
-    def _switch(self, lost: AnyRun, error: Exception) -> bool:
+    def replace(self, lost: AnyRun, error: Exception) -> bool:
         """Replace a lost run by one on disk, with the rows it lacks; `False` in a signal handler during that."""
         with self._lock:
             if self._is_replacing:
@@ -209,16 +203,6 @@ class _LoggedRow(NamedTuple):
         return {name: value for logged in (*self.parts, self) for name, value in logged.row.items()}
 
 
-def _with_media_directory(write: Callable[[], _T]) -> _T:
-    """Call `write`; again, if the directory for files of tables and other media was missing."""
-    try:
-        return write()
-    except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
-        if not wandb_process.restore_media_directory(error):
-            raise
-        return write()
-
-
 class _Service:
     """Counts the replacements of wandb's own process, which writes all runs of this process."""
 
@@ -230,7 +214,7 @@ class _Service:
         """Tear down the lost process, unless another run has done so; a new run starts a new process."""
         with cls._lock:
             if seen == cls.current:
-                wandb_process.tear_down_service()
+                wandb_private.tear_down_service()
                 cls.current += 1
             return cls.current
 
@@ -254,7 +238,7 @@ def _number(value: Any) -> float | None:
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Limit wandb to warnings where its hint to "wandb sync" is wrong (shared, on disk), or another rank gives it."""
     is_quiet = (plan.has_writers and is_offline(run)) or (plan.is_one_of_several and not plan.announces)
-    return with_warnings_alone(on=bool(run) and is_quiet and not sets_verbosity(init_arguments))
+    return with_warnings_alone(init_arguments, on=bool(run) and is_quiet)
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.runs.client_settings import client_settings, hidden_values
 from dist_wandb.settings.config_values import plain
-from dist_wandb.settings.limits import LIMIT_NAMES
-from dist_wandb.settings.options import OPTION_NAMES
+from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
 
 if TYPE_CHECKING:
     from wandb import Settings
@@ -26,17 +25,23 @@ _LONGEST_ID = 128  # characters. W&B documents this limit only for names
 _LONGEST_ID_IN_BYTES = 192  # W&B puts the id into file names, which may have 255 bytes
 _SHOWN_OF_AN_ORIGIN = 200
 _ALERT_LEVELS = ("INFO", "WARN", "ERROR")
-_TEXT, _BOOL, _NEVER = r"['\"].*", "True|False", "(?!)"
-# Setting by argument, and the usual values as Python prints them. About others, W&B's settings are asked.
+# W&B's setting and environment variable by argument, where they are not named like it.
 _SETTINGS = {
-    **{name: (f"run_{name}", _TEXT) for name in ("name", "notes", "group", "job_type")},
-    **{name: (name, _BOOL) for name in ("force", "save_code", "sync_tensorboard")},
-    **{name: (name, _NEVER) for name in ("resume_from", "fork_from")},
-    **{name: (name, r"'[\w .-]{1,64}'") for name in ("project", "entity")},
-    "dir": ("root_dir", rf"{_TEXT}|\w+Path\(.*"),
-    "tags": ("run_tags", rf"{_TEXT}|[\[(](?:'[\w .-]{{1,64}}',? ?)*[\])]"),
-    "resume": ("resume", f"{_BOOL}|'(?:allow|must|never|auto)'"),
-    "reinit": ("reinit", f"{_BOOL}|'(?:default|(?:return|finish)_previous|create_new)'"),
+    "dir": "root_dir",
+    **{name: f"run_{name}" for name in ("id", "name", "notes", "tags", "group", "job_type")},
+}
+_VARIABLES = {"id": "WANDB_RUN_ID", "group": "WANDB_RUN_GROUP"}
+_TEXT, _BOOL, _NEVER = r"['\"].*", "True|False", "(?!)"
+# The usual values by argument, as Python prints them. About others, W&B's settings are asked.
+_USUAL = {
+    **dict.fromkeys(("name", "notes", "group", "job_type"), _TEXT),
+    **dict.fromkeys(("force", "save_code", "sync_tensorboard"), _BOOL),
+    **dict.fromkeys(("resume_from", "fork_from"), _NEVER),
+    **dict.fromkeys(("project", "entity"), r"'[\w .-]{1,64}'"),
+    "dir": rf"{_TEXT}|\w+Path\(.*",
+    "tags": rf"{_TEXT}|[\[(](?:'[\w .-]{{1,64}}',? ?)*[\])]",
+    "resume": f"{_BOOL}|'(?:allow|must|never|auto)'",
+    "reinit": f"{_BOOL}|'(?:default|(?:return|finish)_previous|create_new)'",
 }
 
 
@@ -95,10 +100,11 @@ def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
         mode({"mode": given["mode"]})
     if given.get("id") is not None:
         check_id(given["id"], f"id={given['id']!r} given to {integration}")
-    settings, held = given.get("settings"), {name: given[name] for name in _SETTINGS if given.get(name) is not None}
+    settings, held = given.get("settings"), {name: given[name] for name in _USUAL if given.get(name) is not None}
     unusual = dict(settings) if isinstance(settings, Mapping) else {}
-    usual = {name: re.fullmatch(_SETTINGS[name][1], repr(value), re.DOTALL) for name, value in held.items()}
-    unusual.update({_SETTINGS[name][0]: value for name, value in held.items() if not usual[name]})
+    for name, value in held.items():
+        if not re.fullmatch(_USUAL[name], repr(value), re.DOTALL):
+            unusual[_SETTINGS.get(name, name)] = value
     if unusual:  # only then wandb is imported
         import wandb
 
@@ -179,13 +185,7 @@ def check_id(run_id: object, origin: str) -> str:
 
 Mode = Literal["online", "offline", "disabled"]
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
-# Setting and environment variable by argument.
-_SOURCES = {
-    "project": ("project", "WANDB_PROJECT"),
-    "entity": ("entity", "WANDB_ENTITY"),
-    "group": ("run_group", "WANDB_RUN_GROUP"),
-    "name": ("run_name", "WANDB_NAME"),
-}
+_NAMES = ("project", "entity", "group", "name")  # with the id, what tells runs apart
 _REINIT_BEFORE = {"true": "finish_previous", "false": "return_previous"}
 _WANDB_MODES: dict[str, Mode] = {
     "online": "online",
@@ -197,37 +197,54 @@ _WANDB_MODES: dict[str, Mode] = {
 }
 
 
+def given(init_arguments: Mapping[str, Any], name: str) -> Any:
+    """Return what the user has given as an argument, else as the setting for it; `None` for neither."""
+    argument = init_arguments.get(name)
+    return user_setting(init_arguments, _SETTINGS.get(name, name)) if argument in (None, "") else argument
+
+
+def variable(name: str) -> tuple[str, str | None]:
+    """Return the environment variable for an argument, and its value."""
+    found = _VARIABLES.get(name, f"WANDB_{name.upper()}")
+    return found, os.environ.get(found)
+
+
+def _asked(init_arguments: Mapping[str, Any], name: str) -> Any:
+    found = given(init_arguments, name)
+    return variable(name)[1] if found in (None, "") else found
+
+
+def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
+    """Return a requested value: from the arguments, else the settings, else the environment."""
+    found = _asked(init_arguments, name)
+    return str(found) if found else None
+
+
 def run_id(init_arguments: Mapping[str, Any]) -> str | None:
     """Return the requested run id: from the arguments, else the settings, else `WANDB_RUN_ID`; `None` for none."""
-    given = init_arguments.get("id") or user_setting(init_arguments, "run_id")
-    if given is None and init_arguments.get("resume_from"):  # W&B rewinds that run, so the opened run has its id
-        given = str(init_arguments["resume_from"]).partition("?")[0]
-    if given is not None:
-        return check_id(given, f"id={given!r}")
-    in_environment = os.environ.get("WANDB_RUN_ID")
-    return check_id(in_environment, f"WANDB_RUN_ID={in_environment!r}") if in_environment else None
+    found = given(init_arguments, "id")
+    if found is None and init_arguments.get("resume_from"):  # W&B rewinds that run, so the opened run has its id
+        found = str(init_arguments["resume_from"]).partition("?")[0]
+    if found is not None:
+        return check_id(found, f"id={found!r}")
+    name, in_environment = variable("id")
+    return check_id(in_environment, f"{name}={in_environment!r}") if in_environment else None
 
 
 def resume(init_arguments: Mapping[str, Any]) -> str | None:
     """Return the requested resume mode: `"allow"`, `"must"`, `"never"`, or `"auto"` (W&B's `True`); or `None`."""
-    given = init_arguments.get("resume")
-    if given is None:
-        given = user_setting(init_arguments, "resume") or os.environ.get("WANDB_RESUME")
-    return "auto" if given is True else str(given) if given else None
+    found = _asked(init_arguments, "resume")
+    return "auto" if found is True else str(found) if found else None
 
 
 def reinit(init_arguments: Mapping[str, Any]) -> str:
     """Return wandb's `reinit`: ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``."""
-    given = init_arguments.get("reinit")
-    if given is None:
-        given = user_setting(init_arguments, "reinit")
-    if given is None:
-        given = os.environ.get("WANDB_REINIT") or "default"
-    return _REINIT_BEFORE.get(str(given).lower(), str(given))
+    found = _asked(init_arguments, "reinit")
+    text = str("default" if found in (None, "") else found)
+    return _REINIT_BEFORE.get(text.lower(), text)
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the arguments allow W&B to resume a run."""
     return resume(init_arguments) in ("allow", "must", "auto")
 
 
@@ -244,35 +261,25 @@ def first_step(init_arguments: Mapping[str, Any]) -> int:
 
 
 def _branch_point(init_arguments: Mapping[str, Any]) -> Any:
-    given = (init_arguments.get(name) or user_setting(init_arguments, name) for name in ("resume_from", "fork_from"))
-    return next(filter(None, given), None)
-
-
-def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    """Return a requested value (a key of `_SOURCES`): from the arguments, else the settings, else the environment."""
-    setting, variable = _SOURCES[name]
-    found = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
-    return str(found) if found else None
+    return next(filter(None, (given(init_arguments, name) for name in ("resume_from", "fork_from"))), None)
 
 
 def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested values, by argument, that tell runs apart."""
-    given = {"id": run_id(init_arguments), **{name: value(init_arguments, name) for name in _SOURCES}}
-    given.update({name: init_arguments.get(name) for name in ("job_type", "tags")})
-    return {name: one for name, one in given.items() if one is not None}
+    found = {"id": run_id(init_arguments), **{name: value(init_arguments, name) for name in _NAMES}}
+    found.update({name: init_arguments.get(name) for name in ("job_type", "tags")})
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
     """Return the W&B mode of the arguments, the settings or `WANDB_MODE`; `None` for none, or an unknown one."""
-    given = init_arguments.get("mode") or user_setting(init_arguments, "mode") or os.environ.get("WANDB_MODE")
-    return _WANDB_MODES.get(str(given))
+    return _WANDB_MODES.get(str(_asked(init_arguments, "mode")))
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
     """Return the requested W&B mode; raise `ConfigurationError` for an unknown one, or an empty `WANDB_MODE`."""
-    in_environment = os.environ.get("WANDB_MODE")
-    found = init_arguments.get("mode") or user_setting(init_arguments, "mode") or in_environment
-    if not found and in_environment is not None:
+    found = _asked(init_arguments, "mode")
+    if found == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
     found = found or str(client_settings().mode)
     if found not in _WANDB_MODES:
@@ -330,5 +337,4 @@ def set_offline() -> None:
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
     """Return the directory that contains the run directories of a job."""
-    root = init_arguments.get("dir") or user_setting(init_arguments, "root_dir") or os.environ.get("WANDB_DIR") or "."
-    return Path(root) / "wandb"
+    return Path(_asked(init_arguments, "dir") or ".") / "wandb"

@@ -1,4 +1,4 @@
-"""A run's address, its state, and what other ranks get to know: its metadata, and the arguments of `init`."""
+"""The run of ``wandb.run``; a run's address and state; what other ranks get to know of it and of `init`'s arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -31,9 +31,29 @@ _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type"
 
 
 def running_run() -> Run | None:
-    """Return the run of `wandb.run` in this process, if any."""
     module = sys.modules.get("wandb")  # without an import there is no run
     return getattr(module, "run", None)  # another thread may be importing it
+
+
+def of_wandb(name: str) -> Any:
+    import wandb
+
+    try:
+        return getattr(wandb, name)
+    except AttributeError:
+        raise AttributeError(
+            f"module 'dist_wandb' has no attribute {name!r}, and wandb {wandb.__version__} has none either"
+        ) from None
+
+
+def of_its_run(name: str, why_not: Callable[[], str]) -> Callable[..., Any]:
+    """Return the function of wandb that acts on ``wandb.run``; without a run, raise wandb's error and say why not."""
+    if running_run() is None:
+        import wandb
+
+        raise wandb.Error(f"You must call wandb.init() before wandb.{name}(). {why_not()}")
+    function: Callable[..., Any] = of_wandb(name)
+    return function
 
 
 def last_logged(run: AnyRun, name: str) -> int | None:
@@ -67,7 +87,6 @@ def is_offline(run: AnyRun) -> bool:
 
 
 def is_online(run: AnyRun) -> bool:
-    """Return whether a run is sent to W&B's server."""
     return bool(run) and not is_offline(run) and not is_disabled(run)
 
 

@@ -182,7 +182,7 @@ class SummaryWrites:
         summary = wandb_private.summary_of(run)
         if summary is None:
             return lambda: None
-        _, end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
+        end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
         end_reads = wandb_private.answer_reads(summary, self.logged.read)
         self._is_other_run = self._write is not None
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)

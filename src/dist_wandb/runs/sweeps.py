@@ -15,36 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.runs import wandb_private
-from dist_wandb.runs.requested import check_id, user_setting
+from dist_wandb.runs.requested import check_id, given, variable
 
 if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan
 
-_AGENT_VARIABLES = {
-    "id": ("run_id", "WANDB_RUN_ID"),
-    "project": ("project", "WANDB_PROJECT"),
-    "entity": ("entity", "WANDB_ENTITY"),
-}
-"""Setting and environment variable of the agent, by argument."""
+_OF_AGENT = ("id", "project", "entity")  # arguments that the agent determines
 _VALUES = "WANDB_SWEEP_PARAM_PATH"
 
 
 def is_trial() -> bool:
-    """Return whether an agent of a sweep has started this job."""
     return bool(os.environ.get("WANDB_SWEEP_ID"))
 
 
 def trial_id() -> str | None:
     """Return the run id that the agent has given to its trial; `None` without an agent."""
-    given = os.environ.get("WANDB_RUN_ID") if is_trial() else None
-    return check_id(given, f"WANDB_RUN_ID={given!r}") if given else None
+    name, found = variable("id") if is_trial() else ("", None)
+    return check_id(found, f"{name}={found!r}") if found else None
 
 
 def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of `wandb.init`, in a trial with the id, project and entity of its agent."""
     if not is_trial():
         return init_arguments
-    values = {name: os.environ.get(variable) for name, (_, variable) in _AGENT_VARIABLES.items()}
+    values = {name: variable(name)[1] for name in _OF_AGENT}
     values["id"] = trial_id() or init_arguments.get("id")
     others = {name: value for name, value in init_arguments.items() if name not in values}
     return {**others, **{name: value for name, value in values.items() if value}}
@@ -66,16 +60,15 @@ def values() -> dict[str, Any]:
 def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
     """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
     actual = of_trial(init_arguments)
-    settings = {name: user_setting(init_arguments, setting) for name, (setting, _) in _AGENT_VARIABLES.items()}
-    requested = {name: init_arguments.get(name) or value for name, value in settings.items()}
+    requested = {name: given(init_arguments, name) for name in _OF_AGENT}
     unused = [name for name, value in requested.items() if value and value != actual.get(name)]
     if not is_trial() or not unused:
         return None
-    given = ", ".join(f"{name}={requested[name]!r}" for name in unused)
-    used = ", ".join(f"{_AGENT_VARIABLES[name][1]}={actual[name]}" for name in unused if name in actual)
+    asked = ", ".join(f"{name}={requested[name]!r}" for name in unused)
+    used = ", ".join(f"{variable(name)[0]}={actual[name]}" for name in unused if name in actual)
     sweep = os.environ["WANDB_SWEEP_ID"]
     return (
-        f"An agent of the sweep {sweep!r} has started this job, and the agent determines the run: {given} "
+        f"An agent of the sweep {sweep!r} has started this job, and the agent determines the run: {asked} "
         f"{'is' if len(unused) == 1 else 'are'} not used{f', but {used}' if used else ''}."
     )
 
@@ -95,6 +88,6 @@ def planned(arguments: Mapping[str, Any], plan: RunPlan) -> Iterator[Mapping[str
         settings.sweep_param_path = None
     setattr(settings, name, value or None)
     try:
-        yield {key: item for key, item in arguments.items() if not plan.is_trial or key not in _AGENT_VARIABLES}
+        yield {key: item for key, item in arguments.items() if not plan.is_trial or key not in _OF_AGENT}
     finally:
         setattr(settings, name, before)

@@ -33,7 +33,7 @@ from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import wandb_directory
-from dist_wandb.runs.wandb_process import drop_inherited_service, sets_verbosity, with_warnings_alone
+from dist_wandb.runs.wandb_private import drop_inherited_service, with_warnings_alone
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 
@@ -90,8 +90,8 @@ def open_run(
     check_workspace()
     if plan.announces:
         warn_of_workspace(arguments)
-    is_quiet = plan.is_one_of_several and not plan.announces and not sets_verbosity(init_arguments)
-    with with_warnings_alone(on=is_quiet), sweeps.planned(arguments, plan) as planned_arguments:
+    is_quiet = plan.is_one_of_several and not plan.announces
+    with with_warnings_alone(init_arguments, on=is_quiet), sweeps.planned(arguments, plan) as planned_arguments:
         run = _init(planned_arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
         try:

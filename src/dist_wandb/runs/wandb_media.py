@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from numbers import Number
@@ -17,21 +17,15 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from dist_wandb.payloads.cells import Picture
 from dist_wandb.payloads.devices import PLAIN, Later, as_tensor
-from dist_wandb.payloads.media.cells import Picture
-from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.media.panels import MergedImages, MergedTable
-from dist_wandb.payloads.torchmetrics.metrics import is_metric
+from dist_wandb.payloads.gathers import Gathered, MergedImages, MergedTable
+from dist_wandb.payloads.metrics import is_metric
+from dist_wandb.payloads.scalars import DEEPEST
 
 _MERGED = frozenset({MergedTable, MergedImages})
 _MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr
-_DEEPEST = 8  # as in `payloads.scalars`
 _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
-
-
-def images(values: Iterable[Any]) -> list[Any]:
-    """Return arrays or PIL images as W&B images."""
-    return [image(value) for value in values]
 
 
 def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any) -> Any:
@@ -46,7 +40,6 @@ def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any)
 
 
 def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
-    """Return a W&B table, from `columns` and `data` or from `dataframe`."""
     import wandb
 
     return wandb.Table(columns=columns, data=data, dataframe=dataframe)
@@ -100,7 +93,7 @@ class AsLogged:
         self.name: str | None = name  # under which it is stored; `None`: that of the value
 
 
-def may_change(value: object, depth: int = _DEEPEST) -> bool:
+def may_change(value: object, depth: int = DEEPEST) -> bool:
     """Return whether the script may change a value after `log`, and `payloads.scalars` does not copy it."""
     if type(value) in PLAIN or as_tensor(value) is not None:  # a hot path: the next checks take longer
         return False
@@ -137,7 +130,6 @@ def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def has_merged(row: Mapping[str, Any]) -> bool:
-    """Return whether a row has merged tables or images of all ranks, not yet converted to W&B's objects."""
     return not _MERGED.isdisjoint(map(type, row.values()))
 
 

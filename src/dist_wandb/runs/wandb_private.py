@@ -1,22 +1,38 @@
-"""The uses of private names of wandb for which no public ones exist. Versions without these names are supported."""
+"""wandb's own process (its "service"), which writes all runs of this process, and the other uses of its private names.
+
+Private names are used where no public ones exist; versions without them are supported. A run is passed to a child
+process, which attaches to the parent's service.
+"""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import json
+import logging
 import os
+import pickle
+import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dist_wandb.runs.interception import intercept
+from dist_wandb.runs.client_settings import one_line
+from dist_wandb.runs.interception import intercept, original
+from dist_wandb.runs.requested import user_setting
+from dist_wandb.settings.config_values import decoded, encoded, given_values
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
 
-LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
+_log = logging.getLogger("dist_wandb")
+
+_T = TypeVar("_T")
+
+_LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
 LOG = "_log"  # the method of a run that `log` calls, and the hooks of `watch`
 SUMMARY_WRITTEN = "_update_callback"  # what `summary_of` calls with a record of each write
@@ -27,6 +43,69 @@ _DEFINED = "_metric_callback"  # the method of a run that sends a definition
 _LOG_ARTIFACT, _API = "_log_artifact", "_public_api"  # methods of a run; the first one calls the second one
 _TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an import by the user, what is imported
 _SETUP = "wandb.sdk.wandb_setup"
+_LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
+_MEDIA_DIRECTORY = "wandb-media"  # suffix of the directory's name
+
+
+# --- wandb's own process ----------------------------------------------------------------------------------------------
+
+
+def tear_down_service() -> None:
+    """Stop wandb's own process, which keeps the id of a failed run in use; this ends all open runs of this process."""
+    import wandb
+
+    with suppress(Exception):  # the process may be dead
+        original(wandb, "teardown")()
+    os.environ.pop("WANDB_SERVICE", None)  # it names that process
+
+
+def drop_inherited_service() -> None:
+    """Remove another process's `WANDB_SERVICE`; call it before wandb, or its settings, are first used."""
+    # Ranks whose common parent process used wandb would share the parent's service, which refuses a run id that a
+    # sibling has open: "run ID X is in use".
+    if inherits_service():
+        del os.environ["WANDB_SERVICE"]
+
+
+def inherits_service() -> bool:
+    """Return whether `WANDB_SERVICE` names the wandb process of another process."""
+    # The service writes the process id of its owner into the variable.
+    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
+    return owner is not None and int(owner[1]) != os.getpid()
+
+
+def is_loss_of_service(error: Exception) -> bool:
+    """Return whether a lost wandb process raises such errors; values' own code may, too: see `has_lost_service`."""
+    if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
+        return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
+    return type(error).__name__ in _LOST_SERVICE
+
+
+def has_lost_service(run: AnyRun, error: Exception) -> bool:
+    """Return whether a call of `run` failed because wandb's own process is lost, rather than because of a value.
+
+    In doubt the run is probed by a call that adds nothing to the row in progress: if the process is lost, it fails.
+    """
+    if not isinstance(error, OSError) or not is_loss_of_service(error):
+        return is_loss_of_service(error)
+    try:
+        original(run, "log")({}, commit=False)  # the session's own handler accepts rows of a lost run
+    except Exception as second:  # noqa: BLE001  # of any kind
+        return is_loss_of_service(second)
+    return False
+
+
+def with_media_directory(write: Callable[[], _T]) -> _T:
+    """Call `write`; again, if wandb's directory for files of tables and other media was missing."""
+    try:
+        return write()
+    except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
+        directory = Path(str(error.filename or "")).parent
+        if not directory.name.endswith(_MEDIA_DIRECTORY) or directory.exists():
+            raise
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return write()
 
 
 def detach_service() -> None:
@@ -43,6 +122,78 @@ def uses_current_service(run: AnyRun) -> bool:
     return mine is None or now is None or mine is now
 
 
+def disarm_exit_hooks() -> None:
+    """In a forked process: cancel wandb's exit hooks, which would release the parent's resources.
+
+    They remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
+    """
+    media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
+    with suppress(AttributeError):
+        atexit.unregister(media.cleanup)  # type: ignore[union-attr]
+        media._finalizer.detach()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
+    with suppress(AttributeError):
+        unregister = singleton._connection._cleanup  # type: ignore[union-attr]  # noqa: SLF001
+        if unregister is not None:
+            unregister()
+
+
+def code_of_exit() -> int | None:
+    """Return the argument of `sys.exit`, if wandb has recorded it: it replaces `sys.exit`."""
+    recorded = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
+    return recorded if isinstance(recorded, int) else None
+
+
+@contextmanager
+def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
+    """Limit wandb to warnings and errors inside the block, unless the user has set its verbosity."""
+    names = ("quiet", "silent", "show_info")
+    is_set = (user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
+    if not on or any(is_set):
+        yield
+        return
+    import wandb
+
+    settings = wandb.setup().settings
+    wandb.termsetup(settings.model_copy(update={"show_info": False}), None)
+    try:
+        yield
+    finally:
+        wandb.termsetup(settings, None)  # as wandb.setup does
+
+
+def is_silent() -> bool:
+    return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def pickled_run(run: AnyRun | None) -> bytes | None:
+    """Pickle a run and its config for a child process; `None` if it cannot be pickled."""
+    try:
+        return pickle.dumps((run, encoded(given_values(getattr(run, "config", None))))) if run else None
+    except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run
+        return None
+
+
+def unpickled_run(data: bytes) -> Run | None:
+    """In the child: return the parent's run, attached to the parent's service; `None`, with a warning, if it fails."""
+    run: Run
+    run, config = pickle.loads(data)  # noqa: S301  # written by `pickled_run` in the parent of this very process
+    try:
+        _ = getattr(run, "config", None)  # wandb attaches at the first use
+    except Exception as error:  # noqa: BLE001  # of wandb's own types: WANDB_SERVICE is unset, or its process has ended
+        _log.warning(
+            "dist_wandb: this process reopens the run of its parent, because wandb could not attach to it: %s",
+            one_line(error),
+        )
+        return None
+    if config:
+        fill_config(run, decoded(config))
+    return run
+
+
 def is_locked(config: Any, name: str) -> bool | None:
     """Return whether a run's config ignores what a script writes under a name: a sweep's value; `None` if unknown."""
     check = getattr(type(config), "_check_locked", None)  # a mock of a run has none
@@ -50,7 +201,6 @@ def is_locked(config: Any, name: str) -> bool | None:
 
 
 def is_finished(run: AnyRun) -> bool:
-    """Return whether a run has been finished, by us or by the user."""
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
@@ -93,7 +243,7 @@ def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
     interface = getattr(run, "_interface", None) if is_wandbs(run) else None
     if not hasattr(interface, _STEP_ASKED):  # older versions count it themselves; there, it remains W&B's
         return lambda: None
-    return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))[1]
+    return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))
 
 
 class _NoServer:
@@ -132,7 +282,7 @@ def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
     def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return _NoServer() if threading.get_ident() in tables else original(*args, **kwargs)
 
-    return [intercept(run, name, handler)[1] for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
+    return [intercept(run, name, handler) for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
 
 
 def let_imports_pass(run: Any) -> Callable[[], None]:
@@ -143,7 +293,7 @@ def let_imports_pass(run: Any) -> Callable[[], None]:
             original(record)
 
     is_known = is_wandbs(run) and hasattr(run, _TELEMETRY)
-    return intercept(run, _TELEMETRY, report)[1] if is_known else lambda: None
+    return intercept(run, _TELEMETRY, report) if is_known else lambda: None
 
 
 def is_wandbs(run: Any) -> bool:
@@ -153,7 +303,7 @@ def is_wandbs(run: Any) -> bool:
 
 def answer_reads(summary: object, read: Callable[[Callable[[], Mapping[str, Any]]], Any]) -> Callable[[], None]:
     """Call `read` in place of what returns the values of a summary; return a function that undoes it."""
-    return intercept(summary, SUMMARY_READ, read)[1] if SUMMARY_READ in vars(summary) else lambda: None
+    return intercept(summary, SUMMARY_READ, read) if SUMMARY_READ in vars(summary) else lambda: None
 
 
 def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, Any]:
@@ -166,7 +316,7 @@ def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, An
         if threading.get_ident() != thread:
             publish(record)
 
-    _, undo = intercept(run, _DEFINED, drop)
+    undo = intercept(run, _DEFINED, drop)
     try:
         return True, define()
     finally:
@@ -193,28 +343,6 @@ def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, A
     key = key if found == name else found
     made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
     return found, json.loads(util.json_dumps_safer_history(made))
-
-
-def disarm_exit_hooks() -> None:
-    """In a forked process: cancel wandb's exit hooks, which would release the parent's resources.
-
-    They remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
-    """
-    media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
-    with suppress(AttributeError):
-        atexit.unregister(media.cleanup)  # type: ignore[union-attr]
-        media._finalizer.detach()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
-    singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
-    with suppress(AttributeError):
-        unregister = singleton._connection._cleanup  # type: ignore[union-attr]  # noqa: SLF001
-        if unregister is not None:
-            unregister()
-
-
-def code_of_exit() -> int | None:
-    """Return the argument of `sys.exit`, if wandb has recorded it: it replaces `sys.exit`."""
-    recorded = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
-    return recorded if isinstance(recorded, int) else None
 
 
 def values_in(path: str) -> dict[str, Any]:

@@ -87,7 +87,6 @@ class RunWriter:
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a run to write into."""
         return bool(self._run)
 
     def as_logged(
@@ -261,7 +260,6 @@ class Axes:
         return bool(self._record)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        """Define those names of a row that need it, then log the row."""
         if self._patterns:
             for name in row:
                 if name not in self._settled:

@@ -22,10 +22,11 @@ from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.session.stalls.verdict import Stall
-from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import (
+    DEFAULT_LIMITS,
     OPTION_NAMES,
     ConfigSyncMode,
+    Limits,
     Options,
     StallTimeout,
     SystemMetrics,

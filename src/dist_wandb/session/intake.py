@@ -12,7 +12,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange, Hooks
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import (
     Paths,
     Weight,

@@ -21,8 +21,8 @@ from dist_wandb.exchange.reports import report_lost
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices, named_line, users_line, warn
 from dist_wandb.reading.stragglers import Timing, findings
-from dist_wandb.runs import run_metadata, wandb_process
-from dist_wandb.settings.reduction import ALREADY_REDUCED, check_per_rank, check_spread, matches_any
+from dist_wandb.runs import run_metadata, wandb_private
+from dist_wandb.settings.reduction import ALREADY_REDUCED, check_patterns, check_per_rank, matches_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ class SessionNotices:
         unused: dict[str, list[str]] = {}
         if link.reduces:
             unused["reduce"] = [one for one in reductions.unused if one not in ALREADY_REDUCED]
-            unused["spread"] = unmatched(check_spread(options.spread))
+            unused["spread"] = unmatched(check_patterns("spread", options.spread))
             unused["weight"] = sorted(reductions.weighted - known.keys())
         if link.plan.shared:
             unused["per_rank"] = unmatched(check_per_rank(options.per_rank).patterns)
@@ -152,7 +152,7 @@ class SessionNotices:
 
 def print_line(line: str) -> None:
     """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
-    if not wandb_process.is_silent():
+    if not wandb_private.is_silent():
         with suppress(OSError, ValueError):  # nobody reads it any more
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 

@@ -131,7 +131,7 @@ class OwnRun:
             if run:
                 handlers[wandb_private.FINISH] = end_row_first
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
-                self._restore.append(interception.intercept(module, "teardown", end_row_first)[1])
+                self._restore.append(interception.intercept(module, "teardown", end_row_first))
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
             self._restore += [replaced, self.summary.follow(run)]
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))

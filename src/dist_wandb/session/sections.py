@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.devices import elapsed, has_passed
 from dist_wandb.payloads.scalars import check_name
-from dist_wandb.payloads.streams import elapsed, has_passed
 from dist_wandb.session.stalls.watcher import signs
 from dist_wandb.settings.reduction import BUSY, STEP, TIMES
 

@@ -14,9 +14,9 @@ from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.job.timed_caller import briefly, poll
-from dist_wandb.runs import sweeps, wandb_names
+from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.session import inherited_rank
-from dist_wandb.settings.limits import DEFAULT_LIMITS
+from dist_wandb.settings.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def agent(
         ConfigurationError: Another rank of this job starts an agent, too.
     """
     _refuse_several()
-    return wandb_names.of_wandb("agent")(
+    return run_metadata.of_wandb("agent")(
         sweep_id, function=function, entity=entity, project=project, count=count, **others
     )
 

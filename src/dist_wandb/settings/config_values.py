@@ -1,15 +1,18 @@
-"""Values of a run's config, in forms that other ranks can show, compare and take over; and copies of a config. Pure.
+"""Values of a run's config: which are secrets, and forms that other ranks can show, compare and take over. Pure.
 
-The job's store does not authenticate clients: anyone who can connect reads all of it. So a value that is classified as
-a secret (`config_secrets`) is never stored, not even as a digest, from which short secrets can be guessed. The message
-names the values that lack a secret, and whether they are still those that the publishing rank was given. If so, a rank
-that was given secrets at the same places uses its own.
+A value is classified as a secret by the words of its name, at any depth; text also by its content, such as an address
+with a password. Numbers under words that trainings use for counts (`max_tokens`, `num_key_value_heads`) are not
+secrets. For an object that W&B turns into text, the words of that text count.
+
+The job's store does not authenticate clients: anyone who can connect reads all of it. So a secret is never stored, not
+even as a digest, from which short secrets can be guessed. The message names the values that lack a secret, and whether
+they are still those that the publishing rank was given. If so, a rank that was given secrets at the same places uses
+its own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import functools
 import re
 import sys
 from argparse import Namespace
@@ -17,11 +20,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from numbers import Number
 from operator import is_
 from types import SimpleNamespace
 from typing import Any, Final
-
-from dist_wandb.settings.config_secrets import DEEPEST, is_secret, redacted
 
 PAIRS = "__dist_wandb_pairs__"
 """Name under which `encoded` puts the pairs of a mapping whose names are not all text."""
@@ -32,19 +34,135 @@ MISSING: Final = object()
 _CHANGED, _AS_GIVEN, _AS_TEXT = "changed", "as given", "as text"
 _SCALARS = frozenset({bool, float, int, str})
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to print longer ones
-_LONGEST_SHOWN = 40  # characters of a value in a message
-_MOST_SHOWN = 10  # differences in a message
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_LEVEL = re.compile(r"[./]")  # between the parts of a name
-# Names of values that differ between ranks by nature. `-` counts as `_`; case is ignored.
-_NAMES_OF_RANKS = frozenset(
-    {
-        *("rank", "local_rank", "global_rank", "world_rank", "node_rank", "group_rank", "machine_rank"),
-        *("proc_id", "process_id", "process_index", "local_process_index", "node_id", "pid", "host", "hostname"),
-        *("gpu", "gpu_id", "gpu_index", "local_gpu", "device", "device_id", "device_index", "cuda_device"),
-        *("is_main_process", "is_local_main_process", "is_master", "master_process"),
-    }
+_MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+HIDDEN = "…"
+"""Shown in place of a secret."""
+
+DEEPEST = 50
+"""Depth limit for nested values; a deeper value is assumed to contain itself."""
+
+LEVEL = re.compile(r"[./]")  # between the parts of a name
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of hf_token, hfToken, HFToken, HF-TOKEN
+# Words that mark a value as a secret, whether it is text or a number.
+_SECRETS = re.compile(
+    r"\w*(secrets?|passwords?|passwd|passwort|passphrases?|passcodes?|credentials?|auth)"
+    r"|pwd|creds?|auth[nz]|authori[sz]ation|authentication|auth(headers?|data|info)|bearer|jwt|cookies?"
 )
+# Words that mark text as a secret. They mark a number only if the word comes last, as in `hf_token`: all ranks need the
+# values of `max_tokens`, `num_key_value_heads` and `token_dim`.
+_DOUBTFUL = re.compile(r"\w*tokens?|\w*keys?|pass|pat|dsn|webhooks?")
+_HARMLESS = re.compile(r"(monkey|turkey|donkey|hockey|whiskey|jockey|hotkey|turnkey|mickey)s?")
+_IN_ONE = re.compile(r"password|passwd|passphrase|api_?key|private_?key", re.IGNORECASE)  # passWord, pass_word
+# A name before a value in text, as in the repr of an object: Config(lr=0.1, password='x'), {'password': 'x'}
+_NAMED = re.compile(r"(?<![\w.])([A-Za-z_][\w.-]{0,63})(?:\s{0,2}=|['\"]\s{0,2}[=:])")
+_WITH_PASSWORD = re.compile(r"\s{0,9}[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/?#\s@]{0,256}:[^/?#\s@]{1,256}@")
+_ADDRESS = re.compile(r"(?<=://)[^/?#\s@]{0,256}:[^/?#\s@]{1,256}(?=@)")
+_KEY = re.compile(r"\b(?:[0-9a-f]{40}|wandb_v\d_\w{20,})\b")  # of W&B
+# A value of a variable, as messages show it: in quotes, or after the variable's name.
+_GIVEN = re.compile(r"""(?<!\w)'[^']*'|(?<!\w)"[^"]*"|(?<=[A-Z0-9_]=)[^\s,;'"()]+""")
+_PLAIN = re.compile(r"\W*|\W?[a-z_. -]{0,24}\W?|\W?[-+.:,()x*0-9 ]*\W?|\W/[^@:]*")  # words, numbers, paths
+_NEVER, _IF_TEXT, _ALWAYS = range(3)
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _kind(name: str) -> int:
+    """Classify a name: its value is not a secret, is a secret if it is text, or is always a secret."""
+    kind = _NEVER
+    for part in LEVEL.split(name):
+        words = [word.lower() for word in _WORD.findall(part)]
+        if any(_SECRETS.fullmatch(word) for word in words) or _IN_ONE.search(part.replace("-", "_")):
+            return _ALWAYS
+        doubtful = [word for word in words if _DOUBTFUL.fullmatch(word) and not _HARMLESS.fullmatch(word)]
+        if doubtful:
+            is_one = doubtful[-1] == words[-1] and (words[-1] == "pass" or not words[-1].endswith("s"))
+            kind = max(kind, _ALWAYS if is_one else _IF_TEXT)
+    return kind
+
+
+def is_secret(name: object, value: object) -> bool:
+    """Return whether a value of a config is classified as a secret: by its name, or as text that contains a password.
+
+    A list or dict under the name of a secret is a secret as a whole; the items of a dict under another name are
+    classified by their own names. ``hf_token="hf_1"``, ``db.passWord=1234`` and ``auth={"user": "me"}`` are secrets,
+    but not ``max_tokens=512``, ``use_auth=True`` or ``monkey="x"``.
+    """
+    return _holds_secret(value, _kind(name) if isinstance(name, str) else _NEVER, 0)
+
+
+def _holds_secret(value: object, kind: int, depth: int) -> bool:
+    if value is None or isinstance(value, bool):
+        return False
+    if isinstance(value, str):
+        return _looks_secret(value) or (kind > _NEVER and bool(value.strip()))
+    if isinstance(value, (int, float, Number)) or hasattr(value, "dtype"):
+        return kind == _ALWAYS
+    if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
+        return any(_holds_secret(item, kind, depth + 1) for item in value)
+    if depth < DEEPEST and isinstance(value, Mapping):
+        return kind > _NEVER and any(_holds_secret(item, kind, depth + 1) for item in value.values())
+    return kind > _NEVER
+
+
+def _looks_secret(text: str) -> bool:
+    """Return whether text contains a secret, as ``postgresql://user:password@host`` and ``password='x'`` do."""
+    if "://" in text and _WITH_PASSWORD.match(text) is not None:
+        return True
+    return ("=" in text or ":" in text) and any(_kind(name) == _ALWAYS for name in _NAMED.findall(text))
+
+
+class _Shown(str):
+    """A text that is its own repr; in JSON it is a text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_HIDDEN = _Shown(HIDDEN)
+
+
+def redacted(value: Any, depth: int = 0) -> Any:
+    """Return an object to show in place of a value: the value itself if names and text in it reveal no secret.
+
+    Otherwise its repr is that of the value, with `HIDDEN` for each secret. `depth` is the nesting depth in the config.
+    """
+    if value is None or isinstance(value, (bool, int, float, bytes)):
+        return value
+    if isinstance(value, str):
+        return _HIDDEN if _looks_secret(value) else value
+    if depth < DEEPEST and isinstance(value, Mapping):
+        old = dict(value.items())
+        new = {name: _HIDDEN if is_secret(name, item) else redacted(item, depth + 1) for name, item in old.items()}
+        return new if any(new[name] is not item for name, item in old.items()) else value
+    if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
+        items = [(item, redacted(item, depth + 1)) for item in value]
+        return [new for _, new in items] if any(new is not item for item, new in items) else value
+    return _Shown(f"<{type(value).__name__} {HIDDEN}>") if _names_secret(value) else value
+
+
+def _names_secret(value: object) -> bool:
+    try:
+        return _looks_secret(repr(value))
+    except Exception:  # noqa: BLE001  # the caller that shows the value handles errors of its repr
+        return False
+
+
+def without_passwords(text: str) -> str:
+    """Return text of a message without passwords in addresses and W&B's keys."""
+    return _KEY.sub(HIDDEN, _ADDRESS.sub(HIDDEN, text))
+
+
+def without_values(text: str) -> str:
+    """Return a message without the values of wrong variables, unless numbers or plain words: they may be passwords."""
+    return without_passwords(_GIVEN.sub(lambda found: found[0] if _PLAIN.fullmatch(found[0]) else HIDDEN, text))
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def given_values(config: object) -> dict[str, Any]:
@@ -134,7 +252,6 @@ def _encoded_object(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Reverse `encoded`."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -146,7 +263,7 @@ def decoded(value: Any) -> Any:
 def shown(value: object) -> str:
     """Return the repr of a value, or a placeholder if it raises, without secrets and without memory addresses."""
     try:
-        return _ADDRESS.sub("", repr(redacted(value)))
+        return _MEMORY_ADDRESS.sub("", repr(redacted(value)))
     except Exception:  # noqa: BLE001  # no error of a repr may affect the training
         return f"<{type(value).__name__} without a repr>"
 
@@ -162,63 +279,6 @@ def is_plain(value: object, depth: int = 0) -> bool:
     if type(value) is dict:
         return all(type(name) is str and is_plain(item, depth + 1) for name, item in value.items())
     return type(value) in (list, tuple) and all(is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
-
-
-def differs_by_rank(name: str) -> bool:
-    """Return whether values of this name differ between ranks by nature: ``ddp.local-rank``, ``GPU``; not ``gpus``."""
-    return _LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
-
-
-def comparable(
-    values: Mapping[str, Any], given: Mapping[str, Any] | None = None, *, with_ranks: bool = False
-) -> dict[str, list[str]]:
-    """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
-
-    `values` has no secrets; `given` may have them, and is shown instead, without. Unless `with_ranks`, values that
-    differ by rank by nature, such as ``local_rank``, are left out at any depth.
-    """
-    return {
-        name: [
-            _in_short(value if given is None else given[name]),
-            _digest(encoded(value) if with_ranks else _without_ranks(encoded(value))),
-        ]
-        for name, value in values.items()
-        if with_ranks or not differs_by_rank(name)
-    }
-
-
-def _without_ranks(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_ranks(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _without_ranks(item) for name, item in value.items() if not differs_by_rank(name)}
-    return value
-
-
-def _in_short(value: object) -> str:
-    text = shown(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
-
-
-def _digest(encoded_value: object) -> str:
-    return hashlib.blake2b(json.dumps(encoded_value, sort_keys=True).encode(), digest_size=32).hexdigest()
-
-
-def differences(
-    mine: Mapping[str, list[str]], rank: int, theirs: Mapping[str, list[str]], other_rank: int
-) -> list[str]:
-    """Describe each differing name of two results of `comparable`: ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``."""
-    return [
-        f"{name!r} is {mine[name][0]} on rank {rank}, but {theirs[name][0]} on rank {other_rank}"
-        for name in mine
-        if name in theirs and mine[name][1] != theirs[name][1]
-    ]
-
-
-def listed(items: list[str]) -> str:
-    """Join items of a message in one line, limited to the first ten."""
-    more = f"; and {len(items) - _MOST_SHOWN} more" if len(items) > _MOST_SHOWN else ""
-    return "; ".join(items[:_MOST_SHOWN]) + more
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:

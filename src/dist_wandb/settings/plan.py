@@ -88,12 +88,10 @@ def check_choice(name: str, value: object, known: Sequence[_T]) -> _T:
 
 
 def check_run_mode(run_mode: object) -> RunMode:
-    """Return `run_mode` if it is known, as `check_choice` does."""
     return check_choice("run_mode", run_mode, RUN_MODES)
 
 
 def check_rank_scope(rank_scope: object) -> RankScope:
-    """Return `rank_scope` if it is known, as `check_choice` does."""
     return check_choice("rank_scope", rank_scope, RANK_SCOPES)
 
 
@@ -259,7 +257,6 @@ class Unit:
 
     @property
     def is_member(self) -> bool:
-        """Whether this rank is in the unit."""
         return self.index >= 0
 
     def global_rank_of(self, index: int) -> int:

@@ -65,11 +65,6 @@ DEGRADED = "dist_wandb/degraded"
 """Name of the number of ranks that a row lacks."""
 
 
-def check_spread(spread: object) -> tuple[str, ...]:
-    """Return the patterns of the names whose spread is written, checked by `check_patterns`."""
-    return check_patterns("spread", spread)
-
-
 def check_patterns(argument: str, given: object) -> tuple[str, ...]:
     """Return the patterns of an argument that selects names: `True` for all, `False` for none, or its own patterns."""
     if isinstance(given, bool):

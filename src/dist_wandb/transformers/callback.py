@@ -35,8 +35,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.stalls.verdict import Stall
-from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.options import ConfigSyncMode, Options, StallTimeout, SystemMetrics
+from dist_wandb.settings.options import DEFAULT_LIMITS, ConfigSyncMode, Limits, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Reduction, Spread
 

@@ -30,8 +30,7 @@ from dist_wandb.session import registry
 from dist_wandb.session.job_description import next_job, publish
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -29,8 +29,7 @@ from dist_wandb.job.timed_caller import settle
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -21,7 +21,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import Later
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run
 
 if TYPE_CHECKING:

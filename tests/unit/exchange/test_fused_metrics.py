@@ -19,9 +19,8 @@ from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.model import Topology
-from dist_wandb.payloads.framing import framed
-from dist_wandb.payloads.torchmetrics.blob import encode
-from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
+from dist_wandb.payloads.framing import encode, framed
+from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run

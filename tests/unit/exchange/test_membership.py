@@ -23,7 +23,7 @@ from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
+from dist_wandb.settings.options import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit, unit_of
 
 LONG = 60.0  # seconds; a rank that waits this long fails the test

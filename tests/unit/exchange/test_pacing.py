@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Overdue, Pacer
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 
 LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0)
 

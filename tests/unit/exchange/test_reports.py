@@ -20,7 +20,7 @@ from dist_wandb.exchange.transport.group import Group
 from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.settings.limits import DEFAULT_LIMITS
+from dist_wandb.settings.options import DEFAULT_LIMITS
 from dist_wandb.settings.plan import plan_run, unit_of
 
 

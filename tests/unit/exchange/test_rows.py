@@ -24,7 +24,7 @@ from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
-from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
+from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run

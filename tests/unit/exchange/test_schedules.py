@@ -21,7 +21,7 @@ from units import PatientExchange, Ranks
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.transport import group as groups
 from dist_wandb.exchange.transport.group import Group
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.reduction import DEGRADED
 
 

@@ -10,8 +10,8 @@ from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series, is_attached, series_of
-from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+from dist_wandb.payloads.gathers import Gathered
+from dist_wandb.payloads.metrics import Snapshot
 
 NAMES = st.text(st.characters(exclude_characters="\0"))
 

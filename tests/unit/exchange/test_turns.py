@@ -15,7 +15,7 @@ from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.turns import Turns
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 
 LIMITS = Limits(heartbeat=3.0, max_pending_rows=300)
 

@@ -9,7 +9,7 @@ import pytest
 from dist_wandb.exchange.direct import WatchingExchange
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import unit_of
 
 UNIT = unit_of(Topology(1, 1, 0, 2, 2, 1), "global")

@@ -33,8 +33,7 @@ from processes import run_job
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import OPTION_NAMES, Options
+from dist_wandb.settings.options import OPTION_NAMES, Limits, Options
 
 pytestmark = pytest.mark.newest  # the demands of the newest Lightning
 

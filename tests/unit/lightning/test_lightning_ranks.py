@@ -21,7 +21,7 @@ from dist_wandb import DistWandbLogger
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb

@@ -30,8 +30,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import OPTION_NAMES
+from dist_wandb.settings.options import OPTION_NAMES, Limits
 from dist_wandb.settings.reduction import DEGRADED
 
 Drive = Callable[[WandbLogger], object]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.payloads.media.cells import BESIDE, Copies, copied_cell, named_arguments, natural
+from dist_wandb.payloads.cells import BESIDE, Copies, copied_cell, named_arguments, natural
 
 
 class Moment(datetime):

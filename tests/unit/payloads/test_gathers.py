@@ -32,11 +32,10 @@ from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport.group import members_of
 from dist_wandb.job.model import Topology
+from dist_wandb.payloads import cells, gathers
+from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.media import cells, gathers
-from dist_wandb.payloads.media.cells import Part
-from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table
-from dist_wandb.payloads.media.panels import differ, merged_table
+from dist_wandb.payloads.gathers import decoded, differ, fair, gathered, gathered_table, merged_table
 from dist_wandb.runs import wandb_media
 
 if TYPE_CHECKING:
@@ -295,12 +294,12 @@ def test_a_value_is_ready_after_the_device_has_finished_and_images_are_encoded()
     with StandIn().used() as device:
         with device.occupied(), device.no_waiting():
             table = logged(gathered([[device.tensor(7).expand(1), [device.tensor(8)]]], ["a", "b"]))
-            images = logged(gathered([device.tensor(1).expand(3, 4, 4)]))
+            images = logged(gathered([device.tensor(1).expand(3, 4, 4)], grouping=[device.tensor(9)]))
             assert [value.is_ready() or value.has_arrived() for value in (table, images)] == [False, False]
         for value in (table, images):
             wait_until(value.is_ready, 30)
         assert decoded_of(table).items == [[[7.0], [8.0]]]
-        assert len(decoded_of(images).items) == 1
+        assert [image.beside for image in decoded_of(images).items] == [{"grouping": 9.0}]
 
 
 def test_a_value_is_encoded_where_no_thread_can_be_started() -> None:
@@ -378,7 +377,12 @@ def test_unreadable_bytes_are_refused_with_a_message(data: bytes) -> None:
 @pytest.mark.parametrize("beside", [b"[]", b'{"data_or_path": "x"}', b'{"caption": '])
 def test_invalid_metadata_of_an_image_is_refused(beside: bytes) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        decoded("images", framed(b"[0, [], 1]", framed(beside, b"png")))
+        decoded("images", framed(b"[0, [], 1]", framed(b"[[null], [[0, " + beside + b"]], []]", b"png")))
+
+
+def test_what_is_sent_in_place_of_an_image_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an item is not an image"):
+        decoded("images", framed(b"[0, [], 1]", framed(b'[["/etc/passwd"], [], []]')))
 
 
 class Peer:

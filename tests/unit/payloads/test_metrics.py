@@ -39,11 +39,10 @@ from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, Running
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import framed
-from dist_wandb.payloads.torchmetrics import blob, metrics
-from dist_wandb.payloads.torchmetrics.blob import decode, encode
-from dist_wandb.payloads.torchmetrics.merging import Layout
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot, is_metric, take_snapshot
+from dist_wandb.payloads import framing, metrics
+from dist_wandb.payloads.framing import decode, encode, framed
+from dist_wandb.payloads.metric_merging import Layout
+from dist_wandb.payloads.metrics import Snapshot, is_metric, take_snapshot
 
 CLASSES = 4
 Make = Callable[[], Any]
@@ -693,7 +692,7 @@ def test_malformed_blobs_are_refused(data: bytes) -> None:
         decode(data)
 
 
-@pytest.mark.parametrize("name", sorted(blob._NUMBERS))
+@pytest.mark.parametrize("name", sorted(framing._NUMBERS))
 def test_every_numeric_dtype_is_decoded(name: str) -> None:
     numbers = torch.tensor([0, 1, 1]).to(getattr(torch, name))
     (back,) = decode(encode([numbers]))
@@ -767,7 +766,7 @@ def test_is_metric_recognises_metrics_and_collections() -> None:
 
 def test_is_metric_imports_neither_torch_nor_torchmetrics() -> None:
     code = (
-        "import sys; from dist_wandb.payloads.torchmetrics.metrics import is_metric; "
+        "import sys; from dist_wandb.payloads.metrics import is_metric; "
         "assert not is_metric(object()); assert not is_metric(1);"
         "print('torch' in sys.modules, 'torchmetrics' in sys.modules)"
     )

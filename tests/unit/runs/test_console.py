@@ -10,7 +10,7 @@ import wandb
 from opened_runs import FIRST, SECOND, SINGLE
 
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import record, wandb_process
+from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
 
@@ -74,9 +74,9 @@ def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
     ("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)]
 )
 def test_silence_is_defined_as_by_wandb(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
-    assert not wandb_process.is_silent()
+    assert not wandb_private.is_silent()
     monkeypatch.setenv("WANDB_SILENT", value)
-    assert wandb_process.is_silent() is silent
+    assert wandb_private.is_silent() is silent
 
 
 @pytest.mark.usefixtures("fake_wandb")

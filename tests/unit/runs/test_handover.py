@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from dist_wandb.runs import wandb_process
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.null_run import NullRun
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -16,18 +16,18 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 def test_a_run_is_passed_as_a_pickle() -> None:
     run: Any = SimpleNamespace(id="exp")
-    data = wandb_process.pickled_run(run)
+    data = wandb_private.pickled_run(run)
     assert data is not None
-    assert wandb_process.unpickled_run(data) == run
+    assert wandb_private.unpickled_run(data) == run
 
 
 def test_a_run_is_passed_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run: Any = SimpleNamespace(config={"lr": 0.1, "names": {1: "a"}})
-    data = wandb_process.pickled_run(run)
+    data = wandb_private.pickled_run(run)
     filled: list[object] = []
-    monkeypatch.setattr(wandb_process, "fill_config", lambda _, values: filled.append(values))
+    monkeypatch.setattr(wandb_private, "fill_config", lambda _, values: filled.append(values))
     assert data is not None
-    assert wandb_process.unpickled_run(data)
+    assert wandb_private.unpickled_run(data)
     assert filled == [{"lr": 0.1, "names": {1: "a"}}]
 
 
@@ -37,4 +37,4 @@ def test_a_run_is_passed_with_its_config_which_wandb_leaves_out(monkeypatch: pyt
     ids=["None", "NullRun", "Mock", "namespace"],
 )
 def test_an_object_that_is_not_a_run_or_cannot_be_pickled_is_not_passed(run: Any) -> None:
-    assert wandb_process.pickled_run(run) is None
+    assert wandb_private.pickled_run(run) is None

@@ -23,8 +23,7 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import METADATA
 from dist_wandb.session import opener
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

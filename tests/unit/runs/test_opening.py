@@ -12,11 +12,10 @@ import wandb
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, UnavailableError
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import opening, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs import opening, wandb_init, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
         made = Unreliable(
             fake_wandb, {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}, error
         )
-        monkeypatch.setattr(wandb_process, "tear_down_service", made.clear)
+        monkeypatch.setattr(wandb_private, "tear_down_service", made.clear)
         return made
 
     monkeypatch.setattr(opening, "_PAUSE", 0.01)

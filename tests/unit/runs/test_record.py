@@ -14,7 +14,7 @@ import torch
 
 import dist_wandb
 from dist_wandb.errors import ReadError, UnavailableError
-from dist_wandb.runs import record, wandb_private, wandb_process
+from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.record import Record
 
@@ -38,7 +38,7 @@ class Stand:
         self.fake = fake
         (Path(self.lost.dir).parent / "run-exp.wandb").touch()
         monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", self._last_rows)
-        monkeypatch.setattr(wandb_process, "tear_down_service", self._clear_away)
+        monkeypatch.setattr(wandb_private, "tear_down_service", self._clear_away)
         self.reopen: Callable[..., Any] = self.open_second
         self.record = Record(self.lost, 0, self._replacement)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, mo
 
 
 def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
+    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
     session = dist_wandb.init("digits", config={"lr": 0.1})
     session.config.update({"epochs": 3})
     fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
@@ -217,7 +217,7 @@ def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, mon
 
 
 def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
+    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
     session = dist_wandb.init("digits", config={"lr": 0.1})
     lost: Any = fake_wandb.runs[0]
     lost.log = dead

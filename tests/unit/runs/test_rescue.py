@@ -10,8 +10,8 @@ import pytest
 import wandb
 
 from dist_wandb.job.model import Topology
-from dist_wandb.payloads.media.cells import Picture
-from dist_wandb.payloads.media.panels import MergedImages
+from dist_wandb.payloads.cells import Picture
+from dist_wandb.payloads.gathers import MergedImages
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
 

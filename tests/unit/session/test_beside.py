@@ -16,7 +16,7 @@ import wandb
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import interception, wandb_process
+from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener, registry
@@ -103,7 +103,7 @@ def test_the_replacement_of_a_lost_run_is_intercepted_too(alone: FakeWandb, monk
     def dead(*_: Any, **__: Any) -> None:
         raise ConnectionResetError
 
-    monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
+    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
     monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", lambda *_, **__: [])
     run = dist_wandb.init(id="exp")
     wandb.define_metric("val/*", step_metric="epoch")
@@ -335,8 +335,8 @@ class Thing:
 
 def test_the_last_handler_is_called_and_handlers_may_be_removed_in_any_order() -> None:
     thing = Thing()
-    _, first = intercept(thing, "say", lambda say, word: say(f"first {word}"))
-    _, second = intercept(thing, "say", lambda say, word: say(f"second {word}"))
+    first = intercept(thing, "say", lambda say, word: say(f"first {word}"))
+    second = intercept(thing, "say", lambda say, word: say(f"second {word}"))
     kept = thing.say
     assert kept("a") == "thing second a"
     assert original(thing, "say")("a") == "thing a"

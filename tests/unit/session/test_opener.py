@@ -31,8 +31,7 @@ from dist_wandb.session.job_description import next_job
 from dist_wandb.session.moving import MOVED
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import unit_of
 
 if TYPE_CHECKING:

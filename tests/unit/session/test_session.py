@@ -23,8 +23,7 @@ from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRICS, Options
+from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRICS, Limits, Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.reduction import DEGRADED
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 from dist_wandb.transformers.callback import without_second_sum
 
 if TYPE_CHECKING:

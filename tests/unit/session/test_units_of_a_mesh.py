@@ -8,7 +8,7 @@ import pytest
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.job.model import Topology
-from dist_wandb.payloads.media.gathers import gathered_table
+from dist_wandb.payloads.gathers import gathered_table
 from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:

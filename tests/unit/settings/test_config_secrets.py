@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dist_wandb.session.config.comparison import comparable
 from dist_wandb.session.config.sync import ConfigText
-from dist_wandb.settings.config_secrets import is_secret, redacted
-from dist_wandb.settings.config_values import MISSING, Known, comparable, encoded, filled, shown, without_secrets
+from dist_wandb.settings.config_values import (
+    MISSING,
+    Known,
+    encoded,
+    filled,
+    is_secret,
+    redacted,
+    shown,
+    without_secrets,
+)
 
 SECRETS = [
     *("hf_token", "token", "TOKEN", "hfToken", "HFToken", "auth-token", "authtoken", "access.token", "tokens"),

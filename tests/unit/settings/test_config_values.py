@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.settings.config_values import differs_by_rank, given_values, is_plain
+from dist_wandb.session.config.comparison import differs_by_rank
+from dist_wandb.settings.config_values import given_values, is_plain
 
 
 class Settings:

@@ -8,7 +8,7 @@ import pytest
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.settings.limits import Limits, as_limits
+from dist_wandb.settings.options import Limits, as_limits
 
 SECONDS = ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat")
 NOT_POSITIVE = ("60", True, False, 0, -1.5, float("nan"), [1.0])

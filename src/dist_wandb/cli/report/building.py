@@ -25,7 +25,7 @@ from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
-from dist_wandb.settings.config_secrets import HIDDEN, is_secret, redacted, without_passwords
+from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.wandb_files.finding import files_below, natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_files
 from dist_wandb.wandb_files.records import read_records

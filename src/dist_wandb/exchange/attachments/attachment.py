@@ -20,8 +20,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Key, Outbox, is_attached, series_of
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+from dist_wandb.payloads.gathers import Gathered
+from dist_wandb.payloads.metrics import Snapshot
 
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 

@@ -2,7 +2,7 @@
 
 In the rounds they are series without numbers, like metrics. The rounds show which ranks have logged one, and when all
 have. Then the ranks exchange their numbers of items and bytes, and compute the same shares of the limits
-(`payloads.media.gathers.fair`). Each rank sends the first items of its share to the primary, which alone needs memory
+(`payloads.gathers.fair`). Each rank sends the first items of its share to the primary, which alone needs memory
 for them, in pieces of 1 MiB. Each piece may take `peer_timeout`, so a slow network is not mistaken for a dead rank.
 Numbers wait meanwhile. Everything is sent over the exchange's group. If a rank dies or is late, the row is marked, as
 with numbers.
@@ -19,10 +19,9 @@ from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.job.ranges import named
+from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.media.cells import Part
-from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
-from dist_wandb.payloads.media.panels import differ
+from dist_wandb.payloads.gathers import Encoded, Gathered, Kind, decoded, differ, fair, whole
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 _MOST_SHARES = 10  # maximum number of shares in a message

@@ -25,8 +25,8 @@ from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.payloads.framing import frame, unframed
-from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+from dist_wandb.payloads.metric_merging import Layout, Packed
+from dist_wandb.payloads.metrics import Snapshot
 
 if TYPE_CHECKING:
     import torch

@@ -33,7 +33,7 @@ from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.launch import job_setting
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import Interval, interval, poll
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ from dist_wandb.exchange.membership.generations import (
 )
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.timed_caller import Interval, interval
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from dist_wandb.exchange.protocol.lanes import NOTHING
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Limits
 
 NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for

@@ -8,12 +8,14 @@ result, which all ranks read before they open anything. A rank that times out wa
 differences, so that either all ranks raise or none does.
 
 Objects that neither JSON nor W&B support are compared by their repr, without addresses. Names whose values differ
-between ranks by nature (`config_values.differs_by_rank`) are omitted, at any depth. A difference is shown in 40
+between ranks by nature (`differs_by_rank`) are omitted, at any depth. A difference is shown in 40
 characters, and found by a digest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -33,13 +35,81 @@ from dist_wandb.session.config.connection import (
     checked,
     fits,
 )
-from dist_wandb.settings.config_secrets import DEEPEST
-from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_secrets
+from dist_wandb.settings.config_values import DEEPEST, LEVEL, encoded, given_values, shown, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.job.job_store import JobStore
     from dist_wandb.session.config.connection import Connection
     from dist_wandb.settings.options import Options
+
+_LONGEST_SHOWN = 40  # characters of a value in a message
+_MOST_SHOWN = 10  # differences in a message
+# Names of values that differ between ranks by nature. `-` counts as `_`; case is ignored.
+_NAMES_OF_RANKS = frozenset(
+    {
+        *("rank", "local_rank", "global_rank", "world_rank", "node_rank", "group_rank", "machine_rank"),
+        *("proc_id", "process_id", "process_index", "local_process_index", "node_id", "pid", "host", "hostname"),
+        *("gpu", "gpu_id", "gpu_index", "local_gpu", "device", "device_id", "device_index", "cuda_device"),
+        *("is_main_process", "is_local_main_process", "is_master", "master_process"),
+    }
+)
+
+
+def differs_by_rank(name: str) -> bool:
+    """Return whether values of this name differ between ranks by nature: ``ddp.local-rank``, ``GPU``; not ``gpus``."""
+    return LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
+
+
+def comparable(
+    values: Mapping[str, Any], given: Mapping[str, Any] | None = None, *, with_ranks: bool = False
+) -> dict[str, list[str]]:
+    """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
+
+    `values` has no secrets; `given` may have them, and is shown instead, without. Unless `with_ranks`, values that
+    differ by rank by nature, such as ``local_rank``, are left out at any depth.
+    """
+    return {
+        name: [
+            _in_short(value if given is None else given[name]),
+            _digest(encoded(value) if with_ranks else _without_ranks(encoded(value))),
+        ]
+        for name, value in values.items()
+        if with_ranks or not differs_by_rank(name)
+    }
+
+
+def _without_ranks(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_ranks(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_ranks(item) for name, item in value.items() if not differs_by_rank(name)}
+    return value
+
+
+def _in_short(value: object) -> str:
+    text = shown(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+def _digest(encoded_value: object) -> str:
+    return hashlib.blake2b(json.dumps(encoded_value, sort_keys=True).encode(), digest_size=32).hexdigest()
+
+
+def differences(
+    mine: Mapping[str, list[str]], rank: int, theirs: Mapping[str, list[str]], other_rank: int
+) -> list[str]:
+    """Describe each differing name of two results of `comparable`: ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``."""
+    return [
+        f"{name!r} is {mine[name][0]} on rank {rank}, but {theirs[name][0]} on rank {other_rank}"
+        for name in mine
+        if name in theirs and mine[name][1] != theirs[name][1]
+    ]
+
+
+def listed(items: list[str]) -> str:
+    """Join items of a message in one line, limited to the first ten."""
+    more = f"; and {len(items) - _MOST_SHOWN} more" if len(items) > _MOST_SHOWN else ""
+    return "; ".join(items[:_MOST_SHOWN]) + more
 
 
 class Comparison:

@@ -27,7 +27,7 @@ from dist_wandb.notices import Notices
 if TYPE_CHECKING:
     from dist_wandb.job.job_store import JobStore
     from dist_wandb.job.model import Topology
-    from dist_wandb.settings.limits import Limits
+    from dist_wandb.settings.options import Limits
 
 _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")

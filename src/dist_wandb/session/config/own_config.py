@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
 from dist_wandb.notices import users_line, warn
-from dist_wandb.runs import run_metadata, wandb_process
+from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.config.comparison import listed
 from dist_wandb.session.config.connection import REFUSED
-from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, listed, shown, without_secrets
+from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, shown, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -46,7 +47,7 @@ class OwnConfig:
         notice: Callable[[Iterable[str]], None],  # called with the names whose values should be published
     ) -> None:
         # Called if wandb's own process is lost; it must `attach` the replacement of the run.
-        self.replace_run: Callable[[AnyRun, Exception], None] | None = None
+        self.replace_run: Callable[[AnyRun, Exception], object] | None = None
         self.refresh: Refresh = refresh
         self._connection = connection
         self._comparison = comparison
@@ -164,7 +165,7 @@ class OwnConfig:
         try:
             write(values)
         except Exception as error:
-            is_lost = wandb_process.has_lost_service(self._run, error)
+            is_lost = wandb_private.has_lost_service(self._run, error)
             if not is_lost and not isinstance(error, errors.Error) and isinstance(values, dict):
                 return False
             if not is_lost or self.replace_run is None:

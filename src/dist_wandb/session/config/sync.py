@@ -22,7 +22,7 @@ reader would have to wait until the primary's thread polls, and forever once tha
 A value written on a rank without a run applies there until the primary publishes a new value of that name. So a script
 that writes the same value on all ranks can read it immediately.
 
-Secrets are never written to the store (`settings.config_secrets`, `settings.config_values`).
+Secrets are never written to the store (`settings.config_values`).
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class ConfigSync:
         """Set how to reach the other ranks: see the attributes of `Connection`."""
         self._connection.find, self._connection.await_primary = find, await_primary
 
-    def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
+    def on_lost(self, replace_run: Callable[[AnyRun, Exception], object]) -> None:
         """Set what to call if wandb's own process is found dead. It must `attach` the replacement of the run."""
         self._own.replace_run = replace_run
 

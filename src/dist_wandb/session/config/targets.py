@@ -10,13 +10,13 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.config.comparison import differs_by_rank
 from dist_wandb.session.config.connection import OF_VERSION
 from dist_wandb.settings.config_values import (
     MISSING,
     ConfigCopy,
     Known,
     decoded,
-    differs_by_rank,
     encoded,
     given_values,
     shown,

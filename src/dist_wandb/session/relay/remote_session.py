@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.devices import copied_tensor, whole_tensors
-from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
+from dist_wandb.payloads.devices import copied_tensor
+from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log, whole_tensors
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.settings.config_values import ConfigCopy

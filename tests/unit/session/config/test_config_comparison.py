@@ -22,7 +22,8 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore, RankValues
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.config_values import comparable, encoded
+from dist_wandb.session.config.comparison import comparable
+from dist_wandb.settings.config_values import encoded
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks

@@ -12,8 +12,7 @@ from dist_wandb.job import job_identity, job_store
 from dist_wandb.job.launch import Launch
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks

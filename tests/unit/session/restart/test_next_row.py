@@ -12,8 +12,7 @@ from restarts import Start, kill, last_warnings
 from dist_wandb.errors import ReadError
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb, OnRanks

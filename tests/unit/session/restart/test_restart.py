@@ -18,8 +18,7 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
 from dist_wandb.session.opener import open_session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

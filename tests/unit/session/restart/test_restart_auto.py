@@ -16,8 +16,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import job_store
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.restart.store import RestartRecord
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.devices import on_host
 from dist_wandb.payloads.framing import memory
-from dist_wandb.payloads.streams import on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,6 @@ class State(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -215,7 +214,6 @@ def _restore(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
 
 
 def updates_of(metric: Metric) -> int:
-    """Return how often a metric was updated."""
     return metric.update_count or int(vars(metric).get(_WINDOW_COUNT, 0))
 
 

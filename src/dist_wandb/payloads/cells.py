@@ -66,24 +66,11 @@ class Copies:
         return self.under_way[-1]
 
     def represented(self, value: object) -> str:
-        """Return the repr of an object that cannot be sent."""
         self.replaced.add(type(value).__name__)
         return repr(value)
 
 
-def arrived(item: Any) -> Any:
-    """Return a row, cell or `Picture` with its tensors in place of their asynchronous copies. Waits for the devices."""
-    if isinstance(item, HostCopy):
-        return item.tensor()
-    if isinstance(item, Picture):
-        return item._replace(value=arrived(item.value))
-    if type(item) is dict:
-        return {name: arrived(value) for name, value in item.items()}
-    return [arrived(value) for value in item] if type(item) is list else item
-
-
 def check_pillow() -> None:
-    """Raise ConfigurationError if pillow is not installed."""
     if importlib.util.find_spec("PIL") is None:
         raise ConfigurationError("W&B needs pillow for images, and it is missing. Run: pip install pillow")
 
@@ -167,7 +154,6 @@ def json_of(value: Any) -> Any:
 
 
 def plain_cell(cell: Any) -> Any:
-    """Return a cell with lists in place of tensors."""
     if type(cell) in PLAIN:
         return cell
     if isinstance(cell, list):
@@ -200,13 +186,11 @@ def is_image(value: object) -> bool:
 
 
 def caption_of(image: object) -> str | None:
-    """Return the caption of a `wandb.Image`; `None` for PIL images."""
     text = getattr(image, "_caption", None)  # it has no public name, and neither have the other attributes here
     return text if isinstance(text, str) else None
 
 
 def has_overlays(image: object) -> bool:
-    """Return whether a `wandb.Image` has boxes or masks."""
     return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
 
 

@@ -14,9 +14,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import Bytes
-from dist_wandb.payloads.torchmetrics.blob import decode, dtype_of
-from dist_wandb.payloads.torchmetrics.states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
+from dist_wandb.payloads.framing import Bytes, decode, dtype_of
+from dist_wandb.payloads.metric_states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,22 +59,18 @@ class Layout:
 
     @property
     def sums(self) -> int:
-        """Count of numbers to sum."""
         return sum(self.sum_sizes)
 
     @property
     def maxima(self) -> int:
-        """Count of numbers whose maximum is taken."""
         return sum(self.max_sizes)
 
     @property
     def has_blob(self) -> bool:
-        """Whether ranks have bytes to gather."""
         return self.is_local or self.gathered > 0
 
     @cached_property
     def signature(self) -> str:
-        """The layout as JSON text."""
         return json.dumps([self.is_local, self.nodes, self.is_tentative], separators=(",", ":"))
 
     @classmethod
@@ -120,33 +115,20 @@ def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
     return State(name, kind, tuple(shape), dtype)
 
 
-class InFull(NamedTuple):
-    """The states and attributes of one node that a rank sends in addition to the reduced numbers."""
-
-    rank: int  # index of the rank in the job
-    order: int  # its position in the order of ranks
-    position: int  # index of the node in the layout
-    attributes: dict[str, Any]  # other attributes of the metric
-    states: list[tuple[State, Any]]  # its states in full if they do not fit the layout; otherwise empty
-
-
-def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
-    """Decode the bytes of `Snapshot.in_full`, in the order of ranks; raise ConfigurationError if they are malformed."""
-    found = []
-    for order, blob in enumerate(blobs):
-        rank, nodes = decode(blob) if blob else (-1, ())
-        for position, attributes, states in nodes:
-            values = [(State(name, kind), value) for name, kind, value in states]
-            found.append(InFull(rank, order, position, dict(attributes), values))
-    return found
-
-
 class Part(NamedTuple):
     """A state of one rank."""
 
     order: int  # the rank's position in the order of ranks
     rank: int  # index of the rank in the job, for messages
     value: Any  # the state, in the form of `Snapshot`
+
+
+class InFull(NamedTuple):
+    """The states and attributes of one node that a rank sends in addition to the reduced numbers."""
+
+    position: int  # index of the node in the layout
+    attributes: dict[str, Any]  # other attributes of the metric
+    states: list[tuple[State, Part]]  # its states in full if they do not fit the layout; otherwise empty
 
 
 class Merging:
@@ -158,7 +140,7 @@ class Merging:
         sums: Tensor,  # over ranks, one-dimensional, like the maxima
         maxima: Tensor,
         gathered: Sequence[Sequence[Any] | None],  # states, in the order of ranks; `None` for a rank without any
-        in_full: Sequence[InFull],
+        in_full: Sequence[bytes],  # of `Snapshot.in_full`, in the order of ranks
     ) -> None:
         if any(items is not None and len(items) != layout.gathered for items in gathered):
             raise ConfigurationError(
@@ -168,7 +150,12 @@ class Merging:
         self._sums, self._maxima = _pieces(sums, layout.sum_sizes), _pieces(maxima, layout.max_sizes)
         self._columns = iter(range(layout.gathered))
         self._gathered = gathered
-        self._in_full = in_full
+        self._in_full: list[InFull] = []
+        for order, blob in enumerate(in_full):
+            rank, nodes = decode(blob) if blob else (-1, ())
+            for position, attributes, states in nodes:
+                values = [(State(name, kind), Part(order, rank, value)) for name, kind, value in states]
+                self._in_full.append(InFull(position, dict(attributes), values))
         counts = next(self._sums).tolist()
         self.updates: list[int] = list(map(int, counts[::2]))
         self._holders = counts[1::2]
@@ -188,8 +175,8 @@ class Merging:
         in_full: dict[str, list[Part]] = {}
         kinds = {state.name: state for state in node.states}
         for one in self._in_full:
-            for state, value in one.states if one.position == position else ():
-                in_full.setdefault(state.name, []).append(Part(one.order, one.rank, value))
+            for state, part in one.states if one.position == position else ():
+                in_full.setdefault(state.name, []).append(part)
                 kinds.setdefault(state.name, state)  # a state that exists only after the first update
         merged = {}
         for name, state in kinds.items():
@@ -296,7 +283,7 @@ def _check_shape(state: State, part: Part, others: Sequence[Tensor], metric: Met
 
 
 def _is_joined(item: Sequence[Any]) -> bool:
-    """Return whether a list is a result of `states.joined`."""
+    """Return whether a list is a result of `metric_states.joined`."""
     import torch
 
     if not item:

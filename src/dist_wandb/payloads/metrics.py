@@ -18,10 +18,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.streams import event_after, has_passed, on_host, wait_for
-from dist_wandb.payloads.torchmetrics.blob import decode, encode, pieces_of
-from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_in_full
-from dist_wandb.payloads.torchmetrics.states import (
+from dist_wandb.payloads.devices import event_after, has_passed, on_host, wait_for
+from dist_wandb.payloads.framing import decode, encode, pieces_of
+from dist_wandb.payloads.metric_merging import Layout, Merging, Node, Packed
+from dist_wandb.payloads.metric_states import (
     IN_MAXIMA,
     IN_SUMS,
     Shell,
@@ -221,7 +221,7 @@ class Snapshot:
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
             return _averaged([items for items in decoded if items is not None])
-        merging = Merging(self._layout, sums, maxima, decoded, read_in_full(in_full))
+        merging = Merging(self._layout, sums, maxima, decoded, in_full)
         attributes = [
             own.attributes if held else merging.attributes(position) or own.attributes
             for position, (own, held) in enumerate(zip(self._found, self.held, strict=True))

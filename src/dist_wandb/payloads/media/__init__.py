@@ -1,1 +1,0 @@
-"""Tables and images of all ranks."""

@@ -1,1 +1,0 @@
-"""Metrics and collections of torchmetrics: their states, and the values computed from the states of all ranks."""
