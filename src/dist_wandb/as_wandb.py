@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_wandb.errors import DistWandbError
-from dist_wandb.job.model import Topology
 from dist_wandb.runs import run_metadata
+from dist_wandb.session import inherited_rank
 from dist_wandb.session.registry import current, history, open_sessions
 
 if TYPE_CHECKING:
@@ -134,9 +133,8 @@ def _why_not() -> str:
         )
     if history.has_begun:
         return "The session of dist_wandb has been finished."
-    try:
-        topology = Topology.detect()
-    except DistWandbError:  # `init` raises it
+    topology = inherited_rank.detect_or_none()
+    if topology is None:
         return "No session of dist_wandb is open in this process."
     if topology.world_size == 1:
         return "No session of dist_wandb is open."

@@ -70,13 +70,12 @@ def is_spawning() -> bool:
 
 def known_topology() -> Topology | None:
     """The topology of this rank; `None` while the Trainer may still start processes, or has not numbered them."""
-    topology = Topology.from_torch_distributed()
-    if topology is not None or Launch.detect().is_lightning_child:
-        return topology
-    if inherited_rank.holder() is not None:
-        return Topology.single()
+    group = inherited_rank.in_group()
+    if group is not None:
+        return group
     with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
-        return Topology.from_environ()
+        topology, rank_holder = inherited_rank.known()
+        return None if rank_holder is None and Launch.detect().is_lightning_child else topology
     return None
 
 

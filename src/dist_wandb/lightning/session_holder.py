@@ -33,6 +33,7 @@ from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, wandb_private, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
+from dist_wandb.session import inherited_rank
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
@@ -137,7 +138,7 @@ class SessionHolder:
             if not session.has_met:  # checked first, because this method is called for every row
                 session.meet(self._init_arguments(session.topology), INTEGRATION, self.number)
             return session
-        topology = Topology.from_torch_distributed() or (known_topology() if session is None else None)
+        topology = known_topology() if session is None else inherited_rank.in_group()
         if session is not None and (topology is None or topology.world_size == 1):
             return session
         if topology is None and not self.launch.is_first_process:

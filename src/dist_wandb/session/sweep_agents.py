@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.job.timed_caller import briefly, poll
@@ -61,12 +61,12 @@ def agent(
 
 
 def _refuse_several() -> None:
-    try:
-        topology, _ = inherited_rank.detect()
-        store = None if topology.world_size == 1 else JobStore.find(_NAME, topology, DEFAULT_LIMITS.join_timeout)
-    except DistWandbError:  # `init` raises it
+    topology = inherited_rank.detect_or_none()
+    if topology is None or topology.world_size == 1:
         return
-    if topology.world_size == 1:
+    try:
+        store = JobStore.find(_NAME, topology, DEFAULT_LIMITS.join_timeout)
+    except RendezvousError:  # `init` raises it
         return
     rank, called = topology.global_rank, "called"
     if topology.is_coordinator:

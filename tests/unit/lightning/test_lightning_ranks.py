@@ -18,9 +18,10 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from dist_wandb import DistWandbLogger
+from dist_wandb.job.model import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import ScriptIds
-from dist_wandb.session import registry
+from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
@@ -327,3 +328,16 @@ def test_the_file_for_further_processes_holds_no_secrets(
     assert "0.3" in file.read_text()
     assert "0123456789abcdef" not in file.read_text()
     assert dict(DistWandbLogger(config=config).experiment.config) == config
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_of_a_rank_is_a_job_of_its_own() -> None:
+    """As with `init`: it has a copy of the rank's process group, which it cannot use."""
+    group = mock.patch.object(Topology, "from_torch_distributed", return_value=Topology(1, 1, 0, 2, 2, 1))
+    with group, mock.patch.object(inherited_rank, "_announced", [(os.getppid(), b"")]):
+        logger = DistWandbLogger(**SHORT)
+        logger.log_metrics({"loss": 0.5}, 1)
+        (session,) = registry.open_sessions()
+        assert session.run is logger.experiment
+        assert session.topology == Topology.single()
+        session.finish()
