@@ -33,12 +33,11 @@ from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, wandb_private, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
-from dist_wandb.session import inherited_rank
+from dist_wandb.session import inherited_rank, restart
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
-from dist_wandb.session.restart import resuming
-from dist_wandb.session.restart.store import RestartStore
+from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import ConfigCopy, given_values
 
@@ -83,7 +82,7 @@ class SessionHolder:
         self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_told, self.number))
         is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
-            name = resuming.session_name(INTEGRATION, self.number)
+            name = restart.session_name(INTEGRATION, self.number)
             earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
             if earlier is not None:
                 self.base_id = earlier.record.base_id

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.relay.relay import Children
+    from dist_wandb.session.relay import Children
     from dist_wandb.session.session import Session
     from dist_wandb.session.shutdown import Shutdown
 
 _DECISION = 2.0  # seconds after `join_timeout` in which ranks notice that another one becomes the primary
 _OPENING = 10.0  # seconds that reads then wait for its run
 MOVED = "/moved"  # part of the name of a session that continues another one
-_OWN = ("opened_at", "opened_inside", "_is_block", "_pid")  # what a session keeps
+_OWN = ("opened_at", "opened_inside", "_is_block")  # what a session keeps
 
 
 class Moving:

@@ -5,7 +5,7 @@
 3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); the session's name and the coordinator's
    mode, scope and describing arguments (`job_description`); the coordinator's config, with which the other ranks
    compare theirs (`run_config.comparison`).
-4. *Earlier start* (`restart.store`): only the coordinator looks for one, so that all ranks decide alike and nothing
+4. *Earlier start* (`restart`): only the coordinator looks for one, so that all ranks decide alike and nothing
    depends on files that only some nodes see.
 5. *Plan* (`settings.plan`): pure, and made once. No later code asks for the rank again.
 6. *Run* (`runs.opening`, `runs.wandb_init`), or a `NullRun`.
@@ -33,16 +33,14 @@ from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
-from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
+from dist_wandb.session import inherited_rank, job_description, registry, restart, sweep_agents
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.moving import MOVED, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.registry import FAILED
-from dist_wandb.session.restart import resuming
-from dist_wandb.session.restart.resuming import next_row
-from dist_wandb.session.restart.store import Earlier, RestartStore
+from dist_wandb.session.restart import Earlier, RestartStore, next_row
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
 
@@ -189,7 +187,7 @@ class Opener:
             self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
         sweep_agents.check_trial(self._store, self._topology)
-        resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
+        restart.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
         if self._store is not None:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
             self._topology = learn_layout(self._store, self._topology, needed=needed)
@@ -244,11 +242,11 @@ class Opener:
     def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
         """Find the runs of an earlier start that this one continues, if the integration supports that (`enabled`)."""
         if enabled and self._topology.is_coordinator:
-            name = resuming.session_name(integration, number)
+            name = restart.session_name(integration, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
-            if resuming.can_look_back(self._options, self._topology, has_store=self._has_store):
+            if restart.can_look_back(self._options, self._topology, has_store=self._has_store):
                 self._earlier = self._restart_store.find()
-        self._arguments = resuming.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
+        self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
@@ -271,7 +269,7 @@ class Opener:
         options, topology, requested_id = self._options, self._topology, requested.run_id(self._arguments)
         if topology.world_size == 1:
             return requested_id
-        name = resuming.name_for_id(self._name, self._arguments)
+        name = restart.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
             return requested_id or (None if self._has_store else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
@@ -354,7 +352,7 @@ class Opener:
             ):
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
-                    print_line(resuming.announcement(self._earlier, self._topology))
+                    print_line(restart.announcement(self._earlier, self._topology))
             if announces:
                 session.announce()
             if catches_sigterm:

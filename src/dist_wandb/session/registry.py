@@ -298,8 +298,6 @@ def _prepare_fork() -> None:
 def _after_fork() -> None:
     wandb_private.disarm_exit_hooks()
     process_end.restore_sigterm()
-    for session in _sessions:
-        session.after_fork()
 
 
 process_end: ProcessEnd = ProcessEnd(_end_with_process, wandb_private.code_of_exit)

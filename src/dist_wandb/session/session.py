@@ -6,7 +6,7 @@
 - `own_run`: this rank's W&B run, which is intercepted, replaced after a failure, and ended.
 - `intake`: what `log` does on the training thread.
 - `shutdown`: the life cycle of a session, and its end, which happens once.
-- `relay.relay`: rows from processes that this rank has started.
+- `relay`: rows from processes that this rank has started.
 - `notices`: messages to the user. `opener` assembles the parts, `registry` lists the sessions of this process.
 """
 
@@ -29,7 +29,7 @@ from dist_wandb.session.job_description import is_ending
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.registry import exit_code_of
-from dist_wandb.session.relay.relay import Children
+from dist_wandb.session.relay import Children
 from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.config_values import given_values
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.restart.store import RestartStore
+    from dist_wandb.session.restart import RestartStore
     from dist_wandb.session.sections import Section
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
@@ -81,7 +81,6 @@ class Session(AsRun):
         self.opened_at: Line | None = None
         self.is_current: bool = own.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
-        self._is_fork = False  # not compared with `getpid` in `log`: torch.compile warns of code that calls it
         rows = Rows(
             own.writer,
             self.options.reductions,
@@ -148,7 +147,7 @@ class Session(AsRun):
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
-        if self._is_fork:
+        if self._children.is_fork:
             return self._children.remote().id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
@@ -157,7 +156,7 @@ class Session(AsRun):
     @property
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
-        if self._is_fork:
+        if self._children.is_fork:
             return self._children.remote().url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
@@ -183,7 +182,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self._children.remote().config if self._is_fork else self.run.config
+        return self._children.remote().config if self._children.is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -237,7 +236,7 @@ class Session(AsRun):
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         commit, weight = third_of_log(third, commit, weight)
-        if self._is_fork:
+        if self._children.is_fork:
             self._children.remote().log(data, step, commit=commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
@@ -280,7 +279,7 @@ class Session(AsRun):
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
-        if self._is_fork:
+        if self._children.is_fork:
             return self._children.remote().flush(timeout)
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
@@ -308,7 +307,7 @@ class Session(AsRun):
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
-        if not self._is_fork:
+        if not self._children.is_fork:
             self._shutdown.hand_over(failed=failed, within=within)
             self._own.restore()
 
@@ -333,7 +332,7 @@ class Session(AsRun):
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         agree = self._link.calls.agree
-        decision = not self._is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
+        decision = not self._children.is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
@@ -369,11 +368,6 @@ class Session(AsRun):
     def prepare_fork(self) -> None:
         """Prepare to receive rows from a fork of this process."""
         self._children.prepare_fork()
-
-    def after_fork(self) -> None:
-        """In the fork, close what only the session's own process may hold."""
-        self._is_fork = True
-        self._children.after_fork()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a `RemoteSession`, which sends rows from another process, such as a spawned worker, to this one."""

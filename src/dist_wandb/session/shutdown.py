@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink, UnitEnd
     from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.relay.relay import Children
-    from dist_wandb.session.restart.store import RestartStore
+    from dist_wandb.session.relay import Children
+    from dist_wandb.session.restart import RestartStore
 
 _log = logging.getLogger("dist_wandb")
 

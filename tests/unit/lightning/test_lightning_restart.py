@@ -25,7 +25,7 @@ from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
-from dist_wandb.session.restart.store import DIRECTORY, RestartStore
+from dist_wandb.session.restart import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
