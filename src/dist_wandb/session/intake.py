@@ -24,8 +24,7 @@ from dist_wandb.payloads.scalars import (
     flattened,
 )
 from dist_wandb.runs import run_metadata, wandb_media
-from dist_wandb.session.job_link import why_no_run
-from dist_wandb.session.moving import MOVED, primary_in
+from dist_wandb.session.job_link import MOVED, primary_in, why_no_run
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs

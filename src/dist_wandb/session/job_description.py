@@ -4,6 +4,10 @@ The coordinator publishes its options and describing arguments (name, tags, conf
 refused if its mode or scope differs; in `auto`, ranks without a run do not read them. Ranks that were given no
 arguments use the coordinator's. Secondaries of a shared run always do, because W&B keeps what any writer sent last.
 Calls of `init` while a session is open are decided here, too, alike on all ranks (`InitCalls`).
+
+`check_trial` finds, when a run is opened, that ranks were given different trials of a sweep, by agents of their own:
+before a rank opens its run, and again after that, because the first rank cannot know what later ones were given; of one
+that comes later still, it learns at its end. None waits for ranks that may never come.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job import leftovers
+from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.notices import named_line
@@ -34,6 +39,12 @@ _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all rank
 _opened: Counter[str] = Counter()  # sessions by integration
 _behind: set[str] = set()  # integrations of which a session has ended without this rank
 ENDING = "ending"  # key: set once the coordinator has begun to end the session
+_OTHER = "trial/other"  # key of the trial of a sweep that is not that of the first rank
+ONE_AGENT = (
+    "Every rank would take trials of its own from the sweep, and only those of one rank would be trained. Start one "
+    "agent that starts the job: in the sweep's configuration set command: [${env}, torchrun, --nproc-per-node, N, "
+    "train.py, ${args}], call init in train.py without an agent, and run: wandb agent SWEEP."
+)
 _ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
 
@@ -204,3 +215,37 @@ class InitCalls:
                 return found[0]
         self._unanswered.add(place)
         return mine
+
+
+def check_trial(store: JobStore | None, topology: Topology) -> None:
+    """Refuse, by a `ConfigurationError`, to open the run of one trial with ranks that were given another trial."""
+    trial = sweeps.trial_id()
+    if store is None or trial is None:
+        return
+    mine = {"id": trial, "rank": topology.global_rank}
+    first = store.claim("trial", mine)
+    if isinstance(first, dict) and first.get("id") != trial:
+        store.publish(_OTHER, mine)
+    for other in (first, store.try_get(_OTHER)):
+        if isinstance(other, dict) and other.get("id") != trial:
+            error = _different(topology, trial, other)
+            refuse(store, topology, str(error))
+            raise error
+
+
+def late_trial(store: JobStore | None, topology: Topology) -> ConfigurationError | None:
+    """Return the error that another rank came with another trial of a sweep, after `check_trial` on this one."""
+    found: dict[str, Any] = {}
+    if store is not None and sweeps.is_trial():
+        found = briefly(lambda: store.get_present(["trial", _OTHER]), found)
+    first, other = found.get("trial"), found.get(_OTHER)
+    if not isinstance(first, dict) or not isinstance(other, dict) or other.get("rank") == topology.global_rank:
+        return None
+    return _different(topology, first.get("id"), other)
+
+
+def _different(topology: Topology, trial: object, other: dict[str, Any]) -> ConfigurationError:
+    return ConfigurationError(
+        f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {other.get('rank')} the "
+        f"trial {other.get('id')!r} (WANDB_RUN_ID), by agents of their own. {ONE_AGENT}"
+    )

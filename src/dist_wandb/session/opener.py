@@ -33,10 +33,9 @@ from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
-from dist_wandb.session import inherited_rank, job_description, registry, restart, sweep_agents
+from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.job_link import JobLink
-from dist_wandb.session.moving import MOVED, move
+from dist_wandb.session.job_link import MOVED, JobLink, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.registry import FAILED
@@ -186,7 +185,7 @@ class Opener:
         if reaches:
             self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
-        sweep_agents.check_trial(self._store, self._topology)
+        job_description.check_trial(self._store, self._topology)
         restart.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
         if self._store is not None:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
@@ -343,7 +342,7 @@ class Opener:
             session.start((continues or session).log)
             with suppress(RendezvousError) if continues else nullcontext():
                 session.report_run()
-            sweep_agents.check_trial(self._store, self._topology)
+            job_description.check_trial(self._store, self._topology)
             if (
                 self._restart_store is not None
                 and session.owns_run
@@ -356,7 +355,7 @@ class Opener:
             if announces:
                 session.announce()
             if catches_sigterm:
-                session.catch_sigterm()
+                registry.process_end.catch_sigterm()
         except BaseException:
             session.end_with_process(FAILED, failed=True)  # no caller has it
             raise

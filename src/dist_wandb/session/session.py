@@ -23,17 +23,16 @@ from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.timed_caller import briefly
 from dist_wandb.payloads.scalars import third_of_log
 from dist_wandb.runs import run_metadata
+from dist_wandb.runs.interception import AsRun
 from dist_wandb.session import registry
 from dist_wandb.session.intake import Intake, exchange_of
 from dist_wandb.session.job_description import is_ending
 from dist_wandb.session.notices import SessionNotices
-from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.registry import exit_code_of
 from dist_wandb.session.relay import Children
 from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.reduction import TIMES, check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,19 +80,7 @@ class Session(AsRun):
         self.opened_at: Line | None = None
         self.is_current: bool = own.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
-        rows = Rows(
-            own.writer,
-            self.options.reductions,
-            check_per_rank(self.options.per_rank),
-            (*check_patterns("spread", self.options.spread), f"{TIMES}*"),
-            lambda: own.user_axes,
-            own.summary.keep,
-            own.summary.act,
-            counts=own.has_our_axis,
-            first=first_row,
-            rank=self.topology.global_rank,
-            index=link.unit.index,
-        )
+        rows = own.rows(first_row)
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
         self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications, enclosing)
         life = LifeCycle()
@@ -129,6 +116,22 @@ class Session(AsRun):
     def run(self) -> AnyRun:
         """The W&B run of this rank, or a `NullRun`. It changes if wandb's own process had to be replaced."""
         return self._own.run
+
+    @property
+    def step(self) -> int:
+        """The step of the next row of this rank, as with wandb: after ``log(..., step=200)`` 200, as its row is open.
+
+        Without steps, it is the number of rows that this rank has logged, after those of a run that is continued.
+        """
+        return self._intake.step
+
+    @property
+    def starting_step(self) -> int:
+        """The step of the first row of this start: 0, or after the last step of a run that is continued.
+
+        On a rank without a run it is the primary's; the first read waits for it, up to `join_timeout`.
+        """
+        return self._own.starting_step
 
     @property
     def owns_run(self) -> bool:
@@ -318,10 +321,6 @@ class Session(AsRun):
     def end_with_process(self, exit_code: int, *, failed: bool) -> None:
         """Finish because the process ends and `finish` was not called. See `Shutdown.end_with_process`."""
         self._shutdown.end_with_process(exit_code, failed=failed)
-
-    def catch_sigterm(self) -> None:
-        """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
-        registry.process_end.catch_sigterm()
 
     def is_ending(self) -> bool:
         """Whether the coordinator has begun to end this session, as far as the job's store answers."""

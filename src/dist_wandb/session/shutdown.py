@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
 from dist_wandb.job.timed_caller import briefly
-from dist_wandb.session import registry, sweep_agents
+from dist_wandb.session import job_description, registry
 from dist_wandb.session.registry import FAILED, exit_code_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Shutdown:
         closed: Callable[[bool], None],  # called after that, with whether the logged rows were passed on
     ) -> None:
         self.failure: int | None = None  # exit code of the run if `finish` is not called with one
-        self.successor: Shutdown | None = None  # of the session in which this one continues: see `session.moving`
+        self.successor: Shutdown | None = None  # of the session in which this one continues: see `job_link.move`
         self._life = life
         self._link = link
         self._own = own
@@ -234,7 +234,7 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
-        if error := sweep_agents.late_trial(self._link.store, self._link.topology):
+        if error := job_description.late_trial(self._link.store, self._link.topology):
             _log.warning("dist_wandb: %s", error)
         exit_code, interrupt = unit_end.report(exit_code), None
         with ExitStack() as until_ended:
