@@ -116,7 +116,6 @@ class LateJoin:
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
     def open(self) -> None:
-        """Open the session of this rank."""
         topology, self._goes_on = current_topology(), False
         if self.is_possible:
             self._next_job()  # skips sessions that took place without this rank
@@ -175,7 +174,6 @@ class LateJoin:
         self.rows.append((_copied(values), step, _copied(arguments)))
 
     def drop_rows(self) -> None:
-        """Drop the waiting rows, because the rank ends."""
         if self.rows:
             self._warn_of_dropped_rows()
             self.rows.clear()

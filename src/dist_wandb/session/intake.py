@@ -170,7 +170,6 @@ class Intake:
         return self._life.phase is Phase.DETACHED
 
     def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
-        """The step that was given with a row, possibly as a value of the x axis."""
         if step is None and self._own.step_metric is not None:
             step = metrics.get(self._own.step_metric)
         return step if type(step) is int and step >= 0 else None
@@ -210,7 +209,6 @@ class Intake:
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
-        """Pass on a row of this rank alone."""
         rank = self._link.topology.global_rank
         metrics = self._copied(metrics)
         if weight is not None:

@@ -70,7 +70,6 @@ def meet(options: Options, topology: Topology, integration: str, number: int | N
 
 
 def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
-    """Return what this rank does with W&B."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     in_sweep = sweeps.is_trial()
     return plan_run(
@@ -79,19 +78,16 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 
 def needs_base_id_of(topology: Topology, options: Options) -> bool:
-    """Return whether this rank's plan depends on the base id."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     return needs_base_id(topology, mode, scope, all_nodes=options.all_nodes, unit=unit)
 
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
-    """Publish the description of the job, as the coordinator."""
     arguments = run_metadata.arguments_for_others(init_arguments)
     store.publish(_JOB, JobDescription(options=asdict(replace(options, on_stall=None)), arguments=arguments))
 
 
 def is_published(store: JobStore) -> bool:
-    """Return whether the coordinator has opened this session."""
     return store.has([_JOB])
 
 
@@ -166,7 +162,6 @@ def fall_behind(integration: str) -> None:
 
 
 def is_ending(store: JobStore) -> bool:
-    """Return whether the coordinator has begun to end the session."""
     return store.has([ENDING]) or leftovers.is_over(store)
 
 

@@ -99,7 +99,6 @@ class Moving:
         self._until = math.inf  # reads wait, by the monotonic clock, once there was one
 
     def to(self, primary_rank: int) -> None:
-        """Continue with another primary."""
         if self.move is None:
             raise RuntimeError("the session has ended")
         self.move(primary_rank)
@@ -157,7 +156,6 @@ class JobLink:
         return self.store or JobStore.find(self.name, self.topology, self.options.limits.join_timeout)
 
     def report_opened(self) -> None:
-        """Publish to the other ranks of the unit that this one takes part."""
         if self.store is not None and self.unit.is_member:
             publish_opened(self.store.below(keys_of(self.unit)), self.unit)
 
@@ -189,7 +187,6 @@ class JobLink:
         return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
     def run_url(self) -> str | None:
-        """Return the URL of the run as its primary has published it, if it has one."""
         published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None
 
@@ -220,7 +217,6 @@ class JobLink:
         return is_opening
 
     def is_accompanied(self) -> bool:
-        """Whether other ranks of the unit have opened their sessions."""
         keys = keys_of(self.unit)
         return self.store is not None and self._ask(lambda store: number_opened(store.below(keys)) > 1, True)
 
@@ -295,7 +291,6 @@ class UnitEnd:
         return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
 
     def report_written(self) -> None:
-        """Publish that this rank writes nothing more into the unit's run."""
         store = self._store
         if store is not None:
             briefly(lambda: self._written(store).append(self._unit.index), 0)
@@ -330,7 +325,6 @@ class UnitEnd:
         return f"end/{self._unit.name}/{what}"
 
     def _written(self, store: JobStore) -> SharedList:
-        """Return the list of the indices of ranks that write nothing more."""
         return SharedList(store, self._key("written"))
 
 

@@ -114,7 +114,7 @@ def open_session(
         session = opener.open(
             step_metric, adopt, until_started, create_new=create_new, as_given=as_given, continues=continues
         )
-        opener.move_by(lambda primary_rank: move(continues or session, reopen, primary_rank))
+        opener.link.moving.move = lambda primary_rank: move(continues or session, reopen, primary_rank)
         opener.announce(session, announces=announces, catches_sigterm=catches_sigterm, continues=continues)
     return session
 
@@ -124,7 +124,7 @@ def _without_others(options: Options, topology: Topology, integration: str) -> O
 
     The first process ran the same line as a job of its own, before it started the others: no rank meets this one.
     """
-    if options.run_mode != "auto" or not options.is_rank_0_primary:
+    if not options.is_run_of_rank_0:
         raise ConfigurationError(
             f"{integration} was called on rank {topology.global_rank} before Lightning had connected the ranks, but "
             f"run_mode={options.run_mode!r} with primary_rank={options.primary_rank} needs all of them. Pass these "
@@ -163,7 +163,7 @@ class Opener:
     _name: str
     _store: JobStore | None
     _config_sync: ConfigSync
-    _link: JobLink
+    link: JobLink
 
     def __init__(self, options: Options, init_arguments: Mapping[str, Any], topology: Topology) -> None:
         self._options = options
@@ -174,10 +174,6 @@ class Opener:
         self._restart_store: RestartStore | None = None
         self._earlier: Earlier | None = None
 
-    @property
-    def _has_store(self) -> bool:
-        return self._store is not None
-
     def meet(self, integration: str, number: int | None, *, reaches: bool = True) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
         options = self._options
@@ -186,7 +182,7 @@ class Opener:
             self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
         job_description.check_trial(self._store, self._topology)
-        restart.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
+        restart.check_resume(self._arguments, options, self._topology, has_store=self._store is not None)
         if self._store is not None:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
             self._topology = learn_layout(self._store, self._topology, needed=needed)
@@ -214,10 +210,6 @@ class Opener:
     def _unit(self) -> Unit:
         return unit_of(self._topology, self._options.rank_scope, self._options.unit_ranks)
 
-    def move_by(self, move: Callable[[int], None]) -> None:
-        """Set how the session continues if another rank, given by its number, becomes the primary."""
-        self._link.moving.move = move
-
     def moved_to(self) -> int | None:
         """Return the rank that has become the primary, because this one, which should be, comes too late for it."""
         store = self._store
@@ -231,7 +223,6 @@ class Opener:
         return unit.ranks[first.source]
 
     def compare(self) -> None:
-        """Compare the given config with those of the other ranks."""
         store = self._store
         config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
         self._config_sync = ConfigSync(self._options, self._topology, config, run)
@@ -240,12 +231,15 @@ class Opener:
 
     def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
         """Find the runs of an earlier start that this one continues, if the integration supports that (`enabled`)."""
+        has_store = self._store is not None
         if enabled and self._topology.is_coordinator:
             name = restart.session_name(integration, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
-            if restart.can_look_back(self._options, self._topology, has_store=self._has_store):
+            if restart.can_look_back(self._options, self._topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
-        self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
+        self._arguments = restart.continued(
+            self._arguments, self._earlier, self._topology, has_store=self._store is not None
+        )
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
@@ -257,7 +251,7 @@ class Opener:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
             for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
                 warn(message, users_line())
-        link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
+        link = self.link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
         # Of several units, the trial, or the run to be rewound, may be another one's.
         is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
         link.moving.is_possible = options.run_mode == "auto" and not is_bound
@@ -270,7 +264,7 @@ class Opener:
             return requested_id
         name = restart.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
-            return requested_id or (None if self._has_store else id_of_job(name, topology))
+            return requested_id or (None if self._store is not None else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it
             return requested_id or id_of_job(name, topology) or proposed or make_id()
@@ -286,8 +280,7 @@ class Opener:
         as_given: bool,
         continues: Session | None,
     ) -> Session:
-        """Open the run, and create its session."""
-        link, config_sync, plan = self._link, self._config_sync, self._link.plan
+        link, config_sync, plan = self.link, self._config_sync, self.link.plan
         adopted = adopt(plan) if adopt and plan.opens_run else None
         before = run_metadata.running_run()
         is_beside = self._topology.world_size > 1 and before is not None
@@ -325,7 +318,7 @@ class Opener:
 
     def _first_row(self, run: AnyRun, axis: str) -> int:
         """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""
-        plan = self._link.plan
+        plan = self.link.plan
         if not plan.shared or plan.primary or self._store is None:
             return next_row(run, self._arguments, axis)
         if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
@@ -337,7 +330,6 @@ class Opener:
             return 0
 
     def announce(self, session: Session, *, announces: bool, catches_sigterm: bool, continues: Session | None) -> None:
-        """Start the session, and announce it to the other ranks, a later start of the job, and the user."""
         try:
             session.start((continues or session).log)
             with suppress(RendezvousError) if continues else nullcontext():

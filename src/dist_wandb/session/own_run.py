@@ -92,12 +92,10 @@ class OwnRun:
 
     @property
     def run(self) -> AnyRun:
-        """The run. It changes if wandb's own process had to be replaced."""
         return self._record.run
 
     @property
     def directory(self) -> Path:
-        """The directory that contains the run directories of the job."""
         return requested.wandb_directory(self._opening.arguments)
 
     @property
@@ -119,7 +117,6 @@ class OwnRun:
         return self.writer.as_logged(metrics, per_rank, step, self._record.stored, self.summary.logged.paths)
 
     def rows(self, first: int) -> Rows:
-        """Return what rows are made with; `first` is the position of the first one without a step."""
         options = self._link.options
         return Rows(
             self.writer,
@@ -197,7 +194,6 @@ class OwnRun:
         return metric
 
     def restore(self) -> None:
-        """Undo `intercept`."""
         while self._restore:
             self._restore.pop()()
 
@@ -209,7 +205,6 @@ class OwnRun:
         self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
-        """Raise an error of the run's end that the user's settings ask for, once."""
         error, self._record.asked_for = self._record.asked_for, None
         if error is not None:
             raise error
@@ -236,7 +231,6 @@ class OwnRun:
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        """Reopen the run on disk, with the same id and the given config."""
         run = self._opening.again(run_id, config, self.step_metric)
         wandb_private.set_starting_step(run, self.starting_step)
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)

@@ -218,7 +218,6 @@ class Children:
         in_forks.add(self)
 
     def remote(self) -> RemoteSession:
-        """Return the stand-in for the session in a fork of its process."""
         if self._remote is None:
             self._remote = RemoteSession(self._relay.address, self._topology, self._for_forks)
         return self._remote

@@ -171,7 +171,6 @@ class RemoteSession:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Flush what was logged, and let exceptions through."""
         self.finish()
 
     def __getattr__(self, name: str) -> Any:

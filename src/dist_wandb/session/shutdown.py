@@ -86,7 +86,6 @@ class LifeCycle:
         return first is mine
 
     def finished(self) -> None:
-        """Release the threads that wait in `claim_finish`."""
         self._finished.set()
 
     def close(self) -> None:
@@ -278,6 +277,5 @@ class Shutdown:
         return exit_code
 
     def _delete_record(self) -> None:
-        """Delete the restart record, so that no later start continues runs that ended successfully."""
         if self._restart_store is not None:
             briefly(self._restart_store.delete, None)

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning import session_holder
+from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
@@ -265,14 +265,14 @@ def become_further_process(
     """Begin as the main process; call the result to continue as local rank 1, its child."""
     place = tmp_path / "offered"
     place.mkdir()
-    monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(place))
+    monkeypatch.setattr(launching, "script_ids", ScriptIds(place))
 
     def become() -> None:
         for variable, value in {"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(variable, value)
         monkeypatch.setattr(os, "getppid", os.getpid)
         monkeypatch.setattr(rank_zero_only, "rank", 1)
-        monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(place))
+        monkeypatch.setattr(launching, "script_ids", ScriptIds(place))
 
     return become
 

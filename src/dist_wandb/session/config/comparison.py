@@ -99,7 +99,6 @@ def checked(message: Any, kind: type[_T], key: str) -> _T:
 
 
 def fits(message: Any, kind: Any) -> bool:
-    """Return whether a message is of a kind."""
     if not _is_a(message, kind):
         return False
     pairs = [*message["values"].values(), *message["run"].values()] if kind is GivenConfig else []
@@ -107,7 +106,6 @@ def fits(message: Any, kind: Any) -> bool:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Return whether a value decoded from JSON has a type, at any depth."""
     origin, of = get_origin(kind) or kind, get_args(kind)
     if origin is dict:
         return isinstance(value, dict) and all(_is_a(item, of[1]) for item in value.values())
@@ -155,7 +153,6 @@ class Connection:
         return self.topology.world_size > 1 and not self._is_closed and os.getpid() == self._pid
 
     def store(self) -> JobStore | None:
-        """Return the job's store; `None` while there is none."""
         if self._job_store is None:
             self._job_store = self.open(TimedCaller(self._limit))
         return self._job_store
@@ -179,7 +176,6 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Drop the connection, which cannot be used afterwards."""
         self._is_closed = True
         self._job_store, self.find = None, lambda: None  # breaks a reference cycle
 
@@ -239,7 +235,6 @@ def differences(
 
 
 def listed(items: list[str]) -> str:
-    """Join items of a message in one line, limited to the first ten."""
     more = f"; and {len(items) - _MOST_SHOWN} more" if len(items) > _MOST_SHOWN else ""
     return "; ".join(items[:_MOST_SHOWN]) + more
 
@@ -302,7 +297,6 @@ class Comparison:
         return result
 
     def publish_given(self) -> None:
-        """On the coordinator, publish its given config, once there is a store."""
         job_store = None if self._has_published else self._connection.store()
         if job_store is not None:
             job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message)

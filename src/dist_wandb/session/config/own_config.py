@@ -120,7 +120,6 @@ class Publisher:
 
     @property
     def publications(self) -> int:
-        """How often something was published."""
         return self._version["number"] + self._version["is_over"]
 
     def publish_end(self) -> None:
@@ -155,7 +154,6 @@ class OwnConfig:
         self._config: Any = None
 
     def known(self) -> dict[str, Any]:
-        """Return the config of the run, without asking other ranks."""
         return read_unnoticed(self._config)
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
@@ -171,14 +169,12 @@ class OwnConfig:
                 object.__setattr__(self._config, _GUARD, self)
 
     def release(self) -> None:
-        """Restore the class of the config."""
         config = self._config
         if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
             object.__setattr__(config, "__class__", type(config).__mro__[2])
             object.__delattr__(config, _GUARD)
 
     def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Write new values into the run's config; see `LocalConfig.apply`."""
         here = given_values(self._config)
         due = {
             name: value
@@ -275,7 +271,6 @@ class OwnConfig:
 
 
 def is_guarded(config: object) -> bool:
-    """Return whether writes into a config are reported."""
     return isinstance(config, _Guarded)
 
 

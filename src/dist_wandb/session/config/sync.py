@@ -231,7 +231,6 @@ class ConfigSync:
             briefly(lambda: self.refresh(at_once=True, whole=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
-        """The config as known so far. Does not wait, and asks nobody."""
         return dict(self._comparison.given) if self._target is None else self._target.known()
 
     def expect(self, values: Mapping[str, Any]) -> None:
@@ -246,14 +245,11 @@ class ConfigSync:
 
     @property
     def publications(self) -> int:
-        """How often this rank has published something for its followers."""
         return self._own.publisher.publications + self._comparison.publications
 
     def publish_end(self) -> None:
-        """Publish that the user finished this rank's run, for the ranks without one."""
         self._own.publisher.publish_end()
 
     def close(self) -> None:
-        """Stop publishing and following, and restore the class of the run's config."""
         self._connection.close()
         self._own.release()

@@ -46,7 +46,6 @@ class Follower:
 
     @property
     def is_known(self) -> bool:
-        """Whether the primary has published its run."""
         return self._version > 0
 
     def begin(self, key: str | None, *, completes: bool) -> None:
@@ -55,7 +54,6 @@ class Follower:
         self._own = set(self._comparison.given) if completes else None
 
     def follow(self, target: OwnConfig | LocalConfig) -> None:
-        """Apply newly published values."""
         if self.key is None:
             return
         version = self._connection.try_get(self.key + OF_VERSION, Version)
@@ -86,7 +84,6 @@ class Follower:
         return {name: value for name, value in given_values(given).items() if name not in self._imposed}
 
     def set_own(self, names: Iterable[str]) -> None:
-        """Keep the values of these names, which were set on this rank."""
         if self._own is not None:
             self._own.update(names)
 
@@ -149,11 +146,9 @@ class LocalConfig:
         return self._shown if self._follower.is_known else Known(self.known())
 
     def written(self) -> dict[str, Any]:
-        """Return the values that were written on this rank."""
         return {name: self._shown[name] for name in self._written if name in self._shown}
 
     def known(self) -> dict[str, Any]:
-        """Return the config as known so far. Does not wait."""
         return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
