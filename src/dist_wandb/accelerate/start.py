@@ -127,7 +127,12 @@ class LateJoin:
         """Log a row, or keep it until the rank is started, or ends."""
         session = self.find(0.0)
         if session is None:
-            self._keep(values, step, arguments)
+            if not self.rows:
+                atexit.unregister(self.drop_rows)
+                atexit.register(self.drop_rows)
+            if len(self.rows) == _MOST_ROWS:  # the oldest one is dropped
+                self._warn_of_dropped_rows()
+            self.rows.append((_copied(values), step, _copied(arguments)))
         else:
             session.log(values, step, **arguments)
 
@@ -163,15 +168,6 @@ class LateJoin:
 
     def _next_job(self, within: float = 0.0) -> JobDescription | None:
         return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout, within)
-
-    def _keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Keep a row. If there are too many, drop the oldest one."""
-        if not self.rows:
-            atexit.unregister(self.drop_rows)
-            atexit.register(self.drop_rows)
-        if len(self.rows) == _MOST_ROWS:
-            self._warn_of_dropped_rows()
-        self.rows.append((_copied(values), step, _copied(arguments)))
 
     def drop_rows(self) -> None:
         if self.rows:

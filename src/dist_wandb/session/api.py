@@ -186,7 +186,11 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
     # wandb then leaves open runs alone; on a rank without a run, the mode means nothing
     is_disabled = any(session.run for session in open_now) and requested.mode(arguments) == "disabled"
     if reinit == "create_new":
-        _refuse_id_of(open_now, requested.run_id(arguments))
+        run_id = requested.run_id(arguments)
+        if run_id is not None and any(run_id in (session.plan.base_id, session.id) for session in open_now):
+            raise errors.Error(
+                f"run ID {run_id} is in use: that run is open in this process. Finish it first, or pass another id."
+            )
         return None
     if reinit == "default" and is_nested_on_purpose():
         return None
@@ -202,13 +206,6 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
         )
     line = users_line()
     return next((one for one in reversed(in_scope()) if one.is_returned(line, caller, disabled=is_disabled)), None)
-
-
-def _refuse_id_of(sessions: list[Session], run_id: str | None) -> None:
-    if run_id is not None and any(run_id in (session.plan.base_id, session.id) for session in sessions):
-        raise errors.Error(
-            f"run ID {run_id} is in use: that run is open in this process. Finish it first, or pass another id."
-        )
 
 
 def _is_notebook() -> bool:

@@ -135,7 +135,11 @@ class Intake:
     def _pass_on(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
     ) -> None:
-        given = self._step_of(metrics, step) if leads else None
+        given: Any = step  # possibly as a value of the x axis
+        if given is None and self._own.step_metric is not None:
+            given = metrics.get(self._own.step_metric)
+        if not leads or type(given) is not int or given < 0:
+            given = None
         if leads and self._watched:
             metrics = self._with_watched(metrics, given, commit)
         if given is not None:
@@ -168,11 +172,6 @@ class Intake:
         if self._life.phase is Phase.DETACHED:
             self._notices.row_dropped(values)
         return self._life.phase is Phase.DETACHED
-
-    def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
-        if step is None and self._own.step_metric is not None:
-            step = metrics.get(self._own.step_metric)
-        return step if type(step) is int and step >= 0 else None
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
@@ -243,10 +242,6 @@ def exchange_of(
     """Return an exchange that reduces this rank's rows with those of other ranks, or one for its own rows alone."""
     options = link.options
     if link.reduces:
-
-        def published() -> int:
-            return publications() + own.elsewhere.sent
-
         hooks = Hooks(
             link.find_store,
             between_rounds,
@@ -254,7 +249,7 @@ def exchange_of(
             link.until_open(enclosing),
             partial(why_no_run, link),
             link.moving.to if link.moving.is_possible else None,
-            published,
+            lambda: publications() + own.elsewhere.sent,
             names_unopened=MOVED not in link.name,
         )
         exchange = CollectiveExchange(link.unit, hooks, rows, options.limits)

@@ -87,7 +87,7 @@ class OwnRun:
         self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        config_sync.on_lost(self._record.replace)
+        config_sync.own.replace_run = self._record.replace
         config_sync.attach(run, link.plan, link.unit.name)
 
     @property

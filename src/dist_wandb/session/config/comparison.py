@@ -198,11 +198,13 @@ def comparable(
     """
     return {
         name: [
-            _in_short(value if given is None else given[name]),
-            _digest(encoded(value) if with_ranks else _without_ranks(encoded(value))),
+            text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…",
+            hashlib.blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=32).hexdigest(),
         ]
         for name, value in values.items()
         if with_ranks or not differs_by_rank(name)
+        for text in [shown(value if given is None else given[name])]
+        for compared in [encoded(value) if with_ranks else _without_ranks(encoded(value))]
     }
 
 
@@ -212,15 +214,6 @@ def _without_ranks(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_ranks(item) for name, item in value.items() if not differs_by_rank(name)}
     return value
-
-
-def _in_short(value: object) -> str:
-    text = shown(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
-
-
-def _digest(encoded_value: object) -> str:
-    return hashlib.blake2b(json.dumps(encoded_value, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def differences(

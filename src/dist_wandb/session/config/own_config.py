@@ -88,8 +88,14 @@ class Publisher:
         if not self._keys or self._config is None:
             return
         metadata = run_metadata.metadata_of(self._run)
-        has_changed = self._renew_text(whole=whole)
-        if not has_changed and self._published is not None and self._published["metadata"] == metadata:
+        config, names = self._config, set[str]()
+        while self.noticed:
+            names.add(self.noticed.popleft())
+        if whole or not is_guarded(config) or any(name not in config for name in names):
+            values = given_values(config)
+        else:
+            values = {name: config[name] for name in names if not name.startswith("_")}
+        if not self._text.renew(values) and self._published is not None and self._published["metadata"] == metadata:
             return
         self._published = None
         job_store = self._connection.store()
@@ -108,15 +114,6 @@ class Publisher:
             job_store.publish(key + OF_VERSION, version)  # last, because it makes followers read the rest
         self._version["number"] += 1
         self._published = message
-
-    def _renew_text(self, *, whole: bool) -> bool:
-        """Update the text of the config. Return whether it has changed."""
-        config, names = self._config, set[str]()
-        while self.noticed:
-            names.add(self.noticed.popleft())
-        if whole or not is_guarded(config) or any(name not in config for name in names):
-            return self._text.renew(given_values(config))
-        return self._text.renew({name: config[name] for name in names if not name.startswith("_")})
 
     @property
     def publications(self) -> int:

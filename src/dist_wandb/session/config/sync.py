@@ -160,7 +160,7 @@ class ConfigSync:
         heartbeat = interval(options.limits.heartbeat, topology.world_size)
         self.refresh: Refresh = Refresh(self._connection, heartbeat, self._update)
         self._follower = Follower(self._connection, self._comparison)
-        self._own = OwnConfig(self._connection, self._comparison, self.refresh, self._follower)
+        self.own: OwnConfig = OwnConfig(self._connection, self._comparison, self.refresh, self._follower)
         self._target: OwnConfig | LocalConfig | None = None
 
     def reach_by(
@@ -170,10 +170,6 @@ class ConfigSync:
     ) -> None:
         """Set how to reach the other ranks: see the attributes of `Connection`."""
         self._connection.find, self._connection.await_primary = find, await_primary
-
-    def on_lost(self, replace_run: Callable[[AnyRun, Exception], object]) -> None:
-        """Set what to call if wandb's own process is found dead. It must `attach` the replacement of the run."""
-        self._own.replace_run = replace_run
 
     def compare(self) -> None:
         """Publish the given config. With ``config_sync="check"``, raise on all ranks if it is not the same."""
@@ -190,7 +186,7 @@ class ConfigSync:
                 known = filled(values_of(run), run["withheld"], self._comparison.given)
                 config = {name: value for name, value in known.items() if value is not MISSING}
                 init_arguments = {**init_arguments, "config": config}
-        return self._own.writable(init_arguments)
+        return self.own.writable(init_arguments)
 
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
         """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
@@ -206,8 +202,8 @@ class ConfigSync:
         else:
             units = [unit] if plan.announces else []
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
-            self._target = self._own
-            self._own.attach(run, tuple(map(run_key, units)))
+            self._target = self.own
+            self.own.attach(run, tuple(map(run_key, units)))
         self.refresh(at_once=True, whole=True)
 
     def _update(self, whole: bool, polls: bool) -> None:
@@ -216,7 +212,7 @@ class ConfigSync:
             self._comparison.compare()
             if self._target is not None:
                 self._follower.follow(self._target)
-        self._own.publisher.publish(whole=whole)
+        self.own.publisher.publish(whole=whole)
 
     def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
         """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
@@ -245,11 +241,11 @@ class ConfigSync:
 
     @property
     def publications(self) -> int:
-        return self._own.publisher.publications + self._comparison.publications
+        return self.own.publisher.publications + self._comparison.publications
 
     def publish_end(self) -> None:
-        self._own.publisher.publish_end()
+        self.own.publisher.publish_end()
 
     def close(self) -> None:
         self._connection.close()
-        self._own.release()
+        self.own.release()
