@@ -12,20 +12,12 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.forming import Stopped
-from dist_wandb.exchange.membership.generations import (
-    APART,
-    Presence,
-    has_opened,
-    keys_of,
-    least_wait,
-    number_opened,
-    publish_opened,
-)
 from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
@@ -40,13 +32,7 @@ from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.job.model import Topology
-    from dist_wandb.session.config.sync import ConfigSync
-    from dist_wandb.session.intake import Intake
-    from dist_wandb.session.notices import SessionNotices
-    from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.relay import Children
     from dist_wandb.session.session import Session
-    from dist_wandb.session.shutdown import Shutdown
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
 
@@ -61,10 +47,10 @@ _KEPT = ("opened_at", "opened_inside")  # attributes of a session that moves
 
 def _is_begun(link: JobLink) -> bool:
     """Whether the primary of a session has begun to open it, and not opened its run yet."""
-    store, keys = link.store, keys_of(link.unit)
+    store, keys = link.store, generations.keys_of(link.unit)
     if store is None:
         return False
-    return briefly(lambda: has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
+    return briefly(lambda: generations.has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
 
 
 def why_no_run(link: JobLink) -> str | None:
@@ -157,7 +143,7 @@ class JobLink:
 
     def report_opened(self) -> None:
         if self.store is not None and self.unit.is_member:
-            publish_opened(self.store.below(keys_of(self.unit)), self.unit)
+            generations.publish_opened(self.store.below(generations.keys_of(self.unit)), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Find the store and publish the job's description, for a session that was opened before there was a store."""
@@ -208,7 +194,7 @@ class JobLink:
                 if now < latest_outside and (
                     any(map(_is_begun, enclosing)) or (self._is_counted and self._ask(_follows, False))
                 ):
-                    outside = now + APART
+                    outside = now + generations.APART
                 return now < outside
             within = _ARRIVAL if key in found else float(found[opening_key(self.plan)])
             latest = min(latest, now + within)
@@ -217,20 +203,22 @@ class JobLink:
         return is_opening
 
     def is_accompanied(self) -> bool:
-        keys = keys_of(self.unit)
-        return self.store is not None and self._ask(lambda store: number_opened(store.below(keys)) > 1, True)
+        keys = generations.keys_of(self.unit)
+        return self.store is not None and self._ask(
+            lambda store: generations.number_opened(store.below(keys)) > 1, True
+        )
 
     def until_attached(self) -> Callable[[], bool]:
         """Return what tells whether all writers of a shared run are attached, or it cannot be determined.
 
         After some seconds, these are the ranks that have opened their sessions: the others may never come.
         """
-        began, keys = time.monotonic(), keys_of(self.unit)
+        began, keys = time.monotonic(), generations.keys_of(self.unit)
 
         def are_attached(store: JobStore) -> bool:
             attached, apart = attached_writers(store, self.plan).count(), time.monotonic() - began
-            is_time = apart >= least_wait(self.options.limits.join_timeout, self.unit)
-            return attached >= (number_opened(store.below(keys)) if is_time else self.unit.size)
+            is_time = apart >= generations.least_wait(self.options.limits.join_timeout, self.unit)
+            return attached >= (generations.number_opened(store.below(keys)) if is_time else self.unit.size)
 
         return lambda: self._ask(are_attached, True)
 
@@ -345,7 +333,7 @@ def primary_in(
         return None
     situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows)
     try:
-        return primary_of(unit, store.beside(keys_of(unit)), within, situation, is_stopped)
+        return primary_of(unit, store.beside(generations.keys_of(unit)), within, situation, is_stopped)
     except (Stopped, RendezvousError):
         return None
 
@@ -353,8 +341,8 @@ def primary_in(
 def _publish_before(link: JobLink, former: JobLink) -> None:
     """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
     if link.store is not None and former.store is not None:
-        known = Presence(former.unit, former.store.below(keys_of(former.unit)))
-        Presence(link.unit, link.store.below(keys_of(link.unit))).publish_before(known)
+        known = generations.Presence(former.unit, former.store.below(generations.keys_of(former.unit)))
+        generations.Presence(link.unit, link.store.below(generations.keys_of(link.unit))).publish_before(known)
 
 
 def move(session: Session, reopen: Callable[[int, Session], Session], primary_rank: int) -> None:
@@ -362,24 +350,23 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
 
     The session is the one that the user has, also if it continues as a third one.
     """
-    link, config_sync = cast("JobLink", vars(session)["_link"]), cast("ConfigSync", vars(session)["_config_sync"])
+    before: dict[str, Any] = dict(vars(session))
+    link: JobLink = before["_link"]
     link.moving.begin()
     former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
     other = reopen(primary_rank, session)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
-    parts = {name: part for name, part in vars(other).items() if name not in _KEPT}
-    own = cast("OwnRun", parts["_own"])
-    own.summary.continue_from(vars(session)["_own"].summary, own.run)
-    cast("Intake", parts["_intake"]).continue_from(vars(session)["_intake"])
-    shutdown, following = cast("Shutdown", vars(session)["_shutdown"]), cast("Shutdown", parts["_shutdown"])
-    following.failure, shutdown.successor = shutdown.failure, following
-    cast("Children", parts["_children"]).continue_for(vars(session)["_children"])
-    vars(session).update(parts)
-    if written := config_sync.continue_in(lambda: session.run):
-        own.run.config.update(written, allow_val_change=True)
-    following_link = cast("JobLink", parts["_link"])
-    briefly(lambda: _publish_before(following_link, link), None)
-    following_link.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
-    link.moving.end(following_link.moving)
+    after = {name: part for name, part in vars(other).items() if name not in _KEPT}
+    following: JobLink = after["_link"]
+    after["_own"].summary.continue_from(before["_own"].summary, other.run)
+    after["_intake"].continue_from(before["_intake"])
+    after["_shutdown"].failure, before["_shutdown"].successor = before["_shutdown"].failure, after["_shutdown"]
+    after["_children"].continue_for(before["_children"])
+    vars(session).update(after)
+    if written := before["_config_sync"].continue_in(lambda: session.run):
+        session.run.config.update(written, allow_val_change=True)
+    briefly(lambda: _publish_before(following, link), None)
+    following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
+    link.moving.end(following.moving)
     registry.remove(former)
-    cast("SessionNotices", parts["_notices"]).moved()
+    after["_notices"].moved()

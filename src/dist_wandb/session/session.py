@@ -89,7 +89,7 @@ class Session(AsRun):
         self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         closed = lambda handed_over: self._closed(rows if handed_over else None)  # noqa: E731
-        self._shutdown = Shutdown(*parts, closing=self._intake.end_row, closed=closed)
+        self._shutdown = Shutdown(*parts, self._intake.end_row, closed)
 
     def _refresh(self, published: float) -> None:
         self._shutdown.refresh(published)  # made after the exchange, which calls this

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -106,33 +107,21 @@ class LifeCycle:
         return True
 
 
+@dataclass(eq=False, repr=False)
 class Shutdown:
     """Ends one session."""
 
-    def __init__(
-        self,
-        life: LifeCycle,
-        link: JobLink,
-        own: OwnRun,
-        config_sync: ConfigSync,
-        exchange: Exchange,
-        children: Children,
-        restart_store: RestartStore | None,
-        *,
-        closing: Callable[[], None],  # called before no rows are accepted any more
-        closed: Callable[[bool], None],  # called after that, with whether the logged rows were passed on
-    ) -> None:
-        self.failure: int | None = None  # exit code of the run if `finish` is not called with one
-        self.successor: Shutdown | None = None  # of the session in which this one continues: see `job_link.move`
-        self._life = life
-        self._link = link
-        self._own = own
-        self._config_sync = config_sync
-        self._exchange = exchange
-        self._children = children
-        self._restart_store = restart_store
-        self._closing = closing
-        self._closed = closed
+    _life: LifeCycle
+    _link: JobLink
+    _own: OwnRun
+    _config_sync: ConfigSync
+    _exchange: Exchange
+    _children: Children
+    _restart_store: RestartStore | None
+    _closing: Callable[[], None]  # called before no rows are accepted any more
+    _closed: Callable[[bool], None]  # called after that, with whether the logged rows were passed on
+    failure: int | None = None  # exit code of the run if `finish` is not called with one
+    successor: Shutdown | None = None  # of the session in which this one continues: see `job_link.move`
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
         """Run all steps, unless another thread does. Other ranks get `within` seconds (`None`: `finish_timeout`).
