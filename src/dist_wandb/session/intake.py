@@ -191,7 +191,6 @@ class Intake:
         commit: bool | None,
         times: Collection[str] = (),  # names of timings, which have equal weight on all ranks
     ) -> None:
-        """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         values = self._copied(metrics)
         if step is None and axis in values and type(values[axis]) is int:

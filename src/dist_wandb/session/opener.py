@@ -1,10 +1,10 @@
 """Opening a session, in steps that may each refuse. All integrations open their sessions here.
 
 1. *Arguments* are checked before anything starts.
-2. *Topology* (`topology.model`): nothing is guessed.
-3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); the session's name and the coordinator's
+2. *Topology* (`job.model`): nothing is guessed.
+3. *Job store* (`job.job_store`): the layout over nodes (`job_identity`); the session's name and the coordinator's
    mode, scope and describing arguments (`job_description`); the coordinator's config, with which the other ranks
-   compare theirs (`run_config.comparison`).
+   compare theirs (`config.comparison`).
 4. *Earlier start* (`restart`): only the coordinator looks for one, so that all ranks decide alike and nothing
    depends on files that only some nodes see.
 5. *Plan* (`settings.plan`): pure, and made once. No later code asks for the rank again.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -93,16 +92,16 @@ def open_session(
     opener.meet(integration, number, reaches=reaches and not topology.is_unconnected)
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
-    again = partial(again, create_new=create_new, announces=announces, restarts=restarts, as_given=as_given)
+    again = partial(again, create_new=create_new, announces=announces, catches_sigterm=catches_sigterm)
+    again = partial(again, restarts=restarts, as_given=as_given)
 
     def reopen(primary_rank: int, continues: Session | None = None) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
-        in_main = threading.current_thread() is threading.main_thread()
         again_here = partial(again, moved_options, arguments, integration=name, continues=continues)
         try:
-            return again_here(catches_sigterm=catches_sigterm and in_main)
+            return again_here()
         except RendezvousError:  # its host has ended meanwhile
-            return again_here(catches_sigterm=catches_sigterm and in_main, reaches=False)
+            return again_here(reaches=False)
 
     moved_to = opener.moved_to()
     if moved_to is not None:

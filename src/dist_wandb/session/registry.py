@@ -262,7 +262,6 @@ def in_scope() -> list[Session]:
 
 
 def repr_with(session_of: Callable[[Any], Session | None]) -> Callable[[object], str]:
-    """Return the `__repr__` of an integration, which shows its session."""
     return lambda self: f"<dist_wandb.{type(self).__name__} {session_of(self) or 'without an open session'}>"
 
 

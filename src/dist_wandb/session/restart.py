@@ -266,7 +266,6 @@ class RestartStore:
             self._directory.rmdir()  # if it is empty
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """Remove records of these runs only."""
         for path in paths:
             with suppress(OSError, ValueError, ReadError):
                 if RestartRecord.read_own(path).base_id == self._mine.base_id:  # otherwise it is another job's

@@ -72,12 +72,6 @@ class Version(TypedDict):
     is_over: bool
 
 
-class ComparisonResult(TypedDict):
-    """The result of the comparison with ``config_sync="check"``."""
-
-    differences: list[str]
-
-
 class PublishedRun(TypedDict):
     """The run of a primary."""
 
@@ -263,15 +257,15 @@ class Comparison:
             try:
                 result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
             except RendezvousError:  # later ranks read this result, so all continue or none
-                result = job_store.claim(RESULT, ComparisonResult(differences=[]))
-        result = checked(result, ComparisonResult, RESULT)
-        if result["differences"]:
+                result = job_store.claim(RESULT, [])
+        found = checked(result, list[str], RESULT)  # how they differ
+        if found:
             raise ConfigurationError(
-                f"config_sync='check', but the ranks were given different configs: {listed(result['differences'])}. "
+                f"config_sync='check', but the ranks were given different configs: {listed(found)}. "
                 "Give all ranks the same, or pass config_sync='warn'."
             )
 
-    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> ComparisonResult:
+    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> Any:
         """Compare the configs of all ranks, except for ranks that do not publish theirs in time."""
         main = self._connection.topology.coordinator
         if all_given.try_get_all(job_store.timeout) is None:
@@ -286,8 +280,7 @@ class Comparison:
         readable = {rank: message["values"] for rank, message in given.items() if fits(message, GivenConfig)}
         found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
         found += [f"that of rank {rank} cannot be read" for rank in given if rank not in readable]
-        result: ComparisonResult = job_store.claim(RESULT, ComparisonResult(differences=found))
-        return result
+        return job_store.claim(RESULT, found)
 
     def publish_given(self) -> None:
         job_store = None if self._has_published else self._connection.store()
