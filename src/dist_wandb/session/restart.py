@@ -60,7 +60,6 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs import requested, run_metadata
-from dist_wandb.runs.writer import STEP_METRIC
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
 
@@ -343,7 +342,7 @@ def announcement(earlier: Earlier, topology: Topology) -> str:
     return f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
 
 
-def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str = STEP_METRIC) -> int:
+def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:
     """Return the position on the x axis of the first row without a step: 0, or after the rows of a continued run."""
     if not run or run.disabled:
         return 0

@@ -70,9 +70,9 @@ class Session(AsRun):
         link: JobLink,
         own: OwnRun,
         config_sync: ConfigSync,
-        restart_store: RestartStore | None = None,  # except on the coordinator
+        restart_store: RestartStore | None,  # except on the coordinator
         *,
-        first_row: int = 0,  # position on the x axis of the first row without a step, after those of a continued run
+        first_row: int,  # position on the x axis of the first row without a step, after those of a continued run
     ) -> None:
         self.options: Options = link.options
         self.topology: Topology = link.topology
@@ -308,10 +308,10 @@ class Session(AsRun):
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""
         self._shutdown.failure = exit_code or None
 
-    def release(self, *, failed: bool = False, within: float | None = None) -> None:
+    def release(self, *, within: float | None = None) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
         if not self._children.is_fork:
-            self._shutdown.hand_over(failed=failed, within=within)
+            self._shutdown.hand_over(failed=False, within=within)
             self._own.restore()
 
     def close_without_run(self) -> None:

@@ -18,7 +18,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
@@ -40,7 +39,7 @@ _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, 
 class ConfigText:
     """Names and values of a config as JSON, without secrets; `given` are the values that this rank was given."""
 
-    def __init__(self, given: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given
         self.withheld: dict[str, str] = {}  # see `PublishedRun`
         self._pieces: dict[str, str] = {}

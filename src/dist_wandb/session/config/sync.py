@@ -41,7 +41,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -151,9 +150,7 @@ class Refresh:
 class ConfigSync:
     """One rank's end of the config sync. Arguments as for `Comparison`."""
 
-    def __init__(
-        self, options: Options, topology: Topology, config: object, run: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, options: Options, topology: Topology, config: object, run: Mapping[str, Any]) -> None:
         self._checks_all = options.config_sync == "check" and topology.world_size > 1
         self._connection = Connection(options.limits, topology)
         self._comparison = Comparison(options, self._connection, config, run)
