@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
-from dist_wandb.job.timed_caller import briefly, poll
+from dist_wandb.job.timed_caller import poll
 from dist_wandb.runs import run_metadata
 from dist_wandb.session import inherited_rank
-from dist_wandb.session.job_description import ONE_AGENT
+from dist_wandb.session.job_description import ONE_AGENT, ask
 from dist_wandb.session.registry import current, history, open_sessions
 from dist_wandb.settings.options import DEFAULT_LIMITS
 
@@ -158,16 +158,11 @@ def _refuse_several_agents() -> None:
         return
     rank, called = topology.global_rank, "called"
     if topology.is_coordinator:
-
-        def others_call() -> bool | None:
-            return (store is not None and store.has([called])) or None
-
-        if store is None or not briefly(
-            lambda: poll(others_call, _OTHER_AGENTS, LONGEST_PAUSE), None, 2 * _OTHER_AGENTS
-        ):
+        wait = lambda store: poll(lambda: store.has([called]) or None, _OTHER_AGENTS, LONGEST_PAUSE)  # noqa: E731
+        if not ask(store, wait, None, 2 * _OTHER_AGENTS):
             return
-    elif store is not None:
-        briefly(lambda: store.publish(called, rank), None)
+    else:
+        ask(store, lambda store: store.publish(called, rank), None)
     raise ConfigurationError(
         f"wandb.agent was called on rank {rank} of {topology.world_size}, and on other ranks as well. {ONE_AGENT}"
     )

@@ -13,11 +13,11 @@ that comes later still, it learns at its end. None waits for ranks that may neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job import leftovers
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.options import Options
 
+_T = TypeVar("_T")
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
 _opened: Counter[str] = Counter()  # sessions by integration
@@ -53,6 +54,11 @@ class JobDescription(TypedDict):
 
     options: dict[str, Any]
     arguments: dict[str, Any]  # those of `wandb.init` that describe the run
+
+
+def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+    """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
+    return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
@@ -230,9 +236,8 @@ def check_trial(store: JobStore | None, topology: Topology) -> None:
 
 def late_trial(store: JobStore | None, topology: Topology) -> ConfigurationError | None:
     """Return the error that another rank came with another trial of a sweep, after `check_trial` on this one."""
-    found: dict[str, Any] = {}
-    if store is not None and sweeps.is_trial():
-        found = briefly(lambda: store.get_present(["trial", _OTHER]), found)
+    asked = store if sweeps.is_trial() else None
+    found: dict[str, Any] = ask(asked, lambda store: store.get_present(["trial", _OTHER]), {})
     first, other = found.get("trial"), found.get(_OTHER)
     if not isinstance(first, dict) or not isinstance(other, dict) or other.get("rank") == topology.global_rank:
         return None

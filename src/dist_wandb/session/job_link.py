@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
@@ -25,7 +25,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
-from dist_wandb.session.job_description import ENDING, InitCalls
+from dist_wandb.session.job_description import ENDING, InitCalls, ask
 from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
 
-_T = TypeVar("_T")
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 _PAUSE = 0.02  # seconds between two polls for writers that have ended
 _DECISION = 2.0  # seconds after `join_timeout` in which ranks notice that another one becomes the primary
@@ -47,18 +46,17 @@ _KEPT = ("opened_at", "opened_inside")  # attributes of a session that moves
 
 def _is_begun(link: JobLink) -> bool:
     """Whether the primary of a session has begun to open it, and not opened its run yet."""
-    store, keys = link.store, generations.keys_of(link.unit)
-    if store is None:
-        return False
-    return briefly(lambda: generations.has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
+
+    def is_begun(store: JobStore) -> bool:
+        has_opened = generations.has_opened(store.below(generations.keys_of(link.unit)), 0)
+        return has_opened and not store.has([run_key(link.plan)])
+
+    return ask(link.store, is_begun, False)
 
 
 def why_no_run(link: JobLink) -> str | None:
     """Return why the primary of a session opened no run, if it has published that."""
-    store = link.store
-    if store is None:
-        return None
-    return briefly(lambda: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
+    return ask(link.store, lambda store: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
 
 
 def _follows(store: JobStore) -> bool:
@@ -167,13 +165,8 @@ class JobLink:
             self.moving.has_id = True
         return unit_run_id(self.plan)
 
-    def _ask(self, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
-        """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
-        store = self.store
-        return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
-
     def run_url(self) -> str | None:
-        published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
+        published = ask(self.store, lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None
 
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
@@ -188,11 +181,11 @@ class JobLink:
 
         def is_opening() -> bool:
             nonlocal latest, outside
-            found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+            found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(map(_is_begun, enclosing)) or (self._is_counted and self._ask(_follows, False))
+                    any(map(_is_begun, enclosing)) or (self._is_counted and ask(self.store, _follows, False))
                 ):
                     outside = now + generations.APART
                 return now < outside
@@ -204,8 +197,8 @@ class JobLink:
 
     def is_accompanied(self) -> bool:
         keys = generations.keys_of(self.unit)
-        return self.store is not None and self._ask(
-            lambda store: generations.number_opened(store.below(keys)) > 1, True
+        return self.store is not None and ask(
+            self.store, lambda store: generations.number_opened(store.below(keys)) > 1, True
         )
 
     def until_attached(self) -> Callable[[], bool]:
@@ -220,7 +213,7 @@ class JobLink:
             is_time = apart >= generations.least_wait(self.options.limits.join_timeout, self.unit)
             return attached >= (generations.number_opened(store.below(keys)) if is_time else self.unit.size)
 
-        return lambda: self._ask(are_attached, True)
+        return lambda: ask(self.store, are_attached, True)
 
     def other_writers(self, deadline: float) -> set[int] | None:
         """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.
@@ -228,7 +221,7 @@ class JobLink:
         Without an answer by the deadline, on the monotonic clock (`None`), the run ends before its writers.
         """
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        writers = self._ask(lambda store: attached_writers(store, self.plan).read_new(), None, within)
+        writers = ask(self.store, lambda store: attached_writers(store, self.plan).read_new(), None, within)
         return None if writers is None else set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
@@ -238,12 +231,12 @@ class JobLink:
     def report_end(self, *, is_over: bool) -> None:
         """Publish, as the coordinator, that it ends the session, for `init`, or that it has, for late ranks."""
         if self.topology.is_coordinator:
-            self._ask(leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
+            ask(self.store, leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
 
     def is_over(self) -> bool:
         """Whether the coordinator has already ended this session, so that this rank opens it too late."""
         is_follower = not self.topology.is_coordinator and self.options.rank_scope == "global"
-        return is_follower and self._ask(leftovers.is_over, False)
+        return is_follower and ask(self.store, leftovers.is_over, False)
 
     def leave(self, exchange: Exchange) -> None:
         """Delete the session's keys once its exchange has ended, unless a logger may open it again by its number."""
@@ -273,15 +266,12 @@ class UnitEnd:
 
     def report(self, exit_code: int | None) -> int | None:
         """Publish this rank's exit code; return the unit's first failure, if it is one: others follow from that."""
-        store = self._store
-        if not exit_code or store is None:
+        if not exit_code:
             return exit_code
-        return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
+        return int(ask(self._store, lambda store: store.claim(self._key("failed"), exit_code), exit_code))
 
     def report_written(self) -> None:
-        store = self._store
-        if store is not None:
-            briefly(lambda: self._written(store).append(self._unit.index), 0)
+        ask(self._store, lambda store: self._written(store).append(self._unit.index), 0)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
         """Wait until other ranks, by index, have called `report_written`, or the deadline; return whether they have."""
@@ -303,11 +293,8 @@ class UnitEnd:
 
     def exit_code(self, gone: Collection[int]) -> int:
         """Return the unit's first failure; 1 if ranks are gone without a report; 0 otherwise, and for own runs."""
-        store = self._store
-        if store is None:
-            return 0
-        reported = briefly(lambda: store.try_get(self._key("failed")), None)
-        return int(reported or (FAILED if gone else 0))
+        reported = ask(self._store, lambda store: store.try_get(self._key("failed")), None)
+        return int(reported or (FAILED if gone and self._store is not None else 0))
 
     def _key(self, what: str) -> str:
         return f"end/{self._unit.name}/{what}"

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
-from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
+from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.opening import run_key
@@ -38,6 +38,7 @@ from dist_wandb.runs.requested import check_alert
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
+from dist_wandb.session.job_description import ask
 from dist_wandb.session.notices import print_line
 from dist_wandb.settings.reduction import TIMES, check_patterns, check_per_rank
 
@@ -358,9 +359,8 @@ class Elsewhere:
             nonlocal reported
             if not reported:
                 reported = True
-                store, rank = self._link.store, self._link.topology.global_rank
-                key = f"{run_key(self._link.plan)}/without a run/{name}"
-                if store is None or briefly(lambda: store.claim(key, rank) == rank, otherwise=True):
+                rank, key = self._link.topology.global_rank, f"{run_key(self._link.plan)}/without a run/{name}"
+                if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
                     self._report(name)
             return do_nothing(*args, **kwargs)
 

@@ -20,13 +20,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
-from dist_wandb.job.timed_caller import briefly
 from dist_wandb.payloads.scalars import third_of_log
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.interception import AsRun
 from dist_wandb.session import registry
 from dist_wandb.session.intake import Intake, exchange_of
-from dist_wandb.session.job_description import is_ending
+from dist_wandb.session.job_description import ask, is_ending
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.registry import exit_code_of
 from dist_wandb.session.relay import Children
@@ -324,8 +323,7 @@ class Session(AsRun):
 
     def is_ending(self) -> bool:
         """Whether the coordinator has begun to end this session, as far as the job's store answers."""
-        store = self._link.store
-        return store is not None and briefly(lambda: is_ending(store), False)
+        return ask(self._link.store, is_ending, False)
 
     def is_returned(self, line: Line | None, caller: str, *, disabled: bool) -> bool:
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""

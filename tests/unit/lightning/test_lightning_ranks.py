@@ -331,13 +331,10 @@ def test_the_file_for_further_processes_holds_no_secrets(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_of_a_rank_is_a_job_of_its_own() -> None:
-    """As with `init`: it has a copy of the rank's process group, which it cannot use."""
+def test_a_fork_of_a_rank_which_has_a_copy_of_its_group_is_a_job_of_its_own() -> None:
     group = mock.patch.object(Topology, "from_torch_distributed", return_value=Topology(1, 1, 0, 2, 2, 1))
     with group, mock.patch.object(inherited_rank, "_announced", [(os.getppid(), b"")]):
-        logger = DistWandbLogger(**SHORT)
-        logger.log_metrics({"loss": 0.5}, 1)
+        experiment = DistWandbLogger(**SHORT).experiment
         (session,) = registry.open_sessions()
-        assert session.run is logger.experiment
-        assert session.topology == Topology.single()
+        assert (session.run, session.topology) == (experiment, Topology.single())
         session.finish()
