@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -38,32 +39,23 @@ if TYPE_CHECKING:
 _OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
 
 
+@dataclass(eq=False, repr=False)
 class Intake:
     """Accepts the rows that this rank logs."""
 
-    def __init__(
-        self,
-        link: JobLink,
-        own: OwnRun,
-        exchange: Exchange,
-        life: LifeCycle,
-        notices: SessionNotices,
-        *,
-        first_row: int,  # position on the x axis of the first row without a step
-    ) -> None:
-        self.rows: int = 0  # accepted so far
-        self._link = link
-        self._own = own
-        self._exchange = exchange
-        self._life = life
-        self._notices = notices
-        self.first_row = first_row
-        self._last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
-        self._names: set[str] = set()  # that were checked
-        self._first_thread = 0  # the first to log
-        self._watched: dict[str, Any] = {}  # what `watch` has measured for a row that is not passed on yet
-        self.sections: Sections = Sections()
-        self._successor: Intake | None = None  # of the session in which this one continues
+    _link: JobLink
+    _own: OwnRun
+    _exchange: Exchange
+    _life: LifeCycle
+    _notices: SessionNotices
+    first_row: int  # position on the x axis of the first row without a step
+    rows: int = 0  # accepted so far
+    _last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
+    _names: set[str] = field(default_factory=set)  # that were checked
+    _first_thread: int = 0  # the first to log
+    _watched: dict[str, Any] = field(default_factory=dict)  # measured by `watch` for a row that is not passed on yet
+    sections: Sections = field(default_factory=Sections)
+    _successor: Intake | None = None  # of the session in which this one continues
 
     def continue_from(self, former: Intake) -> None:
         """Continue the rows of a session that moves to this one: they are passed on, and the next follows the last."""

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -251,6 +252,7 @@ class JobLink:
             leftovers.leave(store, lambda: exchange.has_ended)
 
 
+@dataclass(frozen=True)
 class UnitEnd:
     """The messages of a unit's ranks about their ends, so that its run ends last and with the right exit code.
 
@@ -260,9 +262,8 @@ class UnitEnd:
     for ranks that its exchange has lost, and finishes last. Without the store nothing can be reported.
     """
 
-    def __init__(self, store: JobStore | None, unit: Unit) -> None:
-        self._store = store
-        self._unit = unit
+    _store: JobStore | None
+    _unit: Unit
 
     def report(self, exit_code: int | None) -> int | None:
         """Publish this rank's exit code; return the unit's first failure, if it is one: others follow from that."""

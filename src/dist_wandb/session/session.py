@@ -84,7 +84,7 @@ class Session(AsRun):
         self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications, enclosing)
         life = LifeCycle()
         self._notices = SessionNotices(link)
-        self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
+        self._intake = Intake(link, own, self._exchange, life, self._notices, first_row)
         self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         closed = lambda handed_over: self._closed(rows if handed_over else None)  # noqa: E731
