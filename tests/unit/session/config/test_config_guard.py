@@ -44,7 +44,7 @@ def test_configs_that_are_not_from_wandb_are_left_unchanged() -> None:
         config = {"lr": 0.1}  # noqa: RUF012
 
     theirs: Any = Run()
-    config_sync = ConfigSync(Options(), Topology.single(), None)
+    config_sync = ConfigSync(Options(), Topology.single(), None, {})
     config_sync.attach(theirs, open_session(Options(), {}, integration="test").plan, "")
     assert type(theirs.config) is dict
 

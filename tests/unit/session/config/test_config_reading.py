@@ -17,7 +17,7 @@ from processes import wait_until
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config import own_config, sync
+from dist_wandb.session.config import own_config
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.session import Session
@@ -278,7 +278,7 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
         requests.append(key)
         return try_get(self, key, soon=soon)
 
-    monkeypatch.setattr(sync, "encoded", take)
+    monkeypatch.setattr(own_config, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", counted_try_get)
     for session in (first, second):
         for _ in range(3):
