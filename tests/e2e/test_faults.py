@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from processes import Job, run_job, started, wait_until
 from ranks import rank_commands
 from stored import find_runs, rows_in
@@ -36,11 +34,8 @@ class Training:
 
     def wait_for(self, name: str, within: float = 60) -> str:
         """Wait until a rank has created a file, and return its content."""
-        deadline = time.monotonic() + within
         path = self.directory / name
-        while not path.exists():
-            assert time.monotonic() < deadline, f"{name} was not created"
-            time.sleep(0.02)
+        wait_until(path.exists, within, name)
         return path.read_text()
 
     def let_go_on(self) -> None:
@@ -131,30 +126,19 @@ def test_rows_are_on_disk_if_the_server_is_down_from_the_start(wandb_server: Wan
     assert [row["inner"] for row in inner] == [2.0 * step + 0.5 for step in range(ROWS)]
 
 
-def test_a_temporary_server_failure_loses_no_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
-    seconds = float(os.environ.get("OUTAGE", "4"))
-
+def test_a_temporary_server_failure_and_dropped_connections_lose_no_rows(
+    wandb_server: WandbServer, tmp_path: Path
+) -> None:
     def meanwhile(training: Training) -> None:
         training.wait_for("half-0")
         fault = wandb_server.fail("file_stream", status=500)
         training.let_go_on()
-        time.sleep(seconds)
+        wait_until(lambda: fault.hits > 1, within=60)
         fault.stop()
-
-    outcome = train(
-        wandb_server, tmp_path, meanwhile, waits=True, pace=2.2 * seconds / ROWS
-    )  # the second half outlasts it
-    assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
-    assert outcome.online == outcome.on_disk == ALL
-
-
-def test_dropped_connections_lose_no_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
-    def meanwhile(training: Training) -> None:
-        training.wait_for("half-0")
-        wandb_server.fail("file_stream", count=2, drop=True)
+        wandb_server.fail("file_stream", count=1, drop=True)
         wandb_server.fail("file_stream", count=1, drop=True, processed=True)
 
-    outcome = train(wandb_server, tmp_path, meanwhile, pace=0.1)
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True, pace=0.1)
     assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
     assert outcome.online == outcome.on_disk == ALL
 
@@ -178,18 +162,9 @@ def test_rows_are_on_disk_if_the_server_is_down_at_the_end(wandb_server: WandbSe
     assert outcome.on_disk == ALL
 
 
-def test_rows_are_on_disk_if_the_upload_is_refused(wandb_server: WandbServer, tmp_path: Path) -> None:
-    wandb_server.fail("file_stream", status=404)
-    outcome = train(wandb_server, tmp_path)
-    assert outcome.exit_codes == (0, 0)
-    assert "did not accept all of the run exp" in outcome.output
-    assert "404" in outcome.output
-    assert outcome.on_disk == ALL
-
-
 # What W&B answers, as its client (core/internal/clients/retry_policy.go, core/internal/filestream) expects it. The
 # client repeats 429 after the time that the server asks for, and 409 of an upsert; it gives up after the other ones.
-REFUSED_ROWS = {"key-expired": 401, "run-deleted": 409, "too-large": 413}
+REFUSED_ROWS = {"key-expired": 401, "no-run": 404, "run-deleted": 409, "too-large": 413}
 REFUSED_RUNS = {"no-project": 404, "id-deleted": 409}
 SHORT = Counter(range(3))
 
@@ -269,14 +244,10 @@ def test_rows_arrive_online_if_the_directory_cannot_be_written(wandb_server: Wan
     assert outcome.online == ALL
 
 
-@pytest.mark.parametrize("mode", ["online", "offline"])
-def test_a_full_disk_does_not_stop_the_training(wandb_server: WandbServer, tmp_path: Path, mode: str) -> None:
+def test_a_full_disk_does_not_stop_the_training(wandb_server: WandbServer, tmp_path: Path) -> None:
     limits = ["prlimit", "--fsize=8192"]  # also applies to compiled modules, which would be truncated
-    outcome = train(wandb_server, tmp_path, prefix=limits, WANDB_MODE=mode, PYTHONDONTWRITEBYTECODE="1")
+    outcome = train(wandb_server, tmp_path, prefix=limits, WANDB_MODE="offline", PYTHONDONTWRITEBYTECODE="1")
     assert outcome.exit_codes == (0, 0), outcome.output
     assert outcome.output.count("TRAINED") == 2
-    if mode == "online":
-        assert outcome.online == ALL
-    else:
-        assert 0 < len(outcome.on_disk) < ROWS
-        assert "rank 0: not all of the run exp could be written to disk (rows: " in outcome.output
+    assert 0 < len(outcome.on_disk) < ROWS
+    assert "rank 0: not all of the run exp could be written to disk (rows: " in outcome.output

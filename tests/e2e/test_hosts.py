@@ -5,10 +5,9 @@ The hosts are network namespaces. If these cannot be created, the same jobs run 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,16 @@ import pytest
 from history import History
 from hosts import Hosts, hosts, ranks_on, torchrun_on
 from processes import Finished, Job, clean_environment, run_job, started
-from stored import COMBINATIONS, ROWS, Rank, check_runs, ended_runs, vector
+from stored import COMBINATIONS, ROWS, check_runs, ended_runs, vector
 
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
-LAST = {"global_step": ROWS - 1}
 
 
-def environment(**extra: str) -> dict[str, str]:
-    return clean_environment(PYTHONPATH=str(SUPPORT), WANDB_SILENT="true", **extra)
+def environment() -> dict[str, str]:
+    return clean_environment(PYTHONPATH=str(SUPPORT))
 
 
 Record = Callable[[str, object], None]
@@ -43,47 +41,34 @@ def test_runs_of_all_modes_on_two_hosts_match_the_test_vectors(
     """No variable helps gloo, and the host names do not resolve: the exchange finds addresses automatically."""
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
-        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
+        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, processes=(2, 2))
         finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240).check()
     assert "Lost rank" not in finished.output
     for run_mode, rank_scope in COMBINATIONS:
         ranks = vector("2x2", run_mode, rank_scope)
-        check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step=LAST)
+        check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step={"global_step": ROWS - 1})
+    seen = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
+    assert sorted(fact["rank"] for fact in seen) == list(range(4))
+    (base_id,) = {fact["base_id"] for fact in seen}
+    ids = {stored.run_id for stored in ended_runs(tmp_path / "generated", 4)}
+    assert ids == {f"{base_id}-rank-{rank}" for rank in range(4)}
+    check_announcements(finished)
 
 
-def writer(rank: int, local_rank: int, node: int) -> Rank:
-    """Return a rank of a job in which every rank writes into its node's run."""
-    return {
-        "global_rank": rank,
-        "local_rank": local_rank,
-        "node_rank": node,
-        "opens_run": True,
-        "run_id": f"exp-worker-{node}",
-        "group": None,
-        "shared": True,
-        "label": f"worker-{node}-rank-{local_rank}",
-        "primary": local_rank == 0,
-    }
-
-
-def led(rank: int, local_rank: int, node: int) -> Rank:
-    """Return a rank of a job in which only rank 0 has a run."""
-    leads = rank == 0
-    run_id = "exp" if leads else None
-    alone: Rank = {**writer(rank, local_rank, node), "opens_run": leads, "run_id": run_id, "primary": leads}
-    return {**alone, "shared": False, "label": None}
-
-
-def test_runs_on_three_uneven_hosts_are_complete(tmp_path: Path, record_testsuite_property: Record) -> None:
-    places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 0, 2)]
-    only = ("shared-worker", "auto-global")
-    with hosts(3) as made:
-        record_kind(made, record_testsuite_property)
-        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "after", *only, processes=(1, 2, 1))
-        gloo = environment(GLOO_SOCKET_IFNAME=made.interface)  # the training needs it: see the test above
-        run_job(*commands, cwd=tmp_path, environment=gloo, timeout=240).check()
-    check_runs(tmp_path / "shared-worker", [writer(*place) for place in places], last_step=LAST)
-    check_runs(tmp_path / "auto-global", [led(*place) for place in places], last_step=LAST)
+def check_announcements(finished: Finished) -> None:
+    """Check that each unit prints one line: one for the job in global scope, one for each node in worker scope."""
+    lines = finished.lines("dist_wandb: run_mode=")
+    job_lines = len([scope for _, scope in COMBINATIONS if scope == "global"]) + 1  # and the run with a generated id
+    node_lines = len([scope for _, scope in COMBINATIONS if scope == "worker"]) * 2
+    assert len(lines) == job_lines + node_lines
+    assert all("4 ranks on 2 nodes" in line and "(offline, " in line for line in lines)
+    # At the end of each shared run one line, and no lines of W&B, which would be wrong there.
+    uploads = [line.partition("dist-wandb sync ")[2] for line in finished.lines("dist_wandb: the run ")]
+    assert len(uploads) == 3
+    assert len(finished.lines("dist_wandb: ")) == len(lines) + len(uploads)
+    shared = [directory for directory in uploads if directory]
+    syncs = [line for line in finished.output.splitlines() if "wandb: wandb sync" in line]
+    assert not [line for line in syncs if any(directory in line for directory in shared)]
 
 
 # --- a host that is cut off -------------------------------------------------------------------------------------------
@@ -151,20 +136,3 @@ def check_rows(directory: Path, *, are_real: bool) -> None:
         history = histories[f"host-worker-{host}"]
         assert history.last("loss") == {step: step + 2 * host + 0.5 for step in range(STEPS)}
         assert not any(history.flags("loss").values())
-
-
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    """Close the contexts that a test has entered."""
-    with contextlib.ExitStack() as entered:
-        yield entered
-
-
-def test_without_namespaces_hosts_are_loopback_addresses_with_a_warning(
-    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.warns(UserWarning, match=r"2 hosts were loopback.*there is no command ip"):
-        made = stack.enter_context(hosts(2))
-    assert (made.addresses, made.interface, made.are_real) == (("127.0.0.1",) * 2, "lo", False)
-    assert made.on(1, "true") == ["env", "DIST_WANDB_TEST_HOST=1", "true"]

@@ -19,7 +19,8 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     begun = time.monotonic()
-    limits = dist_wandb.Limits(peer_timeout=20.0, finish_timeout=float(finish), heartbeat=0.2)
+    join = 2.0 if "INNER" in os.environ else 60.0  # an opening is waited for longer
+    limits = dist_wandb.Limits(peer_timeout=20.0, join_timeout=join, finish_timeout=float(finish), heartbeat=0.2)
     with dist_wandb.init("tests", id="exp", dir=directory, limits=limits) as run:
         inner = (
             dist_wandb.init("tests", id="exp-inner", dir=directory, limits=limits, reinit="create_new")

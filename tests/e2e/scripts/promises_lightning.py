@@ -123,12 +123,11 @@ def constant(directory: Path) -> None:
 SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, constant, throughput)
 
 
-def main(directory: str, *names: str) -> None:
+def main(directory: str) -> None:
     for scenario in SCENARIOS:
-        if scenario.__name__ in names:
-            begin = time.monotonic()
-            scenario(Path(directory) / scenario.__name__)
-            sys.stdout.write(f"\nTOOK {scenario.__name__} {time.monotonic() - begin:.1f}\n")
+        begin = time.monotonic()
+        scenario(Path(directory) / scenario.__name__)
+        sys.stdout.write(f"\nTOOK {scenario.__name__} {time.monotonic() - begin:.1f}\n")
 
 
 if __name__ == "__main__":
