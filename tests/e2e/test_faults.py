@@ -21,6 +21,7 @@ from wandb_server import Request, WandbServer
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = 40
+ALL = Counter(range(ROWS))
 LOSS = {step: 2.0 * step + 0.5 for step in range(ROWS)}
 
 
@@ -77,11 +78,12 @@ def train(
     pace: float = 0.05,
     finish: float = 30.0,
     waits: bool = False,
+    lingers: bool = False,
     directory: str = "",
     prefix: Iterable[str] = (),
     **extra: str,
 ) -> Outcome:
-    """Train on two unsupervised ranks, while `meanwhile` injects a fault."""
+    """Train on two unsupervised ranks, while `meanwhile` injects a fault. If W&B `lingers`, its end is not awaited."""
     waits_for = [tmp_path / "go-on"] if waits else []
     commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, finish, *waits_for, world_size=2)
     commands = tuple([*prefix, *command] for command in commands)
@@ -89,7 +91,8 @@ def train(
     with started(*commands, cwd=tmp_path, environment=environment) as job:
         meanwhile(Training(server, tmp_path, job))
         finished = job.wait(240)
-        wait_until(lambda: not job.living(), within=60)  # wandb continues to write after `finish`
+        # wandb continues to write after `finish`
+        wait_until(lambda: not job.living() or (lingers and on_disk(tmp_path) == ALL), within=60)
     runs = server.runs
     recorded = next(iter(runs.values()), None)
     return Outcome(
@@ -112,12 +115,12 @@ def steps_of(rows: Iterable[dict[str, Any]]) -> Counter[int]:
     return Counter(row["global_step"] for row in rows if row.get("loss") == LOSS.get(row["global_step"]))
 
 
-ALL = Counter(range(ROWS))
-
-
 def test_rows_are_on_disk_if_the_server_is_down_from_the_start(wandb_server: WandbServer, tmp_path: Path) -> None:
+    """Rank 1 waits for rank 0, which takes longer than `join_timeout` to give up."""
     wandb_server.stop()
-    outcome = train(wandb_server, tmp_path, WANDB_INIT_TIMEOUT="3", INNER="1")
+    outcome = train(
+        wandb_server, tmp_path, lingers=True, WANDB_INIT_TIMEOUT="1", WANDB_X_GRAPHQL_RETRY_MAX="1", INNER="1"
+    )
     assert outcome.exit_codes == (0, 0)
     assert outcome.output.count("TRAINED") == 2
     assert outcome.output.count("rank 0 could not open its run") == 2  # also for the nested session
@@ -149,10 +152,9 @@ def test_rows_are_on_disk_if_the_server_is_down_at_the_end(wandb_server: WandbSe
         wandb_server.stop()
         training.let_go_on()
 
-    # With a table, wandb asks the server, for 12 s and more, before it takes the row.
-    outcome = train(
-        wandb_server, tmp_path, meanwhile, waits=True, finish=6.0, TABLE="1", WANDB_X_GRAPHQL_RETRY_MAX="12"
-    )
+    # With a table, wandb asks the server again and again before it takes the row.
+    extra: dict[str, Any] = {"TABLE": "1", "WANDB_X_GRAPHQL_RETRY_MAX": "4"}
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True, lingers=True, finish=6.0, **extra)
     assert outcome.exit_codes == (0, 0)
     second_half = re.findall(r"TRAINED \d in ([\d.]+) s", outcome.output)
     assert len(second_half) == 2

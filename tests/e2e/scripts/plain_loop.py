@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from stored import COMBINATIONS, PATIENT, ROWS
 
@@ -15,7 +16,7 @@ def log_rows(run: dist_wandb.Session) -> None:
 
 
 def main(directory: Path) -> None:
-    given = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
+    given: dict[str, Any] = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
     limits = dist_wandb.Limits(heartbeat=PATIENT)
     for mode, scope in COMBINATIONS:
         into = str(directory / f"{mode}-{scope}")
