@@ -8,10 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from history import STEPS, history, history_of
+from history import history
 from processes import Finished, clean_environment, run_job, torchrun
-from ranks import rank_commands
-from stored import ended_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -62,32 +60,6 @@ def test_a_script_without_finish_always_keeps_its_own_exit_code(ends: dict[str, 
     codes = Counter(line.split(maxsplit=2)[2] for line in ends[kind].lines("CODES "))
     assert codes == {str(CODES[kind]): TIMES}, ends[kind].output
     check_quiet(ends[kind])
-
-
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        pytest.param("normal", 0, marks=pytest.mark.cold),
-        ("destroyed", 0),
-        ("sys_exit", 3),
-        ("exception", 1),
-    ],
-)
-def test_rows_logged_before_an_exit_without_finish_are_written(tmp_path: Path, kind: str, code: int) -> None:
-    commands = rank_commands(SCRIPTS / "ends_without_finish.py", tmp_path, kind, world_size=2)
-    finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240)
-    assert finished.exit_codes == (code, code), finished.output
-    check_quiet(finished)
-    (run,) = ended_runs(tmp_path, 1)
-    found = history_of(run)
-    of_both = {step: 2.0 * step + 0.5 for step in range(STEPS)}
-    if kind == "exception":  # after a failure no rank is waited for: a row may have rank 0's number only
-        assert list(found.last("loss")) == list(range(STEPS))
-        assert all(value in (2.0 * step, of_both[step]) for step, value in found.last("loss").items())
-    else:
-        assert found.last("loss") == of_both
-        assert not found.is_flagged
-    assert run.exit_code == code
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

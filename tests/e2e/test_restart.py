@@ -119,7 +119,7 @@ def values(run: RecordedRun, name: str) -> list[float]:
 
 
 BRANCHED = ("fork-auto", "fork-shared", "fork-new-rank-0", "fork-new-rank-1")
-PARENT, BRANCH = list(range(8)), list(range(5, 10))  # positions of their rows
+BRANCH = list(range(5, 10))  # positions of their rows
 
 
 def test_rows_without_a_step_continue_at_the_branch_point_of_a_run(wandb_server: WandbServer, tmp_path: Path) -> None:
@@ -129,17 +129,6 @@ def test_rows_without_a_step_continue_at_the_branch_point_of_a_run(wandb_server:
         assert steps(wandb_server.run(run_id), "loss") == BRANCH, run_id
     rows = wandb_server.run("parent-auto").rows
     assert [row["global_step"] for row in rows] == [row["_step"] for row in rows] == [*range(5), *BRANCH]
-
-
-def test_rows_of_offline_runs_continue_at_the_branch_point(tmp_path: Path) -> None:
-    job = torchrun(SCRIPT.with_name("branched.py"), tmp_path)
-    run_job(*job, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
-    runs: dict[str, list[int]] = {}
-    for path in sorted(find_runs(tmp_path), key=lambda path: path.stat().st_mtime):
-        found = [row["global_step"] for row in read_history(path) if "loss" in row]
-        runs.setdefault(path.stem.removeprefix("run-"), []).extend(found)
-    assert {run_id: runs[run_id] for run_id in BRANCHED} == dict.fromkeys(BRANCHED, BRANCH)
-    assert runs["parent-auto"] == PARENT + BRANCH
 
 
 def test_lightning_continues_the_same_runs_from_its_checkpoint(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from stored import find_runs
 
 from dist_wandb.cli import main
-from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history, read_run
 
 PRELUDE = """
@@ -131,39 +130,6 @@ def test_a_killed_run_is_unfinished_before_and_after(
     after = read_run(before.path)
     assert (before.state, after.state) == ("unfinished", "unfinished")
     assert (after.rows, after.exit_code, after.metrics["loss"].last) == (50, None, 49)
-
-
-@pytest.mark.parametrize("share", [0.25, 0.9])
-def test_a_file_cut_short_is_read_up_to_the_cut(good: Path, tmp_path: Path, share: float) -> None:
-    content = good.read_bytes()
-    run = read_run(damaged(tmp_path, content[: int(share * len(content))]))
-    assert 0 < run.rows < 300
-    assert (run.name, run.state) == ("baseline", "unfinished")
-    assert run.metrics["loss"].smallest == pytest.approx(1 / run.rows)
-
-
-def test_damage_in_the_middle_is_skipped_and_reported(good: Path, tmp_path: Path) -> None:
-    content = good.read_bytes()
-    middle = len(content) // 2
-    path = damaged(tmp_path, content[:middle] + b"\xff" * 40 + content[middle + 40 :])
-    run = read_run(path)
-    assert 0 < run.rows < 300
-    assert any("corrupt" in problem for problem in run.problems)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "is empty"),
-        (b":W&B\xe1\xbe\x00", "does not contain a run yet"),
-        (b"\x00garbage" * 90, "does not start like a .wandb file"),
-    ],
-    ids=["empty", "header", "garbage"],
-)
-def test_a_file_without_a_run_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
-    path = damaged(tmp_path, content)
-    with pytest.raises(ReadError, match=f"^{re.escape(str(path))}: .*{reason}"):
-        read_run(path)
 
 
 def test_show_prints_everything(

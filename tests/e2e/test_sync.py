@@ -176,13 +176,6 @@ def without_own(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith("_")}
 
 
-def test_an_incomplete_shared_run_is_refused(offline: Path, wandb_server: WandbServer) -> None:
-    shutil.rmtree(offline / "wandb" / "rank-1")
-    finished = sync(wandb_server, offline)
-    assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
-    assert "Of its 2 ranks, rank 1 is missing." in finished.output
-
-
 def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wandb_server: WandbServer) -> None:
     (primary,) = offline.glob("wandb/rank-0/wandb/offline-run-*/run-exp.wandb")
     content = primary.read_bytes()
