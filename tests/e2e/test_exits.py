@@ -62,9 +62,9 @@ def test_a_script_without_finish_always_keeps_its_own_exit_code(ends: dict[str, 
     check_quiet(ends[kind])
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path, context: str) -> None:
-    job = torchrun(SCRIPTS / "data_workers.py", tmp_path, context)
+def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path) -> None:
+    """Of forked workers; for all ways to start processes see test_patterns.py."""
+    job = torchrun(SCRIPTS / "data_workers.py", tmp_path)
     finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     check_quiet(finished)
     found = history(tmp_path)

@@ -12,7 +12,6 @@ from history import (
     AFTER_BREAK,
     BEHIND,
     DEGRADED,
-    LARGEST_EXACT,
     MANY,
     REJOINED,
     STEPS,
@@ -85,15 +84,6 @@ def test_with_a_step_each_call_is_one_row_on_the_axis_of_the_user_although_a_ran
     assert found.unlike(calls) == []
 
 
-def test_rows_of_different_cadences_have_the_axis_of_their_call(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "cadences_on_an_axis")
-    places = [row + row // 5 for row in range(BEHIND)]
-    calls = [
-        {"loss": 2.0 * row + 0.5, "samples": 10 * row, "global_step": place} for row, place in enumerate(places)
-    ] + [{"accuracy": row + 0.25, "samples": 10 * row, "global_step": places[row] + 1} for row in range(4, BEHIND, 5)]
-    assert found.unlike(calls, axis="samples") == []
-
-
 def test_steps_that_restart_each_epoch_are_matched_within_their_epoch(plain: tuple[Path, Finished]) -> None:
     found = history(plain[0] / "backwards")
     rows = [(row["global_step"], row["val"]) for row in found.rows_with("val")]
@@ -104,32 +94,6 @@ def test_steps_that_restart_each_epoch_are_matched_within_their_epoch(plain: tup
     assert found.values("epoch") == [0, 1, 2]
     calls = [{"val": value, "global_step": batch} for batch, value in of_both | of_1]
     assert found.unlike([*calls, *({"epoch": epoch, "global_step": epoch} for epoch in range(3))], joins=True) == []
-
-
-def test_numbers_of_all_types_are_reduced(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "dtypes")
-    exact = ["float", "numpy_float32", "numpy_0d", "fraction", "nested.inner"]
-    exact += [f"torch_{kind}" for kind in ("float32", "float64", "float16", "bfloat16", "one_element", "parameter")]
-    integers = {"equal_int": 7, "largest_int": LARGEST_EXACT, "numpy_int64": 3, "torch_int64": 3}
-    others = {"equal_float": 7.0, "int": 1.5, "bool": 0.5, "equal_bool": 1, "torch_bool": 1, "text": "of rank 0"}
-    expected = {**dict.fromkeys(exact, 1.0), **integers, **others}
-    assert {name: found.last(name)[0] for name in found.names - {"changing"}} == expected
-    assert found.last("changing") == {1: 1.5}
-
-
-def test_invalid_input_on_one_rank_affects_only_its_own_row(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "bad_input")
-    assert found.last("loss") == {**MEANS, 3: 6.0}
-
-
-def test_values_that_wandb_cannot_write_become_text_without_effect_on_others(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "bad_input")
-    assert found.last("object") == dict.fromkeys((5, 6), "namespace(a=1)")
-    assert found.last("bytes") == dict.fromkeys((5, 6), r"b'\xff'")
-    assert found.last("vector") == {5: [1, 1], 6: [1, 1]}
-    assert found.last("complex").keys() == {5, 6}
-    assert found.written("loss") == Counter(range(STEPS))
-    assert plain[1].output.count("W&B cannot write 'object' on rank 0, of type SimpleNamespace") == 1
 
 
 def test_flush_returns_whether_everything_is_written(plain: tuple[Path, Finished]) -> None:
@@ -245,7 +209,7 @@ def lightning(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = torchrun(SCRIPTS / "promises_lightning.py", directory)
     finished = run_job(*job, cwd=directory, environment=environment(), timeout=240).check()
     took = [float(line.split()[2]) for line in finished.lines("TOOK ")]
-    assert len(took) == 10
+    assert len(took) == 6
     assert max(took) < 45, "a limit is a minute"
     return directory
 
@@ -273,18 +237,6 @@ def test_lightning_validation_loaders_may_be_uneven(lightning: Path) -> None:
     assert found.final("val_epoch") == [130.0 / 8] * 2
     assert found.last("loss_epoch") == {1: 1.0, 3: 1.0}
     assert not found.is_flagged
-
-
-def test_lightning_epoch_means_are_those_of_all_samples(lightning: Path) -> None:
-    found = lightning_history(lightning / "weighted")
-    assert found.final("loss_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
-    assert found.final("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
-    assert found.values("loss_step") == [2.0]
-
-
-def test_lightning_epoch_mean_of_a_constant_is_the_constant(lightning: Path) -> None:
-    found = lightning_history(lightning / "constant")
-    assert found.final("constant") == found.final("loss_epoch") == [1.0]
 
 
 def test_lightning_throughput_monitor_on_one_rank_does_not_cause_waits(lightning: Path) -> None:

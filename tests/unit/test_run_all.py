@@ -72,8 +72,8 @@ def has_mark(name: str, path: Path) -> bool:
     ("test", "group"),
     [
         ("contract/test_contract.py::test_states_of_metrics_are_merged[plain]", "played[plain]"),
-        ("e2e/test_promises.py::test_numbers_of_all_types_are_reduced", "plain"),
-        ("e2e/test_sweeps.py::test_the_example_is_a_sweep", "test_the_example_is_a_sweep"),
+        ("e2e/test_promises.py::test_two_sessions_of_one_process_do_not_mix", "plain"),
+        ("e2e/test_hosts_tree.py::test_others_continue", "test_others_continue"),
     ],
 )
 def test_tests_that_share_a_job_stay_together(test: str, group: str) -> None:

@@ -52,7 +52,6 @@ class Model(LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         size = len(batch)
         self.log("loss", batch.mean(), on_step=True, on_epoch=True, batch_size=size)
-        self.log("constant", 1.0, on_step=False, on_epoch=True, batch_size=size)
         if self.guarded:
             self.log(f"only_on_{self.global_rank}", float(batch_idx))
             if self.global_rank == 1:
@@ -107,20 +106,7 @@ def uneven(directory: Path) -> None:
     fit(directory, Model(training, [validation[:3], validation]), [], max_epochs=2)
 
 
-def weighted(directory: Path) -> None:
-    """Rank 0: two samples of value 1, rank 1: one of value 3; in training in one batch, in validation in one each."""
-    training: list[Batches] = [[[1.0, 1.0]], [[3.0]]]
-    validation: list[Batches] = [[[1.0], [1.0]], [[3.0]]]
-    fit(directory, Model(training, validation), [], max_epochs=1)
-
-
-def constant(directory: Path) -> None:
-    """Batches of 3 and 2 samples on rank 0, of 2 and 1 on rank 1."""
-    training: list[Batches] = [[[1.0] * 3, [1.0] * 2], [[1.0] * 2, [1.0]]]
-    fit(directory, Model(training), [], max_epochs=1)
-
-
-SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, constant, throughput)
+SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, throughput)
 
 
 def main(directory: str) -> None:

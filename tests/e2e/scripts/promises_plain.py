@@ -6,20 +6,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from history import BEHIND, LAG, LARGEST_EXACT, MANY, STEPS
+from history import BEHIND, LAG, MANY, STEPS
 from processes import wait_until
 from stored import PATIENT
 
 import dist_wandb
-from dist_wandb import ConfigurationError, Session
+from dist_wandb import Session
 from dist_wandb.wandb_files.reading import read_history
 
 Scenario: TypeAlias = Callable[[Session, int], None]
@@ -72,95 +69,11 @@ def behind(run: Session, rank: int) -> None:
 
 
 @scenario()
-def cadences_on_an_axis(run: Session, rank: int) -> None:
-    """Names of every row, and of every fifth one in a call of their own, on the user's axis; without a step."""
-    run.define_metric("samples")
-    run.define_metric("*", step_metric="samples")
-    for row in range(BEHIND):
-        time.sleep(0.01 + LAG * (rank == 1 and row % 6 == 2))
-        run.log({"loss": 2.0 * row + rank, "samples": 10 * row})
-        if row % 5 == 4:
-            run.log({"accuracy": row + rank / 2, "samples": 10 * row})
-
-
-@scenario()
 def backwards(run: Session, rank: int) -> None:
     for epoch in range(3):
         for batch in range(4 + rank):
             run.log({"val": 100.0 * epoch + 2 * batch + rank}, step=batch)
         run.log({"epoch": epoch}, step=epoch)
-
-
-def dtypes_of(rank: int) -> dict[str, Any]:
-    value = 0.5 + rank
-    return {
-        "float": value,
-        "int": 1 + rank,
-        "equal_int": 7,
-        "equal_float": 7.0,
-        "largest_int": LARGEST_EXACT,
-        "bool": rank == 0,
-        "equal_bool": True,
-        "numpy_float32": np.float32(value),
-        "numpy_int64": np.int64(3),
-        "numpy_0d": np.array(value),
-        "fraction": Fraction(2 * rank + 1, 2),
-        "torch_float32": torch.tensor(value),
-        "torch_float64": torch.tensor(value, dtype=torch.float64),
-        "torch_float16": torch.tensor(value, dtype=torch.float16),
-        "torch_bfloat16": torch.tensor(value, dtype=torch.bfloat16),
-        "torch_int64": torch.tensor(3),
-        "torch_bool": torch.tensor(True),
-        "torch_one_element": torch.tensor([value]),
-        "torch_parameter": torch.nn.Parameter(torch.tensor(value)),
-        "nested": {"inner": value},
-        "text": f"of rank {rank}",
-    }
-
-
-@scenario()
-def dtypes(run: Session, rank: int) -> None:
-    handed: dict[str, Any] = {}
-    if rank == 0:
-        log = run.run.log
-        # W&B itself writes 7.0 as 7, so check its input
-        run.run.log = lambda row: (handed.update(row), log(row))  # type: ignore[method-assign]
-    run.log(dtypes_of(rank), step=0)
-    assert run.flush()
-    if rank == 0:
-        integers = {type(handed[name]) for name in ("equal_int", "largest_int", "numpy_int64", "torch_int64")}
-        assert integers == {int}, integers
-        assert type(handed["equal_float"]) is float
-    changing = torch.tensor(1.0 + rank)
-    run.log({"changing": changing}, step=1)
-    changing.fill_(1000.0)
-
-
-@scenario()
-def bad_input(run: Session, rank: int) -> None:
-    for step in range(STEPS):
-        if rank == 1 and step == 3:
-            refused(lambda: run.log({1: 2.0}, step=3))  # type: ignore[dict-item]  # wrong on purpose
-            refused(lambda: run.log({"lone\ud800": 1.0}, step=3))
-            refused(lambda: run.log([("loss", 1.0)], step=3))  # type: ignore[arg-type]  # as above
-            refused(lambda: run.log({"loss": 1.0}, step=3.5))  # type: ignore[arg-type]  # as above
-            refused(lambda: run.log({"loss": 1.0}, step=3, weight=-1))
-            refused(lambda: run.log({"loss": 1.0}, step=3, weight=float("nan")))
-            continue
-        odd = {"object": OBJECT, "bytes": b"\xff", "vector": torch.ones(2), "complex": 1j} if step in (5, 6) else {}
-        run.log({"loss": 2.0 * step + rank, **odd}, step=step)
-
-
-OBJECT = SimpleNamespace(a=1)  # W&B cannot write it
-
-
-def refused(call: Callable[[], None]) -> None:
-    try:
-        call()
-    except ConfigurationError as error:
-        assert "rank 1" in str(error), error  # noqa: PT017  # a script, not a test
-    else:
-        raise AssertionError("bad input was accepted")
 
 
 @scenario()
