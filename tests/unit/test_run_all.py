@@ -72,7 +72,7 @@ def has_mark(name: str, path: Path) -> bool:
     ("test", "group"),
     [
         ("contract/test_contract.py::test_states_of_metrics_are_merged[plain]", "played[plain]"),
-        ("e2e/test_promises.py::test_two_sessions_of_one_process_do_not_mix", "plain"),
+        ("e2e/test_promises.py::test_thousands_of_rows_in_a_tight_loop_are_complete", "plain"),
         ("e2e/test_hosts_tree.py::test_others_continue", "test_others_continue"),
     ],
 )

@@ -106,7 +106,14 @@ def uneven(directory: Path) -> None:
     fit(directory, Model(training, [validation[:3], validation]), [], max_epochs=2)
 
 
-SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, throughput)
+def weighted(directory: Path) -> None:
+    """Rank 0: two samples of value 1, rank 1: one of value 3; in training in one batch, in validation in one each."""
+    training: list[Batches] = [[[1.0, 1.0]], [[3.0]]]
+    validation: list[Batches] = [[[1.0], [1.0]], [[3.0]]]
+    fit(directory, Model(training, validation), [], max_epochs=1)
+
+
+SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, throughput)
 
 
 def main(directory: str) -> None:

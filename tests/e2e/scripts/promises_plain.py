@@ -17,10 +17,9 @@ from stored import PATIENT
 
 import dist_wandb
 from dist_wandb import Session
-from dist_wandb.wandb_files.reading import read_history
 
 Scenario: TypeAlias = Callable[[Session, int], None]
-WRITTEN, THROUGH = Path("rank-0-has-written"), Path("rank-0-is-through")  # files
+THROUGH = Path("rank-0-is-through")  # a file
 SCENARIOS: dict[str, tuple[dict[str, Any], Scenario]] = {}
 
 
@@ -76,65 +75,6 @@ def backwards(run: Session, rank: int) -> None:
         run.log({"epoch": epoch}, step=epoch)
 
 
-@scenario()
-def flush(run: Session, rank: int) -> None:
-    for step in range(3):
-        run.log({"loss": 2.0 * step + rank}, step=step)
-    assert run.flush()
-    if rank == 0:
-        assert run.summary["loss"] == 4.5
-    dist.barrier()
-    if rank == 0:
-        run.log({"loss": 100.0}, step=3)
-        begin = time.monotonic()
-        assert not run.flush(timeout=1)
-        took = time.monotonic() - begin
-        assert 0.9 < took < 20, f"flush(timeout=1) took {took} s"  # without it, it would take 60
-    dist.barrier()
-    if rank == 1:
-        run.log({"loss": 200.0}, step=3)
-    dist.barrier()
-    assert run.flush(timeout=20)
-    if rank == 0:
-        assert run.summary["loss"] == 150.0
-
-
-@scenario(reduce="sum", limits=dist_wandb.Limits(join_timeout=2, heartbeat=1.0))
-def opens_late(run: Session, rank: int) -> None:
-    """Rank 1 opens its session once rank 0 has written its rows without it (see `main`)."""
-    for step in range(5):
-        run.log({"ones": 1}, step=step)
-    if rank == 0:
-        assert run.flush(timeout=20), "rows waited longer than join_timeout for a rank that was missing"
-        WRITTEN.touch()
-    dist.barrier()  # rank 1 is open now
-    for step in range(5, 10):
-        run.log({"ones": 1}, step=step)
-    assert run.flush(timeout=20)
-    dist.barrier()  # and has been admitted
-    for step in range(10, 15):
-        run.log({"ones": 1}, step=step)
-
-
-@scenario(reduce="sum", limits=dist_wandb.Limits(max_pending_rows=50, heartbeat=1.0))
-def bounded(run: Session, rank: int) -> None:
-    """Rank 0 is 400 rows ahead of rank 1, with room for 50."""
-    run.log({"ones": 1}, step=0)
-    assert run.flush(timeout=20)
-    dist.barrier()
-    if rank == 0:
-        for step in range(1, 400):
-            run.log({"ones": 1}, step=step)
-        deadline = time.monotonic() + 20
-        while run.summary["global_step"] < 300 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert run.summary["global_step"] >= 300, "rows of rank 0 alone were not written"
-    dist.barrier()
-    if rank == 1:
-        for step in range(1, 400):
-            run.log({"ones": 1}, step=step)
-
-
 @scenario(limits=dist_wandb.Limits(peer_timeout=60, heartbeat=0.3))
 def sleeper(run: Session, rank: int) -> None:
     """Rank 1 sleeps for many heartbeats, but less than any limit, and until rank 0 has logged all its rows."""
@@ -154,22 +94,6 @@ def sleeper(run: Session, rank: int) -> None:
 def many(run: Session, rank: int) -> None:
     for step in range(MANY):
         run.log({"loss": 2.0 * step + rank, "other": 1.0}, step=step)
-
-
-def two_sessions(directory: Path, rank: int) -> None:
-    into = {name: str(directory / f"two_sessions_{name}") for name in ("one", "two")}
-    one = dist_wandb.init("tests", id="one", dir=into["one"])
-    two = dist_wandb.init("tests", id="two", dir=into["two"], reduce="sum", reinit="create_new")
-    for step in range(STEPS):
-        if rank == 0:
-            one.log({"loss": float(step)}, step=step)
-        two.log({"loss": 1 + rank}, step=step)
-        if rank == 1:
-            one.log({"loss": float(step + 2)}, step=step)
-    first, second = (one, two) if rank == 0 else (two, one)
-    first.finish()
-    second.finish()
-    first.finish()  # to no effect
 
 
 def again_and_again(rank: int) -> None:
@@ -194,33 +118,16 @@ def again_and_again(rank: int) -> None:
     sys.stdout.write(f"\nHELD {rank} {[after - before for before, after in zip(*held, strict=True)]}\n")
 
 
-def never_opens(directory: Path, rank: int) -> None:
-    """The last scenario, because the ranks disagree afterwards on the number of sessions."""
-    if rank == 1:
-        return
-    begin = time.monotonic()
-    with dist_wandb.init("tests", id="exp", dir=str(directory / "never_opens")) as run:
-        for step in range(STEPS):
-            run.log({"loss": float(step)}, step=step)
-        (file,) = (directory / "never_opens").rglob("*.wandb")
-        wait_until(lambda: len(read_history(file)) >= STEPS - 1, within=40, what="rows on disk, before join_timeout")
-    assert time.monotonic() - begin < 60
-
-
 def main(directory: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name, (options, function) in SCENARIOS.items():
         sys.stdout.write(f"\nBEGIN {name} on rank {rank}\n")
         into = str(Path(directory) / name)
-        if name == "opens_late" and rank == 1:
-            wait_until(WRITTEN.exists, within=60, what=WRITTEN.name)
         with dist_wandb.init("tests", id="exp", dir=into, **{"limits": {"heartbeat": PATIENT}, **options}) as run:
             function(run, rank)
         run.finish()  # to no effect
-    two_sessions(Path(directory), rank)
     again_and_again(rank)
-    never_opens(Path(directory), rank)
     dist.barrier()
     dist.destroy_process_group()
 
