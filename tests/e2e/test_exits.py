@@ -39,7 +39,6 @@ CODES = {
     "ctrl_c": [-2, -2],
     "early_ctrl_c": [-2, -2],
     "one_fails": [0, 1],
-    "multiprocessing": [0, 0],
 }
 
 

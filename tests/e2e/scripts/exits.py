@@ -12,11 +12,9 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import wandb  # noqa: F401  # before the forks, because it is slow
 from processes import free_port
 
@@ -106,26 +104,6 @@ def forked(kind: str, directory: Path, times: int) -> bool:
     return True
 
 
-def multiprocessing_rank(rank: int, meeting: str) -> None:
-    rank_logs("multiprocessing", rank, meeting)
-
-
-def under_multiprocessing(directory: Path, times: int) -> None:
-    context: Any = mp.get_context("fork")
-    for begin in range(0, times, AT_ONCE):
-        under_way = []
-        for number in range(begin, min(begin + AT_ONCE, times)):
-            meeting = f"file://{directory / f'multiprocessing-{number}'}"
-            ranks = [context.Process(target=multiprocessing_rank, args=(rank, meeting)) for rank in (0, 1)]
-            under_way.append(ranks)
-            for rank in ranks:
-                rank.start()
-        for ranks in under_way:
-            for rank in ranks:
-                rank.join()
-            sys.stdout.write(f"\nCODES multiprocessing {[rank.exitcode for rank in ranks]}\n")
-
-
 def main(directory: str, *kinds: str) -> None:
     # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,9 +111,7 @@ def main(directory: str, *kinds: str) -> None:
     for kind, times in (one.split("=") for one in kinds):
         sys.stdout.write(f"\nKIND {kind}\n")
         sys.stdout.flush()  # before the forks
-        if kind == "multiprocessing":
-            under_multiprocessing(Path(directory), int(times))
-        elif not forked(kind, Path(directory), int(times)):
+        if not forked(kind, Path(directory), int(times)):
             return
     sys.stdout.write("\nDONE\n")
 
