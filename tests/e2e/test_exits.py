@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -42,23 +41,13 @@ CODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """The results of the repetitions of each kind, all started by one job."""
-    directory = tmp_path_factory.mktemp("ends")
-    kinds = [f"{kind}={TIMES}" for kind in CODES]
-    command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", directory, *kinds]
-    finished = run_job(command, cwd=directory, environment=environment(), timeout=400).check()
-    outputs = re.split(r"^KIND (\w+)$", finished.output, flags=re.MULTILINE)[1:]
-    return {kind: Finished((0,), output) for kind, output in zip(outputs[::2], outputs[1::2], strict=True)}
-
-
 @pytest.mark.cold  # a forked child's exit is shorter
-@pytest.mark.parametrize("kind", CODES)
-def test_a_script_without_finish_always_keeps_its_own_exit_code(ends: dict[str, Finished], kind: str) -> None:
-    codes = Counter(line.split(maxsplit=2)[2] for line in ends[kind].lines("CODES "))
-    assert codes == {str(CODES[kind]): TIMES}, ends[kind].output
-    check_quiet(ends[kind])
+def test_scripts_without_finish_always_keep_their_own_exit_codes(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", tmp_path, str(TIMES), *CODES]
+    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=240).check()
+    expected = {f"CODES {kind} {codes}": TIMES for kind, codes in CODES.items()}
+    assert Counter(finished.lines("CODES ")) == expected, finished.output
+    check_quiet(finished)
 
 
 def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path) -> None:

@@ -86,34 +86,25 @@ def interrupt_when_ready(children: list[int], read_end: int) -> None:
         os.kill(child, signal.SIGINT)
 
 
-def forked(kind: str, directory: Path, times: int) -> bool:
-    """Return whether this is still the process that forks, not a rank that should end now."""
-    for begin in range(0, times, AT_ONCE):
+def main(directory: str, times: str, *kinds: str) -> None:
+    # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # exempt imported objects from collection, which saves a third of the time of an exit
+    waiting = [(kind, number) for number in range(int(times)) for kind in kinds]
+    for begin in range(0, len(waiting), AT_ONCE):
         under_way = []
-        for number in range(begin, min(begin + AT_ONCE, times)):
-            repetition = fork_repetition(kind, number, directory)
+        for kind, number in waiting[begin : begin + AT_ONCE]:
+            repetition = fork_repetition(kind, number, Path(directory))
             if repetition is None:
-                return False
-            under_way.append(repetition)
-        for children, read_end in under_way:
+                return
+            under_way.append((kind, *repetition))
+        for kind, children, read_end in under_way:
             if kind == "ctrl_c":
                 interrupt_when_ready(children, read_end)
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
             os.close(read_end)
             sys.stdout.write(f"\nCODES {kind} {codes}\n")
-    return True
-
-
-def main(directory: str, *kinds: str) -> None:
-    # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.freeze()  # exempt imported objects from collection, which saves a third of the time of an exit
-    for kind, times in (one.split("=") for one in kinds):
-        sys.stdout.write(f"\nKIND {kind}\n")
-        sys.stdout.flush()  # before the forks
-        if not forked(kind, Path(directory), int(times)):
-            return
-    sys.stdout.write("\nDONE\n")
+            sys.stdout.flush()  # before the next forks
 
 
 if __name__ == "__main__":
