@@ -35,13 +35,14 @@ def without_login(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("commands", "file_count", "run_count"),
     [
-        pytest.param(python(LIGHTNING, "--strategy", "ddp", "--devices", "2"), 1, 1, marks=pytest.mark.cold),
+        pytest.param(python(LIGHTNING), 1, 1, marks=pytest.mark.cold),
+        (python(LIGHTNING, "--strategy", "ddp", "--devices", "2"), 1, 1),
         (torchrun(ACCELERATE, "--run-mode", "new", "--rank-scope", "worker"), 2, 2),
         (torchrun(TRANSFORMERS, "--run-mode", "shared"), 2, 1),
         (python(TORCH, "--run-mode", "shared"), 1, 1),
         (torchrun(TORCH, "--run-mode", "shared"), 2, 1),
     ],
-    ids=["lightning", "accelerate-new", "transformers-shared", "torch", "torch-shared"],
+    ids=["lightning", "lightning-ddp", "accelerate-new", "transformers-shared", "torch", "torch-shared"],
 )
 def test_example_trains_offline_and_prints_the_directory_of_its_runs(
     tmp_path: Path, commands: Commands, file_count: int, run_count: int
