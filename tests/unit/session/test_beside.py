@@ -14,7 +14,6 @@ import pytest
 import wandb
 
 import dist_wandb
-from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
@@ -226,29 +225,6 @@ def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, 
 
     on_ranks(2, work)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "val": 0.5, "global_step": step}]  # as in wandb
-
-
-def test_values_of_other_ranks_without_a_step_use_the_primarys_step(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks
-) -> None:
-    sessions = job(TWO)
-
-    def work(rank: int) -> None:
-        sessions[rank].log({"loss": rank}, step=2**40)
-        sessions[rank].log({"val" if rank else "own": rank})
-        sessions[rank].finish()
-
-    on_ranks(2, work)
-    assert {row["global_step"] for row in fake_wandb.runs[0].rows if "val" in row} == {2**40}
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_negative_step_is_refused(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, world_size: int) -> None:  # noqa: ARG001
-    sessions = job(TWO) if world_size == 2 else [dist_wandb.init()]
-    for opened in sessions:
-        with pytest.raises(ConfigurationError, match=r"step=-1 on rank \d is negative"):
-            opened.log({"loss": 1.0}, step=-1)
-    on_ranks(world_size, lambda rank: sessions[rank].finish())
 
 
 # --- the x axis -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
 import wandb
 
 import dist_wandb
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-
-
-@pytest.mark.parametrize("exit_code", [None, 0, 3])
-def test_finish_passes_the_exit_code_to_wandb(fake_wandb: FakeWandb, exit_code: int | None) -> None:
-    dist_wandb.init().finish(exit_code)
-    assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
 def test_a_closed_stderr_affects_no_run(fake_wandb: FakeWandb) -> None:
@@ -94,30 +87,21 @@ def test_a_row_that_cannot_be_processed_costs_no_other(
     assert all(f"a row of rank {rank} could not be processed and is lost: ['bad']" in caplog.text for rank in (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("error", "exit_code"),
-    [
-        (RuntimeError("x"), 1),
-        (SystemExit(3), 3),
-        (SystemExit(0), 0),
-        (SystemExit("x"), 1),
-        (SystemExit(None), 0),
-        (KeyboardInterrupt(), 255),
-    ],
-    ids=repr,
-)
-def test_an_exception_in_the_with_statement_sets_the_exit_code(
-    fake_wandb: FakeWandb, error: BaseException, exit_code: int
-) -> None:
+CODES: dict[BaseException, int] = {
+    RuntimeError("x"): 1,
+    SystemExit(3): 3,
+    SystemExit(0): 0,
+    SystemExit("x"): 1,
+    SystemExit(None): 0,
+    KeyboardInterrupt(): 255,
+}
+
+
+@pytest.mark.parametrize("error", CODES, ids=repr)
+def test_an_exception_in_the_with_statement_sets_the_exit_code(fake_wandb: FakeWandb, error: BaseException) -> None:
     with pytest.raises(type(error)), dist_wandb.init():
         raise error
-    assert fake_wandb.runs[0].exit_codes == [exit_code]
-
-
-def test_a_with_statement_without_error_finishes_the_run(fake_wandb: FakeWandb) -> None:
-    with dist_wandb.init() as session:
-        assert get_run() is session
-    assert fake_wandb.runs[0].exit_codes == [None]
+    assert fake_wandb.runs[0].exit_codes == [CODES[error]]
     assert not get_run()
 
 
@@ -184,30 +168,6 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
     assert not get_run()
 
 
-@pytest.mark.slow
-def test_finishing_the_run_keeps_the_limit_of_the_session(fake_wandb: FakeWandb, job: Job) -> None:
-    """This waits first for the last rows and then for the others' ends, both within one `finish_timeout`."""
-    first, _ = job(TWO)
-    limits: list[float | None] = []
-    exchange: Any = first._exchange
-    close = exchange.close
-
-    def flush_in_vain(timeout: float | None = None, **_named: Any) -> bool:  # noqa: ARG001  # the exchange's
-        time.sleep(2.0)
-        return False
-
-    def close_within(timeout: float | None = None, *, failed: bool = False) -> bool:
-        limits.append(timeout)
-        return bool(close(0.1, failed=failed))
-
-    exchange.flush, exchange.close = flush_in_vain, close_within
-    first.run.finish()
-    assert fake_wandb.runs[0].exit_codes == [None]
-    (limit,) = limits
-    assert limit is not None
-    assert limit <= first.options.limits.flush_timeout - 2.0
-
-
 def test_concurrent_finishes_end_the_run_once_with_all_rows(fake_wandb: FakeWandb, job: Job) -> None:
     first, second = job(TWO)
     first.log({"loss": 1.0}, step=1)
@@ -241,15 +201,6 @@ def test_a_runs_own_finish_method_is_restored(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].exit_codes == []
 
 
-def test_an_adopted_run_is_finished_once_by_the_user(fake_wandb: FakeWandb) -> None:
-    run = wandb.init()
-    open_session(Options(), {}, integration="test", adopt=lambda _: run)
-    run.finish()
-    run.finish()
-    assert fake_wandb.runs[0].exit_codes == [None]
-    assert not dist_wandb.get_run()
-
-
 def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = fake_wandb.init(project="digits")
     monkeypatch.setattr(wandb, "run", theirs)
@@ -257,14 +208,6 @@ def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pyt
     with open_session(Options(), {}, integration="test"):
         pass
     assert theirs.exit_codes == []
-
-
-def test_a_session_is_closed_after_the_user_finishes_its_run(fake_wandb: FakeWandb) -> None:
-    open_session(Options(), {}, integration="test")
-    fake_wandb.runs[0].end_by_wandb()
-    assert not get_run()
-    open_session(Options(), {}, integration="test")
-    assert "reinit" not in fake_wandb.arguments[1]
 
 
 def test_threads_may_remove_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,27 +225,20 @@ def test_threads_may_remove_a_session_at_the_same_time(job: Job, monkeypatch: py
     assert not registry.open_sessions()
 
 
-def test_finish_returns_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    options = Options(limits=Limits(join_timeout=60.0, finish_timeout=0.2))
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("exit_code", "finish_timeout"), [(None, 0.2), (1, None)])
+def test_finish_returns_within_its_limit_and_after_a_failure_at_once(
+    fake_wandb: FakeWandb, exit_code: int | None, finish_timeout: float | None
+) -> None:
+    options = Options(limits=Limits(join_timeout=60.0, finish_timeout=finish_timeout))
     session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
     start = time.monotonic()
     assert session.flush(0.1) is False
-    session.finish()
+    session.finish(exit_code)
     assert time.monotonic() - start < 20
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}], "the other rank never opened a session"
-
-
-def test_a_failed_run_is_finished_without_waiting_for_other_ranks(store: dist.Store, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
-    session.log({"loss": 0.5}, step=3)
-    start = time.monotonic()
-    session.finish(1)
-    assert time.monotonic() - start < 20
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}], "the other rank never opened a session"
-    assert fake_wandb.runs[0].exit_codes == [1]
+    assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
 def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
