@@ -22,8 +22,6 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore, RankValues
 from dist_wandb.job.model import Topology
-from dist_wandb.session.config.comparison import comparable
-from dist_wandb.settings.config_values import encoded
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks
@@ -107,12 +105,6 @@ def test_equivalent_values_are_not_different(job: Job, kind: str, config_sync: s
     assert given_differently(job, dict(enumerate(EQUAL[kind])), config_sync=config_sync) == []
 
 
-def test_published_comparisons_are_short_and_deterministic() -> None:
-    (short, digest) = comparable({"text": "x" * 1000})["text"]
-    assert (len(short), len(digest)) == (40, 64)
-    assert encoded({"b", "a", "c"}) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
@@ -136,32 +128,13 @@ def test_a_long_list_of_differences_is_cut(job: Job) -> None:
     assert "; and 40 more. Each run has" in warned
 
 
-OF_RANKS = [
-    "rank",
-    "local_rank",
-    "LOCAL_RANK",
-    "local-rank",
-    "gpu",
-    "device",
-    "cuda_device",
-    "ddp.node_rank",
-    "a/gpu_id",
-]
-
-
 @pytest.mark.parametrize("config_sync", ["warn", "check"])
 def test_values_that_differ_by_rank_are_not_compared(job: Job, config_sync: str) -> None:
     configs = {
-        rank: {"lr": 0.1, **dict.fromkeys(OF_RANKS, rank), "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
+        rank: {"lr": 0.1, "LOCAL_RANK": rank, "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
         for rank in range(2)
     }
     assert given_differently(job, configs, config_sync=config_sync) == []
-
-
-@pytest.mark.parametrize("name", ["gpus", "devices", "lora_rank", "rank.lr", "ranks", "world_size"])
-def test_names_that_only_resemble_ranks_are_compared(job: Job, name: str) -> None:
-    (warned,) = given_differently(job, {rank: {name: rank} for rank in range(2)})
-    assert f"{name!r} is 1 on rank 1, but 0 on rank 0" in warned
 
 
 def test_each_rank_keeps_values_that_differ_by_rank_in_new_mode(job: Job) -> None:
@@ -224,6 +197,9 @@ def test_a_warning_turned_into_an_error_is_logged_without_traceback(
     assert [record.exc_info for record in warned] == [None]
 
 
+PUBLISHED: dict[str, Any] = {"values": "{}", "imposed": [], "metadata": {}, "withheld": {}, "given": {}}
+
+
 @pytest.mark.parametrize(
     ("key", "junk"),
     [
@@ -231,7 +207,8 @@ def test_a_warning_turned_into_an_error_is_logged_without_traceback(
         ("config/given/0", {"values": {"lr": []}, "run": {}}),
         ("config/of/", []),
         ("config/of//version", 7),
-        ("config/of/", {"values": "{}", "imposed": [], "metadata": {}, "withheld": {}, "given": {"lr": 1}}),
+        ("config/of/", {**PUBLISHED, "given": {"lr": 1}}),
+        ("config/of/", {**PUBLISHED, "values": "lr=0.1"}),
     ],
 )
 def test_malformed_messages_of_a_rank_are_reported_without_traceback(
@@ -244,19 +221,9 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
     sync_of(second).refresh(at_once=True)
     warned = [record for record in caplog.records if "cannot follow the config" in record.getMessage()]
     assert [record.exc_info for record in warned] == [None]
-    assert f"as {key!r}, which is not a" in caplog.text
-    assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_a_config_that_is_not_json_is_reported_without_traceback(
-    open_rank: Open, store: dist.Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
-    keys.publish("config/of//version", {"number": 1, "is_over": False})
-    keys.publish("config/of/", {"values": "lr=0.1", "withheld": {}, "given": {}, "imposed": [], "metadata": {}})
-    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 0.1})
-    sync_of(second).refresh(at_once=True)
-    assert "rank 1 cannot follow the config: A config in the job's store cannot be read: Expecting value" in caplog.text
+    is_no_json = isinstance(junk, dict) and junk["values"] == "lr=0.1"
+    cause = "A config in the job's store cannot be read: Expecting value" if is_no_json else f"as {key!r}, which is not"
+    assert cause in caplog.text
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -305,13 +272,6 @@ def test_a_failed_check_raises_the_same_error_on_all_ranks(
     )
     assert time.monotonic() - start < 20
     assert fake_wandb.arguments == []
-
-
-def test_a_passed_check_does_not_warn(job: Job) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sessions = job(THREE, alike({"lr": 0.1}), config_sync="check")
-    assert all(reads(session, {"lr": 0.1}) for session in sessions)
 
 
 def test_a_check_continues_without_missing_ranks_which_may_arrive_later(open_rank: Open) -> None:
