@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,8 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import Contribution, Posting
 from dist_wandb.job.model import Topology
-from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.reduction import DEGRADED
 
@@ -210,21 +207,6 @@ def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pyt
     assert theirs.exit_codes == []
 
 
-def test_threads_may_remove_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    (session, _) = job(TWO)
-
-    class Forgotten(list[Session]):
-        """A list from which another thread removes the same element just before."""
-
-        def remove(self, item: Session) -> None:
-            self.clear()
-            super().remove(item)
-
-    monkeypatch.setattr(registry, "_sessions", Forgotten([session]))
-    registry.remove(session)
-    assert not registry.open_sessions()
-
-
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(("exit_code", "finish_timeout"), [(None, 0.2), (1, None)])
 def test_finish_returns_within_its_limit_and_after_a_failure_at_once(
@@ -248,32 +230,6 @@ def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
         with pytest.raises(ConfigurationError, match=f"log was called on rank {rank} after the session was finished"):
             session.log({"loss": 0.5})
         assert session.flush()
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_row_that_is_logged_while_the_session_ends_is_written_or_refused(
-    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, world_size: int
-) -> None:
-    sessions = job(TWO) if world_size > 1 else [dist_wandb.init()]
-    accepted: list[int] = []
-
-    def log_until_refused() -> None:
-        for step in itertools.count():
-            try:
-                sessions[0].log({"loss": 1.0}, step=step)
-            except ConfigurationError:
-                return
-            accepted.append(step)
-            if step % 8 == 0:
-                time.sleep(0.0002)
-
-    thread = threading.Thread(target=log_until_refused)
-    thread.start()
-    while len(accepted) < 100:
-        time.sleep(0.001)
-    on_ranks(world_size, lambda rank: sessions[rank].finish())
-    thread.join()
-    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == accepted
 
 
 def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:

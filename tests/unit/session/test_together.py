@@ -30,25 +30,6 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
-def test_the_exchange_thread_starts_after_the_constructor_returns(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It calls back into the session, whose constructor must have returned."""
-    fill = Session.__init__
-
-    def fill_slowly(session: Session, *arguments: Any, **named: Any) -> None:
-        exchanges = len(live_exchanges())
-        fill(session, *arguments, **named)
-        assert len(live_exchanges()) == exchanges, "no thread has started"
-
-    monkeypatch.setattr(Session, "__init__", fill_slowly)
-    sessions = job(TWO[:1], limits={"join_timeout": 0.1})  # alone: another rank's thread may start at any time
-    for session in sessions:
-        session.log({"loss": 0.5}, step=1)
-    assert all_flushed(sessions)
-    assert "failed" not in caplog.text
-
-
 def all_flushed(sessions: list[Session]) -> bool:
     return sum(session.flush() for session in sessions) == len(sessions)
 
