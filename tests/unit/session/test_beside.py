@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
-import pickle
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -17,7 +14,6 @@ import dist_wandb
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener, registry
 from dist_wandb.settings.options import Options
 
@@ -153,15 +149,6 @@ def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ra
     wandb.run, wandb.log = mine, mine.log  # type: ignore[assignment]
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert wandb.log is mine.log
-
-
-@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])  # noqa: S301
-def test_an_intercepted_null_run_can_be_copied(job: Job, on_ranks: OnRanks, twin_of: Callable[[Any], Any]) -> None:
-    sessions = job(TWO)
-    twin = twin_of(sessions[1].run)
-    assert isinstance(twin, NullRun)
-    twin.log({"loss": 1.0})
-    on_ranks(2, lambda rank: sessions[rank].finish())
 
 
 # --- the last step ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
 from dist_wandb.session.moving import MOVED
@@ -63,25 +62,6 @@ def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: 
     assert published is not None
     assert Options(**published["options"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
-
-
-def test_ranks_without_a_run_have_the_same_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
-    first, second = job(TWO, lambda _: {"id": "exp"})
-    for session in (first, second):
-        session.log({"loss": 0.5}, step=1)
-        session.config.update({"lr": 0.1})
-        session.define_metric("epoch")
-        assert session
-    assert isinstance(second.run, NullRun)
-    assert first.flush()
-    assert second.flush()
-    (run,) = fake_wandb.runs
-    assert run.rows == [{"loss": 0.5, "global_step": 1}]
-    assert run.config == {"lr": 0.1}
-    second.finish(1)
-    assert run.exit_codes == []
-    first.finish()
-    assert run.exit_codes == [1]  # the job's
 
 
 def test_arguments_of_rank_0_apply_to_ranks_without_their_own(job: Job, fake_wandb: FakeWandb) -> None:

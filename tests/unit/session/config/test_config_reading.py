@@ -206,14 +206,6 @@ def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> N
         wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
 
 
-def test_the_exchange_notifies_ranks_of_a_run_finished_by_the_user(job: Job) -> None:
-    first, second = job(TWO, alike({"lr": 0.1}))
-    mine, theirs = sync_of(first), sync_of(second)
-    poll_only_if_told(mine, theirs)
-    mine.publish_end()
-    wait_until(lambda: theirs.has_run_ended, within=20.0)
-
-
 def known(session: Session) -> Mapping[str, Any]:
     """Return a rank's config as its thread has refreshed it, because a read would refresh it."""
     own: Any = session._own.run
