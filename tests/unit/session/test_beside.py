@@ -31,9 +31,6 @@ def alone(fake_wandb: FakeWandb) -> FakeWandb:
     return fake_wandb
 
 
-# --- a world of one ---------------------------------------------------------------------------------------------------
-
-
 def test_rows_of_wandb_log_pass_through_the_session(alone: FakeWandb) -> None:
     run = dist_wandb.init()
     wandb.log({"loss": 1.0})
@@ -114,9 +111,6 @@ def test_the_replacement_of_a_lost_run_is_intercepted_too(alone: FakeWandb, monk
     assert "log" not in vars(second)
 
 
-# --- several ranks ----------------------------------------------------------------------------------------------------
-
-
 def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
 
@@ -149,9 +143,6 @@ def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ra
     wandb.run, wandb.log = mine, mine.log  # type: ignore[assignment]
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert wandb.log is mine.log
-
-
-# --- the last step ----------------------------------------------------------------------------------------------------
 
 
 def test_a_row_without_a_step_uses_the_last_step(alone: FakeWandb) -> None:
@@ -212,9 +203,6 @@ def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, 
 
     on_ranks(2, work)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "val": 0.5, "global_step": step}]  # as in wandb
-
-
-# --- the x axis -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -285,9 +273,6 @@ def test_an_adopted_run_has_only_the_users_axes(alone: FakeWandb) -> None:
     opened.release()
     mine.log({"val/acc": 1.0})
     assert mine.rows[1:] == [{"val/acc": 1.0}]
-
-
-# --- methods of one object --------------------------------------------------------------------------------------------
 
 
 class Thing:

@@ -33,9 +33,6 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
-# --- the figures of wandb, and the same here --------------------------------------------------------------------------
-
-
 @pytest.fixture(params=[pytest.param("wandb", marks=pytest.mark.newest), "dist_wandb"])  # seen with wandb 0.31
 def module(
     request: pytest.FixtureRequest,
@@ -159,9 +156,6 @@ def test_wrong_arguments_are_errors_also_while_a_run_is_open(module: Any) -> Non
             module.init(**arguments)
     for arguments in RIGHT:
         assert module.init(**arguments) is run
-
-
-# --- here -------------------------------------------------------------------------------------------------------------
 
 
 def test_it_says_once_for_each_line_that_it_returns_the_open_run(

@@ -519,9 +519,6 @@ def test_a_rank_that_comes_after_the_only_one_has_ended_still_opens_its_own_run(
     assert [run.id for run in fake_wandb.runs] == ["exp-rank-0", "exp-rank-1"]
 
 
-# --- before Lightning has connected the ranks -------------------------------------------------------------------------
-
-
 @pytest.fixture
 def early(bare_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
     """Make this process one that Lightning has started, before its process group exists."""

@@ -68,9 +68,6 @@ def test_an_exception_in_a_with_block_is_in_the_log_of_its_run(
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
-# --- a world of one ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mode", "scope"), ALL_MODES)
 def test_wandb_gets_exactly_the_users_arguments_in_a_world_of_one(fake_wandb: FakeWandb, mode: Any, scope: Any) -> None:
     config = {"lr": 0.1}
@@ -110,9 +107,6 @@ def test_wandb_silent_suppresses_the_announcement(
     monkeypatch.setenv("WANDB_SILENT", "true")
     dist_wandb.init("digits")
     assert capsys.readouterr() == ("", "")
-
-
-# --- the current session ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -161,9 +155,6 @@ def test_get_run_returns_the_last_opened_unfinished_session() -> None:
     assert not get_run()
 
 
-# --- logging ----------------------------------------------------------------------------------------------------------
-
-
 def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:
     metrics = {"loss": 0.5}
     session = dist_wandb.init()
@@ -182,9 +173,6 @@ def test_another_x_axis_is_written_only_with_a_given_step(fake_wandb: FakeWandb,
     assert session.flush()
     assert fake_wandb.runs[0].defined[:1] == ([(axis, {})] if axis else [])
     assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4, **({axis: 3} if axis else {})}]
-
-
-# --- the run behind the session ---------------------------------------------------------------------------------------
 
 
 def test_dir_of_a_session_lists_public_names_and_those_of_its_run(
@@ -230,9 +218,6 @@ def test_a_misspelt_method_of_a_real_run_raises(name: str) -> None:
 def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
     with pytest.raises(AttributeError, match="'Session' object has no attribute 'summary'"):
         _ = Session.__new__(Session).summary
-
-
-# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

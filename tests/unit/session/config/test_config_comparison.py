@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks
 
 
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
 def given_differently(
     job: Job, configs: Mapping[int, object], world: list[Topology] = TWO, **options: Any
 ) -> list[str]:
@@ -93,6 +90,11 @@ EQUAL: dict[str, tuple[object, object]] = {
     "enums": ({"e": Colour.RED}, {"e": Colour.RED}),
     "numpy": ({"n": np.float32(0.5)}, {"n": 0.5}),
     "tensors": ({"n": torch.tensor(2)}, {"n": 2}),
+    "secrets": ({"hf_token": "a", "net": [{"api_key": 0}]}, {"hf_token": "b", "net": [{"api_key": 1}]}),
+    "ranks": (
+        {"LOCAL_RANK": 0, "ddp": {"rank": 0, "world": 2}, "all": [{"gpu": 0}]},
+        {"LOCAL_RANK": 1, "ddp": {"rank": 1, "world": 2}, "all": [{"gpu": 1}]},
+    ),
 }
 
 
@@ -126,17 +128,9 @@ def test_a_long_list_of_differences_is_cut(job: Job) -> None:
     assert "; and 40 more. Each run has" in warned
 
 
-@pytest.mark.parametrize("config_sync", ["warn", "check"])
-def test_values_that_differ_by_rank_are_not_compared(job: Job, config_sync: str) -> None:
-    configs = {
-        rank: {"lr": 0.1, "LOCAL_RANK": rank, "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
-        for rank in range(2)
-    }
-    assert given_differently(job, configs, config_sync=config_sync) == []
-
-
-def test_each_rank_keeps_values_that_differ_by_rank_in_new_mode(job: Job) -> None:
-    configs = {rank: {"rank": rank, "ddp": {"rank": rank}} for rank in range(2)}
+@pytest.mark.filterwarnings("error")
+def test_each_rank_keeps_its_own_values_in_new_mode(job: Job) -> None:
+    configs = {rank: {"rank": rank, "ddp": {"rank": rank}, "seed": rank} for rank in range(2)}
     sessions = job(TWO, configs, run_mode="new")
     for rank, session in enumerate(sessions):
         session.flush()
@@ -225,11 +219,6 @@ def test_a_check_names_a_rank_whose_config_cannot_be_read(
         assert "the ranks were given different configs: that of rank 2 cannot be read" in message
 
 
-def test_different_configs_do_not_warn_in_new_mode(job: Job) -> None:
-    configs = {rank: {"seed": rank} for rank in range(2)}
-    assert given_differently(job, configs, run_mode="new") == []
-
-
 def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
     assert given_differently(job, {rank: {"lr": rank} for rank in range(2)}, config_sync="off") == []
     keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
@@ -283,9 +272,6 @@ def test_a_world_of_one_has_nothing_to_check(fake_wandb: FakeWandb) -> None:
     assert len(fake_wandb.runs) == 1
 
 
-# --- secrets ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_a_secret_is_readable_on_all_ranks_that_were_given_it(job: Job, mode: str) -> None:
     given = {"lr": 0.1, "hf_token": "a", "net": {"api_key": "b", "h": 3}}
@@ -313,15 +299,6 @@ def test_a_secret_changed_by_the_primary_is_not_read_as_the_old_one(job: Job) ->
     assert second.config.hf_token == "old"  # noqa: S105  # of nothing
     first.config.update({"hf_token": "new", "net": {"token": "new", "h": 1}, "lr": 0.2}, allow_val_change=True)
     assert reads(second, {"lr": 0.2, "net": {"h": 1}})
-
-
-@pytest.mark.parametrize("config_sync", ["warn", "check"])
-def test_secrets_are_not_compared(job: Job, config_sync: str) -> None:
-    configs = {rank: {"lr": 0.1, "hf_token": f"t{rank}", "net": [{"api_key": rank}]} for rank in range(2)}
-    assert given_differently(job, configs, config_sync=config_sync) == []
-
-
-# --- the run that ranks are asked for ---------------------------------------------------------------------------------
 
 
 def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> list[str]:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 
-# --- the run's own object ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_keeps_its_config_object_and_it_is_restored_at_the_end(
     open_rank: Open, fake_wandb: FakeWandb, world: int
@@ -33,9 +30,6 @@ def test_a_run_keeps_its_config_object_and_it_is_restored_at_the_end(
     session.finish()
     assert type(run.config) is kind
     assert vars(run.config).keys() == vars(kind({})).keys()
-
-
-# --- values that W&B cannot store -------------------------------------------------------------------------------------
 
 
 REFUSED = {

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
     """In Lightning's further processes, which read the config before `fit`."""
     opened = [open_rank(topology, {"lr": 0.1, "local_rank": 0}) for topology in TWO]

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 
-# --- restarts by torchrun ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("directory", ["here", "elsewhere"])
 def test_a_torchrun_restart_continues_through_the_agents_store(
@@ -150,9 +147,6 @@ def test_an_unreachable_agent_does_not_prevent_a_start(fake_wandb: FakeWandb, mo
         monkeypatch.setenv(name, value)
     open_session(Options(limits=Limits(join_timeout=0.2)), {}, integration="test", topology=Topology.single()).finish()
     assert fake_wandb.arguments == [{}]
-
-
-# --- restarts by SLURM ------------------------------------------------------------------------------------------------
 
 
 def requeue(number: int, **other: str) -> dict[str, str]:

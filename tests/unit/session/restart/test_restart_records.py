@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
 def test_the_record_describes_the_start(start: Start) -> None:
     (first, _) = start(environ=SLURM, project="digits", dir="place")
     records = sorted((Path("place") / RECORDS).iterdir())
@@ -71,9 +68,6 @@ def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: F
     fake_wandb.runs[0].end_by_wandb()
     dist_wandb.get_run()
     assert record_files() == []
-
-
-# --- a world of one ---------------------------------------------------------------------------------------------------
 
 
 def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
