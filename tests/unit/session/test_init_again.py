@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -229,10 +228,3 @@ def test_a_decorated_function_returns_its_run_and_leaves_that_of_the_caller(fake
     assert decorated() is not plain
     assert dist_wandb.init() is plain
     assert ended(fake_wandb) == [[], [None]]
-
-
-def test_threads_get_the_open_run(fake_wandb: FakeWandb) -> None:
-    run = dist_wandb.init()
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(dist_wandb.init).result() is run
-    assert len(fake_wandb.runs) == 1

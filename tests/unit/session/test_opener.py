@@ -16,7 +16,6 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from config_jobs import begin_to_open
 from units import eventually, live_exchanges
 
 import dist_wandb
@@ -158,14 +157,6 @@ def test_a_shared_run_waits_only_for_writers_that_have_opened_a_session(
     eventually(lambda: fake_wandb.runs[0].rows)  # rank 2 never comes
 
 
-@pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("resume", ["auto", True])
-def test_resume_from_a_single_process_record_is_refused_for_several_ranks(resume: Any) -> None:
-    refused = "takes the run id from a restart record that one process finds, but 2 ranks"
-    with pytest.raises(ConfigurationError, match=refused):
-        open_rank(0, run_mode="new", wandb_init={"resume": resume})
-
-
 @pytest.mark.parametrize(
     ("wandb_init", "run_id"), [({"resume_from": "abc?_step=3"}, "abc"), ({"id": "mine"}, "mine"), ({}, "proposed")]
 )
@@ -225,15 +216,6 @@ def test_a_session_that_fails_to_open_is_cleaned_up(fake_wandb: FakeWandb, monke
     (run,) = fake_wandb.runs
     assert run.exit_codes == [1]
     assert not live_exchanges()
-
-
-def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.Store) -> None:
-    begin_to_open(store)
-    session = open_rank(1, limits={"join_timeout": 0.05, "finish_timeout": 0.5})
-    assert (session.id, session.url, session.group_url) == (None, None, None)
-    session.log({"loss": 0.5})
-    session.finish()
-    assert not get_run()
 
 
 @pytest.mark.usefixtures("store")

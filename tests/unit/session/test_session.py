@@ -90,20 +90,13 @@ def test_a_session_exposes_plan_topology_id_and_urls(fake_wandb: FakeWandb) -> N
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_the_start_is_announced_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    dist_wandb.init("digits", id="exp")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == (
-        "dist_wandb: run_mode=auto, rank_scope=global, 1 rank on 1 node: one run: exp "
-        "(https://wandb.example/team/digits/runs/exp)\n"
-    )
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_wandb_silent_suppresses_the_announcement(
+def test_the_start_is_announced_in_one_line_unless_wandb_is_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dist_wandb.init("digits", id="exp").finish()
+    place = "https://wandb.example/team/digits/runs/exp"
+    line = f"dist_wandb: run_mode=auto, rank_scope=global, 1 rank on 1 node: one run: exp ({place})\n"
+    assert capsys.readouterr() == ("", line)
     monkeypatch.setenv("WANDB_SILENT", "true")
     dist_wandb.init("digits")
     assert capsys.readouterr() == ("", "")

@@ -294,13 +294,6 @@ def test_a_secret_of_other_ranks_is_missing_with_an_explanation(job: Job) -> Non
     assert reads(second, {"lr": 0.2, "hf_token": "mine"})
 
 
-def test_a_secret_changed_by_the_primary_is_not_read_as_the_old_one(job: Job) -> None:
-    first, second = job(TWO, alike({"lr": 0.1, "hf_token": "old", "net": {"token": "old", "h": 1}}))
-    assert second.config.hf_token == "old"  # noqa: S105  # of nothing
-    first.config.update({"hf_token": "new", "net": {"token": "new", "h": 1}, "lr": 0.2}, allow_val_change=True)
-    assert reads(second, {"lr": 0.2, "net": {"h": 1}})
-
-
 def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> list[str]:
     """Return the warnings of a job whose ranks have names and ids of their own."""
 

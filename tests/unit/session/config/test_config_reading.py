@@ -383,6 +383,3 @@ def test_other_values_of_a_trial_can_be_written_on_all_ranks(open_rank: Open, fa
     for session in reversed(sessions):
         session.config.update({"epochs": 5}, allow_val_change=True)
         assert dict(session.config) == {"lr": 0.5, "epochs": 5, "batch": 8}
-
-
-# --- the integrations -------------------------------------------------------------------------------------------------
