@@ -51,11 +51,9 @@ def test_a_session_that_cannot_be_ended_does_not_keep_others_from_it(
 def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def late(**_: Any) -> None:
-        raise TimeoutError("Timed out finishing run.")
-
     session, run = dist_wandb.init(), fake_wandb.runs[0]
-    run.finish, run.settings = late, wandb.Settings(finish_timeout=1, finish_timeout_raises=True)  # type: ignore[method-assign, assignment, attr-defined]
+    late = mock.Mock(side_effect=TimeoutError("Timed out finishing run."))
+    run.finish, run.settings = late, wandb.Settings(finish_timeout=1, finish_timeout_raises=True)  # type: ignore[method-assign, attr-defined]
     with pytest.raises(TimeoutError, match="Timed out finishing run"):
         session.finish()
     assert "could not be ended: TimeoutError" in caplog.text

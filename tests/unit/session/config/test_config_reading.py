@@ -8,6 +8,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import wandb
@@ -234,27 +235,16 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
     """The thread's time counts: other ranks wait for its rounds."""
     first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
     assert reads(second, dict(first.config))
-    taken: list[object] = []
-    requests: list[str] = []
-    try_get = JobStore.try_get
-
-    def take(value: object) -> object:
-        taken.append(value)
-        return value
-
-    def counted_try_get(self: JobStore, key: str, *, soon: bool = False) -> object:
-        requests.append(key)
-        return try_get(self, key, soon=soon)
-
-    monkeypatch.setattr(sync, "encoded", take)
-    monkeypatch.setattr(JobStore, "try_get", counted_try_get)
-    for session in (first, second):
-        for _ in range(3):
-            sync_of(session).refresh(at_once=True)  # waits for the session's thread, which may refresh at this moment
-    assert taken == []
+    monkeypatch.setattr(sync, "encoded", encode := mock.Mock(side_effect=encoded))
+    with mock.patch.object(JobStore, "try_get", autospec=True, side_effect=JobStore.try_get) as ask:
+        for session in (first, second):
+            for _ in range(3):
+                sync_of(session).refresh(at_once=True)  # waits for the session's thread, which may refresh now, too
+    assert not encode.called
+    requests = {call.args[1] for call in ask.call_args_list}
     assert {key for key in requests if key.startswith("config/")} == {"config/of//version"}  # not the values
     first.config["new"] = 8
-    assert taken == [8]
+    assert encode.call_args_list == [mock.call(8)]
     sync_of(second).refresh(at_once=True)
     assert second.config["new"] == 8
 
