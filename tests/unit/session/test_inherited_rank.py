@@ -77,26 +77,21 @@ def test_a_rank_whose_parent_has_announced_nothing_is_that_rank(become_child: Ca
     assert identify().world_size == 2
 
 
-SPOILT: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    **{
-        repr(content): lambda file, _, content=content: file.write_text(content)
-        for content in ("", "[", "3", "[1, 2, 3]", "{}", json.dumps([-1, VARIABLES]))
-    },
-    "of another user": give_away,
-}
-"""By name, functions that make a rank's file one that cannot be trusted; the last one by content is of an earlier
-process with the same id."""
+OF_AN_EARLIER_PROCESS = json.dumps([-1, VARIABLES])  # with the same id
 
 
-@pytest.mark.parametrize("kind", SPOILT)
+@pytest.mark.parametrize("content", ["", "[", "3", "[1, 2, 3]", "{}", OF_AN_EARLIER_PROCESS, None])
 def test_a_file_that_is_damaged_or_of_another_process_or_user_is_ignored(
-    become_child: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    become_child: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     inherited_rank.announce()
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o077 == 0
     assert json.loads(file.read_text())[1] == VARIABLES
-    SPOILT[kind](file, monkeypatch)
+    if content is None:
+        give_away(file, monkeypatch)
+    else:
+        file.write_text(content)
     become_child()
     assert inherited_rank.holder() is None
 

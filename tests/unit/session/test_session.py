@@ -224,6 +224,10 @@ def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
         ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
         ({"strict": "yes"}, "strict='yes' is neither True nor False. Pass one of them"),
         ({"limits": {"heartbeat": "x"}}, "heartbeat must be a positive number of seconds, got 'x'."),
+        (
+            {"limits": {"hartbeat": 1.0}},
+            "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout', 'peer_timeout'",
+        ),
         ({"limits": 60}, "limits must be dist_wandb.Limits(...) or a mapping of its arguments, got 60."),
     ],
 )
