@@ -226,7 +226,7 @@ def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
         ({"limits": {"heartbeat": "x"}}, "heartbeat must be a positive number of seconds, got 'x'."),
         (
             {"limits": {"hartbeat": 1.0}},
-            "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout', 'peer_timeout'",
+            "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout'",
         ),
         ({"limits": 60}, "limits must be dist_wandb.Limits(...) or a mapping of its arguments, got 60."),
     ],
