@@ -137,15 +137,6 @@ def test_extra_values_given_to_a_rank_are_not_in_the_config(
     assert dict(second.config) == (config or {})
 
 
-def test_a_secondary_writer_passes_no_config_that_the_primary_lacks(
-    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # not published yet
-    open_rank(TWO[0], None, run_mode="shared")
-    open_rank(TWO[1], {"more": 1}, run_mode="shared")
-    assert [arguments.get("config") for arguments in fake_wandb.arguments] == [None, None]
-
-
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_a_write_has_precedence_over_unseen_changes(job: Job, mode: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
