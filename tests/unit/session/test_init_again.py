@@ -13,13 +13,10 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
-
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def ended(fake: FakeWandb) -> list[list[int | None]]:

@@ -18,7 +18,6 @@ from unittest import mock
 import pytest
 
 import dist_wandb
-from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.registry import ProcessEnd, exit_code_of
 from dist_wandb.session.stalls import watcher
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
-
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
 
 class Codes(list[tuple[int, bool]]):

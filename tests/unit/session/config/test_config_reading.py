@@ -263,17 +263,6 @@ def test_a_rank_with_a_run_may_override_values_of_the_primary(job: Job) -> None:
         second.config.update({"lr": 3, "more": 2})
 
 
-def test_a_ranks_own_values_are_kept_in_new_mode(job: Job) -> None:
-    sessions = job(TWO, {0: {"seed": 0, "lr": 0.1}, 1: {"seed": 1}}, run_mode="new")
-    assert reads(sessions[1], {"seed": 1, "lr": 0.1})
-    for rank, session in enumerate(sessions):
-        session.config.update({"where": rank})
-    sessions[0].config.update({"seed": 7}, allow_val_change=True)
-    time.sleep(3 * HEARTBEAT)
-    assert dict(sessions[0].config) == {"seed": 7, "lr": 0.1, "where": 0}
-    assert dict(sessions[1].config) == {"seed": 1, "lr": 0.1, "where": 1}
-
-
 def test_a_simultaneous_value_of_the_primary_has_precedence_over_a_secondarys(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,8 +309,9 @@ def test_values_given_alike_to_all_ranks_follow_rank_0_in_new_mode(open_rank: Op
     first.config.update({"lr": 0.3}, allow_val_change=True)
     assert reads(second, {"lr": 0.3, "seed": 1})
     second.config.update({"lr": 0.4}, allow_val_change=True)
-    first.config.update({"lr": 0.5}, allow_val_change=True)
+    first.config.update({"lr": 0.5, "seed": 8}, allow_val_change=True)
     time.sleep(3 * HEARTBEAT)
+    assert dict(first.config) == {"lr": 0.5, "seed": 8}
     assert dict(second.config) == {"lr": 0.4, "seed": 1}
 
 

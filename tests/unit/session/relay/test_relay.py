@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -425,6 +426,11 @@ def test_a_failed_session_does_not_wait_for_its_children(
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
+def read_the_facts(session: dist_wandb.Session) -> None:
+    assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
+    assert session.id in ("exp", None)
+
+
 def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
     for session in sessions:
@@ -435,20 +441,7 @@ def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks:
         assert (copy.config.lr, session.config["lr"]) == (0.2, 0.1)
         with pytest.raises(AttributeError, match="the config has no 'epochs'"):
             _ = copy.config.epochs
-    on_ranks(2, lambda rank: sessions[rank].finish())
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_fork_reads_the_config_on_every_rank(job: Job, on_ranks: OnRanks, rank: int) -> None:
-    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1}})
-    session = sessions[rank]
-    assert session.config["lr"] == 0.1
-
-    def work() -> None:
-        assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
-        assert session.id in ("exp", None)
-
-    assert in_fork(work) == 0
+        assert in_fork(functools.partial(read_the_facts, session)) == 0
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 
