@@ -62,6 +62,7 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
     sessions = job(TWO, reduce={"tokens": "sum", "lr": "first"}, spread="loss")
     for rank, session in enumerate(sessions):
         loss = torch.tensor(float(rank), requires_grad=True)
+        session.define_metric("epoch")
         session.log(
             {"loss": loss, "tokens": np.int64(3 + rank), "lr": 0.1 * rank, "text": f"of {rank}"}, 7, [3, 1][rank]
         )
