@@ -12,7 +12,9 @@ import torch.distributed as dist
 import wandb
 from restarts import AGENT, RECORDS, SLURM, Start, attempt, given, ids, kill, record_files
 
+from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
+from dist_wandb.runs import requested
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Limits, Options
 
@@ -214,3 +216,15 @@ def test_records_are_not_used_without_a_store(start: Start) -> None:
     kill(start(environ=SLURM))
     second = start(store=False, environ=requeue(1))
     assert [str(name).partition("-")[0] for name in ids(second)] == [second[0].plan.base_id] * 2
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_resume_may_be_a_truth_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RESUME", "must")
+    assert [requested.resume({"resume": value}) for value in (True, False)] == ["auto", None]
+
+
+def test_what_does_not_identify_a_start_or_a_step_is_left_out() -> None:
+    assert Launch.detect({"TORCHELASTIC_ERROR_FILE": "x"}).torchrun_start is None
+    assert Launch.detect({"SLURM_JOB_ID": "7"}).slurm_step == "slurm-7-batch"
+    assert Launch.detect({}).slurm_step is None
