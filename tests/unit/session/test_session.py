@@ -109,10 +109,6 @@ def fresh(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:  # no
     monkeypatch.setattr(api, "_notices", Notices())
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
-
-
 @pytest.mark.usefixtures("fresh")
 def test_logging_without_a_session_warns_once_unless_another_rank_may_have_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -120,11 +116,11 @@ def test_logging_without_a_session_warns_once_unless_another_rank_may_have_one(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     get_run().log({"loss": 1.0})
-    assert warnings_of(caplog) == []
+    assert caplog.messages == []
     monkeypatch.delenv("RANK")  # the rank is unknown
     for _ in range(3):
         get_run().log({"loss": 1.0}, step=1)
-    (message,) = warnings_of(caplog)
+    (message,) = caplog.messages
     assert "no session was opened in this process, so nothing is logged. Call dist_wandb.init()" in message
 
 
@@ -132,7 +128,7 @@ def test_logging_without_a_session_warns_once_unless_another_rank_may_have_one(
 def test_logging_after_a_session_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     dist_wandb.init().finish()
     get_run().log({"loss": 1.0})
-    assert warnings_of(caplog) == []
+    assert caplog.messages == []
 
 
 @pytest.mark.usefixtures("fake_wandb")

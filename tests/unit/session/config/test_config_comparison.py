@@ -20,6 +20,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore, RankValues
 from dist_wandb.job.model import Topology
+from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks
@@ -294,27 +295,20 @@ def test_a_secret_of_other_ranks_is_missing_with_an_explanation(job: Job) -> Non
     assert reads(second, {"lr": 0.2, "hf_token": "mine"})
 
 
-def asked_for_other_runs(on_ranks: OnRanks, open_rank: Open, **options: Any) -> list[str]:
-    """Return the warnings of a job whose ranks have names and ids of their own."""
-
-    def arguments(rank: int) -> dict[str, Any]:
-        return {"project": "p", "name": f"rank-{rank}", "id": f"exp-{rank}", "tags": ["a", str(rank)]}
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, arguments(rank), **options)):
-            sync_of(session).refresh(at_once=True)
-            assert session.id == session.run.id
-            mine = f"exp-{session.topology.global_rank}-rank-{session.topology.global_rank}"
-            assert session.run.id == (mine.replace("exp-1", "exp-0") if options.get("run_mode") == "new" else "exp-0")
-    return [str(warning.message) for warning in caught if "asked to open different runs" in str(warning.message)]
-
-
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_ranks_that_are_asked_for_different_runs_warn_once_unless_each_has_one(
     on_ranks: OnRanks, open_rank: Open, mode: str
 ) -> None:
-    messages = asked_for_other_runs(on_ranks, open_rank, run_mode=mode)
+    def open_own(rank: int) -> Session:
+        wandb_init = {"project": "p", "name": f"rank-{rank}", "id": f"exp-{rank}", "tags": ["a", str(rank)]}
+        return open_rank(TWO[rank], None, wandb_init, run_mode=mode)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rank, session in enumerate(on_ranks(2, open_own)):
+            sync_of(session).refresh(at_once=True)
+            assert session.id == session.run.id == (f"exp-0-rank-{rank}" if mode == "new" else "exp-0")
+    messages = [str(warning.message) for warning in caught if "asked to open different runs" in str(warning.message)]
     if mode == "new":
         assert messages == []
         return
