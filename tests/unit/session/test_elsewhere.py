@@ -6,7 +6,6 @@ import copy
 import pickle
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
@@ -62,8 +61,11 @@ def test_an_alert_that_wandb_refuses_is_refused_on_every_rank(job: Job, fake_wan
 def test_an_alert_of_another_rank_that_fails_is_said_where_the_run_is(
     job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
     sessions = job(THREE)
-    fake_wandb.runs[0].alert = mock.Mock(side_effect=ConnectionError("no network"))  # type: ignore[method-assign]
+    fake_wandb.runs[0].alert = fail  # type: ignore[method-assign]
     sessions[2].alert("NaN", "in the loss")
     said = "an alert of another rank could not be sent: 'NaN': ConnectionError('no network')"
     eventually(lambda: said in caplog.text)
