@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,9 +122,3 @@ def test_a_table_that_is_too_long_is_an_error_of_log_if_the_settings_ask_for_it(
             with pytest.raises(ValueError, match="Table row limit exceeded"):
                 log({"table": wandb.Table(columns=["x"], data=[[1]] * 3)})
         session.log({"table": wandb.Table(columns=["x"], data=[[1]] * 2)})
-
-
-def test_a_stand_in_for_a_run_gets_the_objects_themselves(fake_wandb: Any) -> None:
-    image = wandb.Html("<p>")
-    dist_wandb.init().log({"image": image, "figure": sys})
-    assert fake_wandb.runs[0].rows == [{"image": image, "figure": sys, "global_step": 0}]

@@ -77,34 +77,21 @@ def test_a_rank_whose_parent_has_announced_nothing_is_that_rank(become_child: Ca
     assert identify().world_size == 2
 
 
-def test_a_file_of_an_earlier_process_with_the_same_id_is_ignored(
-    become_child: Callable[[], None], tmp_path: Path
-) -> None:
-    inherited_rank.announce()
-    (file,) = tmp_path.iterdir()
-    started, variables = json.loads(file.read_text())
-    assert variables == VARIABLES
-    file.write_text(json.dumps([(started or 0) - 1, variables]))
-    become_child()
-    assert inherited_rank.holder() is None
+OF_AN_EARLIER_PROCESS = json.dumps([-1, VARIABLES])  # with the same id
 
 
-@pytest.mark.parametrize("content", ["", "[", "3", "[1, 2, 3]", "{}"])
-def test_a_damaged_file_is_ignored(become_child: Callable[[], None], tmp_path: Path, content: str) -> None:
-    inherited_rank.announce()
-    (file,) = tmp_path.iterdir()
-    file.write_text(content)
-    become_child()
-    assert inherited_rank.holder() is None
-
-
-def test_a_file_of_another_user_is_not_trusted(
-    become_child: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("content", ["", "[", "3", "[1, 2, 3]", "{}", OF_AN_EARLIER_PROCESS, None])
+def test_a_file_that_is_damaged_or_of_another_process_or_user_is_ignored(
+    become_child: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     inherited_rank.announce()
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o077 == 0
-    give_away(file, monkeypatch)
+    assert json.loads(file.read_text())[1] == VARIABLES
+    if content is None:
+        give_away(file, monkeypatch)
+    else:
+        file.write_text(content)
     become_child()
     assert inherited_rank.holder() is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,10 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
-
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def ended(fake: FakeWandb) -> list[list[int | None]]:
@@ -31,9 +27,6 @@ def ended(fake: FakeWandb) -> list[list[int | None]]:
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = type("Shell", (), {"config": {}})()  # older versions of wandb read it
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-
-
-# --- the figures of wandb, and the same here --------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[pytest.param("wandb", marks=pytest.mark.newest), "dist_wandb"])  # seen with wandb 0.31
@@ -161,9 +154,6 @@ def test_wrong_arguments_are_errors_also_while_a_run_is_open(module: Any) -> Non
         assert module.init(**arguments) is run
 
 
-# --- here -------------------------------------------------------------------------------------------------------------
-
-
 def test_it_says_once_for_each_line_that_it_returns_the_open_run(
     fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,10 +225,3 @@ def test_a_decorated_function_returns_its_run_and_leaves_that_of_the_caller(fake
     assert decorated() is not plain
     assert dist_wandb.init() is plain
     assert ended(fake_wandb) == [[], [None]]
-
-
-def test_threads_get_the_open_run(fake_wandb: FakeWandb) -> None:
-    run = dist_wandb.init()
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(dist_wandb.init).result() is run
-    assert len(fake_wandb.runs) == 1

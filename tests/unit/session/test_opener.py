@@ -7,15 +7,15 @@ import pickle
 import threading
 import time
 import warnings
-from collections import UserList, deque
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict, UserList, deque
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 import wandb
-from config_jobs import begin_to_open
 from units import eventually, live_exchanges
 
 import dist_wandb
@@ -25,7 +25,6 @@ from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
 from dist_wandb.session.job_link import MOVED
@@ -40,31 +39,20 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
-class Settings(MutableMapping[str, Any]):
-    """A mapping like OmegaConf's `DictConfig`: neither a dict nor JSON-serializable."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._values[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+def open_rank(rank: int | Topology, *, number: int | None = 1, wandb_init: Any = None, **options: Any) -> Session:
+    """Open the session of one rank, of two unless its topology is given, on this thread."""
+    topology = TWO[rank] if isinstance(rank, int) else rank
+    limits = Limits(**{"join_timeout": 20.0, **options.pop("limits", {})})
+    arguments = wandb_init or {}
+    return open_session(
+        Options(limits=limits, **options), arguments, integration="test", topology=topology, number=number
+    )
 
 
-@pytest.mark.parametrize("mapping", [Settings, MappingProxyType])
+@pytest.mark.parametrize("mapping", [UserDict, MappingProxyType])  # neither a dict nor JSON-serializable
 @pytest.mark.parametrize("sequence", [UserList, tuple, deque])
 def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: Any, sequence: Any) -> None:
+    assert next_job("test", TWO[1], 1.0) is None
     reduce = {"tokens": "sum", "*": "mean"}
     given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
     sessions = job(TWO, **given)
@@ -75,66 +63,17 @@ def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: 
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
 
-def test_ranks_without_a_run_have_the_same_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
-    first, second = job(TWO, lambda _: {"id": "exp"})
-    for session in (first, second):
-        session.log({"loss": 0.5}, step=1)
-        session.config.update({"lr": 0.1})
-        session.define_metric("epoch")
-        assert session
-    assert isinstance(second.run, NullRun)
-    assert first.flush()
-    assert second.flush()
-    (run,) = fake_wandb.runs
-    assert run.rows == [{"loss": 0.5, "global_step": 1}]
-    assert run.config == {"lr": 0.1}
-    second.finish(1)
-    assert run.exit_codes == []
-    first.finish()
-    assert run.exit_codes == [1]  # the job's
-
-
-def test_new_runs_share_a_base_id_and_a_group(job: Job) -> None:
-    first, second = job(TWO, run_mode="new")
-    base_id = first.plan.base_id
-    assert [session.id for session in (first, second)] == [f"{base_id}-rank-0", f"{base_id}-rank-1"]
-    assert first.plan.group == second.plan.group == base_id
-
-
-def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWandb) -> None:
-    sessions = job(TWO, run_mode="shared")
-    for number, session in enumerate(sessions):
-        session.log({"loss": number}, step=1)
-    assert all(session.flush() for session in sessions)
-    assert len({run.id for run in fake_wandb.runs}) == 1
-    rows = [row for run in fake_wandb.runs for row in run.rows]
-    assert len(rows) == 2
-    assert {"loss": 0.5, "rank-0/loss": 0, "global_step": 1} in rows
-    assert {"rank-1/loss": 1, "global_step": 1} in rows
-
-
 def test_arguments_of_rank_0_apply_to_ranks_without_their_own(job: Job, fake_wandb: FakeWandb) -> None:
-    job(TWO, lambda rank: {"project": "digits", "group": "night", "name": "base"} if rank == 0 else {}, run_mode="new")
-    given = [{name: arguments[name] for name in ("project", "group")} for arguments in fake_wandb.arguments]
-    assert given == [{"project": "digits", "group": "night"}] * 2
-    assert {arguments["name"] for arguments in fake_wandb.arguments} == {"base-rank-0", "base-rank-1"}
-
-
-def test_a_ranks_own_arguments_have_precedence_over_those_of_rank_0(job: Job, fake_wandb: FakeWandb) -> None:
-    job(TWO, lambda rank: {"notes": f"of rank {rank}"}, run_mode="new")
-    assert {arguments["notes"] for arguments in fake_wandb.arguments} == {"of rank 0", "of rank 1"}
+    mine = {"project": "digits", "group": "night", "name": "base"}
+    job(TWO, lambda rank: {"notes": f"of {rank}", **(mine if rank == 0 else {})}, run_mode="new")
+    given = [[arguments[name] for name in ("project", "group", "name", "notes")] for arguments in fake_wandb.arguments]
+    assert sorted(given) == [["digits", "night", f"base-rank-{rank}", f"of {rank}"] for rank in range(2)]
 
 
 def test_different_ids_per_rank_warn_and_give_one_job(job: Job) -> None:
     with pytest.warns(UserWarning, match="Rank 1 was given the run id 'made-up-1', rank 0 'made-up-0'"):
         first, second = job(TWO, lambda rank: {"id": f"made-up-{rank}"}, run_mode="new")
     assert (first.id, second.id) == ("made-up-0-rank-0", "made-up-0-rank-1")
-
-
-def test_the_same_id_on_all_ranks_does_not_warn(job: Job) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
@@ -157,73 +96,51 @@ def test_ranks_with_a_known_node_publish_it_for_the_others(job: Job) -> None:
     assert sessions[1].plan.label is not None
 
 
-def test_the_layout_is_learnt_even_if_no_plan_needs_it(
-    store: dist.Store, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert store is not None
+UNKNOWN = [Topology(rank, None, None, 2, None, None) for rank in range(2)]
+
+
+@pytest.mark.usefixtures("store")
+def test_the_layout_is_learnt_even_if_no_plan_needs_it(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_identity, "_OPTIONAL_TIMEOUT", 20.0)
-
-    def open_one(rank: int) -> Session:
-        unknown = Topology(rank, None, None, 2, None, None)
-        return open_session(
-            Options(limits=Limits(join_timeout=20.0)), {}, integration="test", topology=unknown, number=1
-        )
-
-    sessions = on_ranks(2, open_one)
+    sessions = on_ranks(2, lambda rank: open_rank(UNKNOWN[rank]))
     assert [session.topology.knows_layout for session in sessions] == [True, True]
 
 
 @pytest.mark.slow
-def test_a_single_early_rank_does_not_wait_for_an_unneeded_layout(store: dist.Store) -> None:
+@pytest.mark.usefixtures("store")
+def test_a_single_early_rank_does_not_wait_for_an_unneeded_layout() -> None:
     """For example, rank 0 uses the run in `prepare_data` while the others wait at a barrier."""
-    assert store is not None
-    unknown = Topology(0, None, None, 2, None, None)
     start = time.monotonic()
-    session = open_session(
-        Options(limits=Limits(join_timeout=60.0)), {}, integration="test", topology=unknown, number=1
-    )
+    session = open_rank(UNKNOWN[0], limits={"join_timeout": 60.0})
     assert session.run
     assert not session.topology.knows_layout
     assert time.monotonic() - start < 20
 
 
-def test_different_run_modes_are_an_error(store: dist.Store) -> None:
-    assert store is not None
-    open_session(Options("new"), {}, integration="test", topology=TWO[0], number=1)
+@pytest.mark.usefixtures("store")
+def test_different_run_modes_are_an_error() -> None:
+    open_rank(0, run_mode="new")
     with pytest.raises(ConfigurationError, match=r"Rank 1 opens its run with .*'shared'.* but rank 0 with .*'new'"):
-        open_session(
-            Options("shared", limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=1
-        )
+        open_rank(1, run_mode="shared")
 
 
-def test_every_writer_of_a_shared_run_uses_the_arguments_of_rank_0(store: dist.Store, fake_wandb: FakeWandb) -> None:
-    assert store is not None
+@pytest.mark.usefixtures("store")
+def test_every_writer_of_a_shared_run_uses_the_arguments_of_rank_0(fake_wandb: FakeWandb) -> None:
     theirs = {"name": "first", "tags": ["a"], "config": {"lr": 0.1}, "mode": "offline"}
-    open_session(Options("shared"), theirs, integration="test", topology=TWO[0], number=1)
-    mine = {"name": "at 10:02", "mode": "offline"}
-    open_session(
-        Options("shared", limits=Limits(join_timeout=20.0)), mine, integration="test", topology=TWO[1], number=1
-    )
+    open_rank(0, run_mode="shared", wandb_init=theirs)
+    open_rank(1, run_mode="shared", wandb_init={"name": "at 10:02", "mode": "offline"})
     for name, value in theirs.items():
         assert fake_wandb.arguments[1][name] == value
 
 
-def test_an_online_secondary_opens_after_its_primary(store: dist.Store, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    arguments = {"id": "exp", "mode": "online"}
-    with pytest.raises(RendezvousError, match="rank 0"):
-        open_session(
-            Options("shared", limits=Limits(join_timeout=0.05)),
-            arguments,
-            integration="test",
-            topology=TWO[1],
-            number=1,
-        )
+@pytest.mark.usefixtures("store")
+def test_an_online_secondary_opens_after_its_primary(fake_wandb: FakeWandb) -> None:
+    options: dict[str, Any] = {"run_mode": "shared", "wandb_init": {"id": "exp", "mode": "online"}}
+    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0"):
+        open_rank(1, **options, limits={"join_timeout": 0.05})
     assert fake_wandb.arguments == []
-    open_session(Options("shared"), arguments, integration="test", topology=TWO[0], number=1)
-    assert open_session(
-        Options("shared", limits=Limits(join_timeout=20.0)), arguments, integration="test", topology=TWO[1], number=1
-    ).run
+    open_rank(0, **options)
+    assert open_rank(1, **options).run
 
 
 def test_a_shared_run_waits_only_for_writers_that_have_opened_a_session(
@@ -240,28 +157,20 @@ def test_a_shared_run_waits_only_for_writers_that_have_opened_a_session(
     eventually(lambda: fake_wandb.runs[0].rows)  # rank 2 never comes
 
 
-@pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("resume", ["auto", True])
-def test_resume_from_a_single_process_record_is_refused_for_several_ranks(resume: Any) -> None:
-    refused = "takes the run id from a restart record that one process finds, but 2 ranks"
-    with pytest.raises(ConfigurationError, match=refused):
-        open_session(Options("new"), {"resume": resume}, integration="test", topology=TWO[0])
-
-
-def test_the_id_of_a_rewound_run_is_taken_from_resume_from(fake_wandb: FakeWandb) -> None:
-    open_session(Options(), {"resume_from": "abc?_step=3"}, integration="test", topology=TWO[0])
-    assert fake_wandb.arguments[0]["id"] == "abc"
+@pytest.mark.parametrize(
+    ("wandb_init", "run_id"), [({"resume_from": "abc?_step=3"}, "abc"), ({"id": "mine"}, "mine"), ({}, "proposed")]
+)
+def test_the_users_id_has_precedence_over_a_proposed_one(
+    fake_wandb: FakeWandb, wandb_init: dict[str, Any], run_id: str
+) -> None:
+    open_session(Options(), wandb_init, integration="test", topology=TWO[0], proposed_id="proposed")
+    assert fake_wandb.arguments[0]["id"] == run_id
 
 
 @pytest.mark.usefixtures("store")
 def test_sessions_of_an_integration_are_numbered_and_isolated() -> None:
-    first, second = (open_session(Options("new"), {}, integration="test", topology=TWO[0]) for _ in range(2))
-    first_on_1, second_on_1 = (
-        open_session(
-            Options("new", limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=number
-        )
-        for number in (1, 2)
-    )
+    first, second = (open_rank(0, number=None, run_mode="new") for _ in range(2))
+    first_on_1, second_on_1 = (open_rank(1, number=number, run_mode="new") for number in (1, 2))
     assert first.plan.base_id == first_on_1.plan.base_id
     assert second.plan.base_id == second_on_1.plan.base_id
     assert first.plan.base_id != second.plan.base_id
@@ -272,35 +181,22 @@ def test_a_rank_of_a_job_opens_its_own_run_despite_an_existing_one(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, topology: Topology, reinit: str | None
 ) -> None:
     monkeypatch.setattr(wandb, "run", object())
-    open_session(Options(), {}, integration="test", topology=topology)
+    open_rank(topology)
     assert fake_wandb.arguments[0].get("reinit") == reinit
-
-
-def test_a_missing_rank_0_is_named(store: dist.Store) -> None:
-    assert store is not None
-    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0"):
-        open_session(
-            Options("new", limits=Limits(join_timeout=0.05)), {}, integration="test", topology=TWO[1], number=1
-        )
 
 
 def test_a_rank_without_a_run_opens_a_session_even_if_the_primary_failed(store: dist.Store) -> None:
     published = JobStore(store, "test/1", TWO[0], 1.0)
     published.publish("run/", {"error": "no such project"})
-    session = open_session(
-        Options(limits=Limits(join_timeout=0.1)), {"id": "exp"}, integration="test", topology=TWO[1], number=1
-    )
+    session = open_rank(1, wandb_init={"id": "exp"}, limits={"join_timeout": 0.1})
     assert session.url is None
     assert pickle.loads(pickle.dumps(session)).url is None  # noqa: S301  # our own
     session.finish(1)
 
 
-def test_processes_of_a_rank_that_becomes_the_primary_are_received_until_its_end(
-    store: dist.Store, fake_wandb: FakeWandb
-) -> None:
-    assert store is not None
-    limits = Limits(join_timeout=0.1)
-    session = open_session(Options(limits=limits), {"id": "exp"}, integration="test", topology=TWO[1], number=1)
+@pytest.mark.usefixtures("store")
+def test_processes_of_a_rank_that_becomes_the_primary_are_received_until_its_end(fake_wandb: FakeWandb) -> None:
+    session = open_rank(1, wandb_init={"id": "exp"}, limits={"join_timeout": 0.1})
     copy = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own
     eventually(lambda: bool(session.run))
     copy.log({"loss": 0.5})
@@ -311,38 +207,26 @@ def test_processes_of_a_rank_that_becomes_the_primary_are_received_until_its_end
     eventually(lambda: "dist_wandb-relay" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_a_session_that_fails_to_open_is_cleaned_up(
-    store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert store is not None
-
-    def announce(*_: object, **__: object) -> None:
-        raise BrokenPipeError("nobody reads standard error")
-
-    monkeypatch.setattr(Session, "announce", announce)
+@pytest.mark.usefixtures("store")
+def test_a_session_that_fails_to_open_is_cleaned_up(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "announce", mock.Mock(side_effect=BrokenPipeError("nobody reads standard error")))
     with pytest.raises(BrokenPipeError):
-        open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
+        open_rank(0)
     assert not get_run()
     (run,) = fake_wandb.runs
     assert run.exit_codes == [1]
     assert not live_exchanges()
 
 
-def test_a_rank_without_a_run_has_no_id_if_the_run_is_never_opened(store: dist.Store) -> None:
-    begin_to_open(store)
-    options = Options(limits=Limits(join_timeout=0.05, finish_timeout=0.5))
-    session = open_session(options, {}, integration="test", topology=TWO[1], number=1)
-    assert (session.id, session.url, session.group_url) == (None, None, None)
-    session.log({"loss": 0.5})
-    session.finish()
-    assert not get_run()
-
-
 @pytest.mark.usefixtures("store")
 def test_a_rank_that_still_opens_its_part_of_a_shared_run_is_not_taken_for_dead(fake_wandb: FakeWandb) -> None:
     """W&B has become unreachable after the primary's `init`, and the primary ends before the other one gives up."""
-    options = Options("shared", limits=Limits(finish_timeout=0.5))
-    primary = open_session(options, {"mode": "offline"}, integration="test", topology=TWO[0], number=1)
+    shared: dict[str, Any] = {
+        "run_mode": "shared",
+        "wandb_init": {"mode": "offline"},
+        "limits": {"finish_timeout": 0.5},
+    }
+    primary = open_rank(0, **shared)
     primary.log({"loss": 0.5}, step=0)
 
     def open_slowly(**arguments: Any) -> Any:
@@ -350,7 +234,7 @@ def test_a_rank_that_still_opens_its_part_of_a_shared_run_is_not_taken_for_dead(
         return init(**arguments)
 
     init, fake_wandb.init = fake_wandb.init, open_slowly  # type: ignore[method-assign]
-    open_session(options, {"mode": "offline"}, integration="test", topology=TWO[1], number=1).finish()
+    open_rank(1, **shared).finish()
     assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
 
 
@@ -372,11 +256,11 @@ def test_a_writer_of_a_continued_run_does_not_wait_for_its_primary_for_ever(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The primary is still opening the run, whose last row it would tell."""
-    options = Options("shared", limits=Limits(join_timeout=0.05, finish_timeout=0.5))
+    limits = {"join_timeout": 0.05, "finish_timeout": 0.5}
     arguments = {"id": "exp", "resume": "allow", "mode": "offline"}
-    primary = open_session(options, arguments, integration="test", topology=TWO[0], number=1)
+    primary = open_rank(0, run_mode="shared", wandb_init=arguments, limits=limits)
     JobStore(store, "test/1", TWO[0], 1.0).delete(["run/"])  # as if it were not open yet
-    session = open_session(options, arguments, integration="test", topology=TWO[1], number=1)
+    session = open_rank(1, run_mode="shared", wandb_init=arguments, limits=limits)
     assert "rows without a step start at 0 under this rank's label: " in caplog.text
     for one in (session, primary):
         one.finish(1)
@@ -401,46 +285,23 @@ def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(
     assert [[row["loss"] for row in run.rows] for run in fake_wandb.runs] == [[0.5], [2.5]]
 
 
-def test_the_job_description_is_available_before_a_rank_opens_its_session(job: Job) -> None:
-    assert next_job("test", TWO[1], 1.0) is None
-    job(TWO, run_mode="shared", rank_scope="worker")
-    described = next_job("test", TWO[1], 1.0)
-    assert described is not None
-    assert (described["options"]["run_mode"], described["options"]["rank_scope"]) == ("shared", "worker")
-
-
 @pytest.mark.parametrize("message", [[], "job", {}, {"options": {}}, {"options": [], "arguments": {}}])
 def test_a_malformed_job_description_is_refused(store: dist.Store, message: Any) -> None:
     described = JobStore(store, "test/1", TWO[0], 1.0)
     job_identity.publish_base_id(described, "base")
     described.publish("job", message)
-    with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as description of the job, which no rank has written"):
-        next_job("test", TWO[1], 1.0)
-    with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as description of the job, which no rank has written"):
-        open_session(Options(run_mode="shared"), {}, integration="test", topology=TWO[1])
-
-
-def test_auto_mode_works_without_a_store(fake_wandb: FakeWandb) -> None:
-    sessions = [open_session(Options(), {}, integration="test", topology=topology) for topology in TWO]
-    assert [bool(session.run) for session in sessions] == [True, False]
-    assert sessions[1].id is None
-    assert len(fake_wandb.runs) == 1
+    for read in (lambda: next_job("test", TWO[1], 1.0), lambda: open_rank(1, run_mode="shared")):
+        with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as description of the job, which no rank has wri"):
+            read()
 
 
 def test_the_job_name_gives_every_rank_the_id_without_a_store(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
-    sessions = [open_session(Options(), {}, integration="test", topology=topology, number=1) for topology in TWO]
+    sessions = [open_rank(rank) for rank in range(2)]
+    assert [bool(session.run) for session in sessions] == [True, False]
     assert sessions[0].id == sessions[1].id == fake_wandb.runs[0].id
-
-
-@pytest.mark.parametrize(("arguments", "run_id"), [({"id": "mine"}, "mine"), ({}, "proposed")])
-def test_auto_mode_without_a_store_prefers_the_users_id_to_the_proposed_one(
-    fake_wandb: FakeWandb, arguments: dict[str, Any], run_id: str
-) -> None:
-    open_session(Options(), arguments, integration="test", topology=TWO[0], proposed_id="proposed")
-    assert fake_wandb.arguments[0]["id"] == run_id
 
 
 @pytest.mark.usefixtures("store")
@@ -451,13 +312,12 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
     arguments = {"project": "digits", "id": "exp"}
     with monkeypatch.context() as before:
         before.setattr(JobStore, "find", lambda *_: None)
-        first = open_session(Options(mode), arguments, integration="test", topology=TWO[0], number=1)
+        first = open_rank(0, run_mode=mode, wandb_init=arguments)
     first.meet(arguments, "test", 1)
     described = next_job("test", TWO[1], 1.0)
     assert described is not None
     assert described["arguments"]["project"] == "digits"
-    options = Options(mode, limits=Limits(join_timeout=20.0))
-    second = open_session(options, arguments, integration="test", topology=TWO[1], number=1)
+    second = open_rank(1, run_mode=mode, wandb_init=arguments)
     assert second.id == first.id
     assert bool(second.run) is (mode == "shared")
     assert len(fake_wandb.runs) == (2 if mode == "shared" else 1)
@@ -465,24 +325,15 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
 
 def test_the_url_is_none_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO)
-
-    def gone(*_: object, **__: object) -> None:
-        raise RendezvousError("gone")
-
-    monkeypatch.setattr(JobStore, "try_get", gone)
+    monkeypatch.setattr(JobStore, "try_get", mock.Mock(side_effect=RendezvousError("gone")))
     assert second.url is None
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_process_of_unknown_rank_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_warns_if_its_rank_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     with pytest.warns(UserWarning, match="was started by another process, but its rank is not known"):
-        dist_wandb.init()
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_child_process_of_known_rank_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+        dist_wandb.init().finish()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with warnings.catch_warnings():
@@ -507,21 +358,18 @@ def test_a_proposed_id_of_one_rank_is_not_used_without_a_store(mode: Any) -> Non
 
 def test_wandbs_settings_for_several_writers_are_refused_on_several_ranks(fake_wandb: FakeWandb) -> None:
     settings = wandb.Settings(mode="shared", x_label="mine", x_primary=True)
-    for topology in TWO:
+    for rank in range(2):
         with pytest.raises(ConfigurationError, match="2 ranks open the run with run_mode='auto'"):
-            open_session(Options(), {"settings": settings}, integration="test", topology=topology)
+            open_rank(rank, wandb_init={"settings": settings})
     assert fake_wandb.runs == []
-    open_session(Options(), {"settings": settings}, integration="test", topology=Topology.single())
+    open_rank(Topology.single(), wandb_init={"settings": settings})
     assert fake_wandb.settings[0].x_label == "mine"  # type: ignore[union-attr]
 
 
 def test_wandbs_shared_mode_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     monkeypatch.setenv("WANDB_MODE", "shared")
-    message = (
-        r"mode='shared' \(WANDB_MODE\) is W&B's switch for one writer, but 2 ranks open the run with run_mode='auto'"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        open_session(Options(), {}, integration="test", topology=TWO[0])
+    with pytest.raises(ConfigurationError, match=r"mode='shared' \(WANDB_MODE\) is W&B's switch for one writer, but 2"):
+        open_rank(0)
     assert [session.run.offline for session in job(TWO, lambda _: {"mode": "offline"}) if session.run] == [True]
 
 
@@ -558,8 +406,7 @@ def test_a_session_continues_with_another_primary_although_the_store_ends_meanwh
         return Ending(store, namespace, topology, timeout)
 
     monkeypatch.setattr(JobStore, "find", find)
-    options = Options(reduce=reduce, limits=Limits(join_timeout=1.0))
-    with open_session(options, {"id": "exp"}, integration="test", topology=TWO[1], number=1) as session:
+    with open_rank(1, wandb_init={"id": "exp"}, reduce=reduce, limits={"join_timeout": 1.0}) as session:
         session.log({"loss": 0.5}, step=0)
         eventually(lambda: session.run)
         session.log({"loss": 1.5}, step=1)
@@ -567,25 +414,32 @@ def test_a_session_continues_with_another_primary_although_the_store_ends_meanwh
     assert ([row["loss"] for row in run.rows], run.exit_codes) == ([0.5, 1.5], [None])
 
 
+def trials(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+    """Return a function that opens a rank's session with a trial of its own."""
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+
+    def open_trial(rank: int, **options: Any) -> Session:
+        monkeypatch.setenv("WANDB_RUN_ID", f"trial-{rank}")
+        return open_rank(rank, **options)
+
+    return open_trial
+
+
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("first", [0, 1])
 def test_both_ranks_with_different_trials_are_told_whichever_came_first(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, first: int
 ) -> None:
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
-
-    def open_rank(rank: int) -> Session:
-        monkeypatch.setenv("WANDB_RUN_ID", f"trial-{rank}")
-        return open_session(Options(), {}, integration="test", topology=TWO[rank], number=1)
+    open_trial = trials(monkeypatch)
 
     def was_refused(rank: int) -> bool:
         words = f"Rank {rank} was given the trial 'trial-{rank}' of the sweep, but rank {1 - rank} the trial 'trial-"
         with pytest.raises(ConfigurationError, match=words):
-            open_rank(rank)
+            open_trial(rank)
         return True
 
     if first == 1:  # it has no run, and so is not held up
-        open_rank(1).log({"loss": 0.5}, step=0)
+        open_trial(1).log({"loss": 0.5}, step=0)
         assert was_refused(0)
         eventually(lambda: "what rank 1 logs is lost, because init failed on rank 0" in caplog.text)
         return
@@ -607,7 +461,7 @@ def test_a_process_may_go_on_to_another_trial(
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     for name in ("a", "b"):
         monkeypatch.setenv("WANDB_RUN_ID", name)
-        session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1 + (name == "b"))
+        session = open_rank(0, number=1 + (name == "b"))
         monkeypatch.setenv("WANDB_RUN_ID", "not/an id")
         session.finish(1)
     assert "was given the trial" not in caplog.text
@@ -619,16 +473,10 @@ def test_a_process_may_go_on_to_another_trial(
 def test_the_first_rank_is_told_of_one_that_comes_later_with_another_trial(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reduce: Any
 ) -> None:
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
-    options = Options(reduce=reduce, limits=Limits(finish_timeout=0.5))
-
-    def open_rank(rank: int) -> Session:
-        monkeypatch.setenv("WANDB_RUN_ID", f"trial-{rank}")
-        return open_session(options, {}, integration="test", topology=TWO[rank], number=1)
-
-    with open_rank(0):
+    open_trial = trials(monkeypatch)
+    with open_trial(0, reduce=reduce, limits={"finish_timeout": 0.5}):
         with pytest.raises(ConfigurationError, match="Rank 1 was given the trial 'trial-1' of the sweep, but rank 0"):
-            open_rank(1)
+            open_trial(1, reduce=reduce)
         monkeypatch.setenv("WANDB_RUN_ID", "trial-0")
     assert fake_wandb.runs[0].exit_codes == [None]
     words = "Rank 0 was given the trial 'trial-0' of the sweep, but rank 1 the trial 'trial-1'"
@@ -643,9 +491,6 @@ def test_a_rank_that_comes_after_the_only_one_has_ended_still_opens_its_own_run(
         with open_session(options, {"id": "exp"}, integration="late", topology=TWO[rank], number=number) as session:
             session.log({"loss": 0.5}, step=0)
     assert [run.id for run in fake_wandb.runs] == ["exp-rank-0", "exp-rank-1"]
-
-
-# --- before Lightning has connected the ranks -------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -18,17 +18,21 @@ from unittest import mock
 import pytest
 
 import dist_wandb
-from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.registry import ProcessEnd, exit_code_of
 from dist_wandb.session.stalls import watcher
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
+    from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+
+class Codes(list[tuple[int, bool]]):
+    """The exit codes with which runs have ended, and whether they have failed."""
+
+    def note(self, code: int, failed: bool) -> None:
+        self.append((code, failed))
 
 
 def catching_sigterm(end_runs: Callable[[int, bool], None], exit_code: int | None = None) -> ProcessEnd:
@@ -42,12 +46,13 @@ def catching_sigterm(end_runs: Callable[[int, bool], None], exit_code: int | Non
 class Kill:
     """Stands in for `os.kill`, and notes which runs had ended before."""
 
-    def __init__(self, codes: list[tuple[int, bool]]) -> None:
+    def __init__(self, codes: Codes) -> None:
         self.seen: list[list[tuple[int, bool]]] = []
         self.done = threading.Event()
         self._codes = codes
 
-    def __call__(self, _pid: int, _number: int) -> None:
+    def __call__(self, pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGTERM)
         self.seen.append(self._codes.copy())
         self.done.set()
 
@@ -68,19 +73,16 @@ _AT_EXIT: list[Callable[[], None]] = []
 
 
 @pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+def codes(monkeypatch: pytest.MonkeyPatch) -> Codes:
     _AT_EXIT.clear()
     monkeypatch.setattr(atexit, "register", _AT_EXIT.append)
     monkeypatch.delattr(sys, "last_value", raising=False)
-    return []
+    return Codes()
 
 
-def test_an_uncaught_exception_determines_the_exit_code(
-    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: 3)
+def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)  # an earlier one, of an interactive shell
-    end.register()
+    ProcessEnd(codes.note, lambda: 3).register()
     _AT_EXIT[0]()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     _AT_EXIT[0]()
@@ -109,51 +111,39 @@ def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, me
     assert process.exitcode == exit_code_of(error)
 
 
-def test_a_fork_ends_no_runs(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
-    end.register()
+def test_a_fork_ends_no_runs(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
+    ProcessEnd(codes.note, lambda: None).register()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     _AT_EXIT[0]()
     assert codes == []
 
 
-def test_sigterm_ends_runs_before_the_process(codes: list[tuple[int, bool]]) -> None:
-    killed: list[tuple[int, int]] = []
-    catching_sigterm(lambda code, failed: codes.append((code, failed)))
-    with instead_of_a_kill(lambda pid, number: killed.append((pid, number))):
+@pytest.mark.parametrize("has_second", [False, True])
+def test_sigterm_ends_runs_before_the_process_and_a_second_one_does_not_disturb_it(
+    codes: Codes, has_second: bool
+) -> None:
+    kill, main = Kill(codes), threading.get_ident()
+
+    def end_slowly(code: int, failed: bool) -> None:
+        if has_second:
+            signal.pthread_kill(main, signal.SIGTERM)
+            time.sleep(0.3)
+        codes.note(code, failed)
+
+    catching_sigterm(end_slowly)
+    with instead_of_a_kill(kill):
         signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert codes == [(143, True)]
-    assert killed == [(os.getpid(), signal.SIGTERM)]
+    assert kill.seen == [[(143, True)]]
 
 
-def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    ended: list[int] = []
-
-    def end_slowly(code: int, _failed: bool) -> None:
-        ended.append(code)
-        signal.pthread_kill(main, signal.SIGTERM)
-        time.sleep(0.3)
-        ended.append(code)
-
-    end = ProcessEnd(end_slowly, lambda: None)
-    monkeypatch.setattr(atexit, "register", lambda _: None)
-    end.register()
-    end.catch_sigterm()
-    main = threading.get_ident()
-    with instead_of_a_kill(lambda _, number: killed.append(len(ended) * 100 + number)):
-        signal.raise_signal(signal.SIGTERM)
-    assert killed == [200 + signal.SIGTERM]
-
-
-def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(codes: list[tuple[int, bool]]) -> None:
+def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(codes: Codes) -> None:
     """For example a lock of wandb's, while it prints a traceback."""
     held, kill = threading.Lock(), Kill(codes)
 
     def end_run(code: int, failed: bool) -> None:
         with held:
-            codes.append((code, failed))
+            codes.note(code, failed)
 
     catching_sigterm(end_run)
     with instead_of_a_kill(kill):
@@ -164,9 +154,7 @@ def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(code
     assert kill.seen == [[(143, True)]]
 
 
-def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
-    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
     exits: list[int] = []
     kill = Kill(codes)
@@ -174,7 +162,7 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
     def end_slowly(code: int, failed: bool) -> None:
         with end.finishing():
             time.sleep(1.5)  # longer than the main thread waits at a time
-            codes.append((code, failed))
+            codes.note(code, failed)
 
     monkeypatch.setattr(os, "_exit", exits.append)
     end = catching_sigterm(end_slowly)
@@ -186,13 +174,13 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(
 
 
 def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
-    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+    codes: Codes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill = Kill(codes)
 
     def end_slowly(code: int, failed: bool) -> None:
         time.sleep(0.3)
-        codes.append((code, failed))
+        codes.note(code, failed)
 
     monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
     monkeypatch.setattr(registry, "_MOMENT", 1000.0)
@@ -203,18 +191,13 @@ def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
     assert kill.seen == [[(143, True)]]
 
 
-def test_sigterm_does_not_interrupt_finishing_a_run(
-    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[str] = []
-    done: list[str] = []
-    end = catching_sigterm(lambda code, failed: codes.append((code, failed)))
+def test_sigterm_does_not_interrupt_finishing_a_run(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, end = Kill(codes), catching_sigterm(codes.note)
     monkeypatch.setattr(os, "_exit", lambda _: None)
-    with instead_of_a_kill(lambda _, number: killed.append(f"{number} after {done}")), end.finishing():
+    with instead_of_a_kill(kill), end.finishing():
         signal.raise_signal(signal.SIGTERM)
-        done.append("uploaded")
-    assert killed == [f"{int(signal.SIGTERM)} after ['uploaded']"]
-    assert codes == []
+        codes.note(0, failed=False)  # uploaded
+    assert kill.seen == [[(0, False)]]
 
 
 def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wandb: FakeWandb) -> None:
@@ -229,7 +212,7 @@ def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wan
 
 @pytest.mark.parametrize("when", ["before the end of the runs", "during it"])
 def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
-    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch, when: str
+    codes: Codes, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Python 3.12 and later start none during shutdown."""
     kill = Kill(codes)
@@ -237,7 +220,7 @@ def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
     def end_runs(code: int, failed: bool) -> None:
         if when == "during it":
             signal.raise_signal(signal.SIGTERM)
-        codes.append((code, failed))
+        codes.note(code, failed)
 
     catching_sigterm(end_runs, 3)
     monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't create new thread")))
@@ -250,31 +233,16 @@ def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
     assert kill.seen == [codes] == [[(3, False) if when == "during it" else (143, True)]]
 
 
-def test_existing_sigterm_handlers_are_kept(codes: list[tuple[int, bool]]) -> None:
-    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        end.catch_sigterm()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        end.restore_sigterm()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end.catch_sigterm()
-    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    end.restore_sigterm()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
 @pytest.mark.usefixtures("fake_wandb")
-def test_sigterm_is_caught_while_a_session_is_open(job: Job) -> None:
+def test_sigterm_is_caught_while_a_session_is_open_unless_the_user_does() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    import dist_wandb
-
     first, second = dist_wandb.init(), dist_wandb.init(reinit="create_new")
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     first.finish()
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     second.finish()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert job is not None
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with dist_wandb.init():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN

@@ -1,14 +1,19 @@
-"""Timed sections of the script, with a simulated clock and simulated events."""
+"""Timed sections of the script, and parts of its steps, with a simulated clock and simulated events."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from torch import nn
 
 from dist_wandb import ConfigurationError
-from dist_wandb.session.sections import Sections
+from dist_wandb.session.sections import ForwardHook, Section, Sections, StepTimings
 
 MS = 1_000_000  # nanoseconds
 
@@ -65,6 +70,7 @@ def spend(sections: Sections, clock: Clock, name: str, milliseconds: float, *, w
 
 
 def test_a_row_takes_the_sums_since_the_last_row_once(sections: Sections, clock: Clock) -> None:
+    assert sections.due_timings(["loss"], 0) == {}
     for _ in range(2):
         spend(sections, clock, "data", 10)
         spend(sections, clock, "forward", 30)
@@ -78,10 +84,6 @@ def test_a_row_takes_the_sums_since_the_last_row_once(sections: Sections, clock:
     assert sections.due_timings(["loss"], 2) == {}
     spend(sections, clock, "data", 10)
     assert sections.due_timings(["loss"], 3) == {"time/data": 0.01, "time/step": 0.01, "time/busy": 1.0}
-
-
-def test_rows_before_the_first_section_have_no_timings(sections: Sections) -> None:
-    assert sections.due_timings(["loss"], 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -247,10 +249,77 @@ def test_pending_device_times_are_bounded_without_loss(
     assert sections.due_timings(["loss"], 1)["time/forward"] == 0.02, "by the host's clock"
     clock.passed = 1.0
     clock.pass_(10)
-    assert sections.due_timings(["loss"], 2)["time/forward"] == 0.03
+    assert sections.due_timings(["loss"], 2)["time/forward"] == 0.03, "that of the host is longer"
 
 
-def test_the_longer_time_of_host_and_device_counts(sections: Sections, clock: Clock) -> None:
-    clock.device = clock.passed = 10.0
-    spend(sections, clock, "data", 30)
-    assert sections.due_timings(["loss"], 1)["time/data"] == 0.03
+class Measured:
+    """A stand-in for a session whose steps are measured."""
+
+    def __init__(self, sections: Sections, clock: Clock) -> None:
+        self.sections, self.clock = sections, clock
+
+    def timed(self, name: str, *, waits: bool) -> Section:
+        return self.sections.timed(name, 0, waits=waits)
+
+    def steps(self, timings: StepTimings, *parts: tuple[Any, int]) -> dict[str, float]:
+        """Spend seconds in parts; return the timings of the row."""
+        for part, seconds in parts:
+            timings.enter(part)
+            self.clock.pass_(1000 * seconds)
+        timings.enter(None)
+        return self.sections.due_timings({"loss"}, None)
+
+
+@pytest.fixture
+def measured(sections: Sections, clock: Clock) -> Any:
+    return Measured(sections, clock)
+
+
+@pytest.mark.parametrize(("is_sharded", "busy"), [(False, 0.4), (True, 0.25)])
+def test_each_part_is_timed_and_waiting_parts_do_not_count_as_busy(
+    measured: Any, *, is_sharded: bool, busy: float
+) -> None:
+    """With sharded parameters, all but loading the data wait."""
+    parts = [("data", 1), ("forward", 2), ("backward", 4), (None, 8), ("optimizer", 1), ("data", 4)]
+    assert measured.steps(StepTimings(lambda: measured, is_sharded=is_sharded), *parts) == {
+        "time/data": 5.0,
+        "time/forward": 2.0,
+        "time/backward": 4.0,
+        "time/optimizer": 1.0,
+        "time/step": 20.0,
+        "time/busy": busy,
+    }
+
+
+def test_timing_starts_when_a_session_is_opened(measured: Any) -> None:
+    open_sessions: list[Any] = []
+    timings = StepTimings(lambda: open_sessions[0] if open_sessions else None)
+    assert measured.steps(timings, ("data", 1)) == {}
+    assert timings.part is None
+    open_sessions.append(measured)
+    timings.enter("data")
+    assert timings.part == "data"
+    assert measured.steps(timings, ("forward", 1))["time/forward"] == 1.0
+
+
+def test_another_thread_cannot_change_the_part_before_the_training_ends(measured: Any) -> None:
+    timings = StepTimings(lambda: measured)
+    timings.enter("forward")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(timings.enter, "data").result(30)
+        assert timings.part == "forward"
+        timings.end()
+        assert timings.part is None
+        pool.submit(timings.enter, "data").result(30)
+        assert timings.part == "data"
+
+
+def test_the_hook_has_no_effect_in_copied_or_pickled_modules() -> None:
+    called: list[Any] = []
+    module = nn.Identity()
+    module.register_forward_pre_hook(ForwardHook(called.append))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301
+        other(1)
+    assert called == []
+    module(1)
+    assert called == [module]

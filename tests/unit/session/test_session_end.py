@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
 import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import Contribution, Posting
 from dist_wandb.job.model import Topology
-from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.reduction import DEGRADED
 
@@ -29,12 +25,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-
-
-@pytest.mark.parametrize("exit_code", [None, 0, 3])
-def test_finish_passes_the_exit_code_to_wandb(fake_wandb: FakeWandb, exit_code: int | None) -> None:
-    dist_wandb.init().finish(exit_code)
-    assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
 def test_a_closed_stderr_affects_no_run(fake_wandb: FakeWandb) -> None:
@@ -61,11 +51,9 @@ def test_a_session_that_cannot_be_ended_does_not_keep_others_from_it(
 def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def late(**_: Any) -> None:
-        raise TimeoutError("Timed out finishing run.")
-
     session, run = dist_wandb.init(), fake_wandb.runs[0]
-    run.finish, run.settings = late, wandb.Settings(finish_timeout=1, finish_timeout_raises=True)  # type: ignore[method-assign, assignment, attr-defined]
+    late = mock.Mock(side_effect=TimeoutError("Timed out finishing run."))
+    run.finish, run.settings = late, wandb.Settings(finish_timeout=1, finish_timeout_raises=True)  # type: ignore[method-assign, attr-defined]
     with pytest.raises(TimeoutError, match="Timed out finishing run"):
         session.finish()
     assert "could not be ended: TimeoutError" in caplog.text
@@ -94,30 +82,21 @@ def test_a_row_that_cannot_be_processed_costs_no_other(
     assert all(f"a row of rank {rank} could not be processed and is lost: ['bad']" in caplog.text for rank in (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("error", "exit_code"),
-    [
-        (RuntimeError("x"), 1),
-        (SystemExit(3), 3),
-        (SystemExit(0), 0),
-        (SystemExit("x"), 1),
-        (SystemExit(None), 0),
-        (KeyboardInterrupt(), 255),
-    ],
-    ids=repr,
-)
-def test_an_exception_in_the_with_statement_sets_the_exit_code(
-    fake_wandb: FakeWandb, error: BaseException, exit_code: int
-) -> None:
+CODES: dict[BaseException, int] = {
+    RuntimeError("x"): 1,
+    SystemExit(3): 3,
+    SystemExit(0): 0,
+    SystemExit("x"): 1,
+    SystemExit(None): 0,
+    KeyboardInterrupt(): 255,
+}
+
+
+@pytest.mark.parametrize("error", CODES, ids=repr)
+def test_an_exception_in_the_with_statement_sets_the_exit_code(fake_wandb: FakeWandb, error: BaseException) -> None:
     with pytest.raises(type(error)), dist_wandb.init():
         raise error
-    assert fake_wandb.runs[0].exit_codes == [exit_code]
-
-
-def test_a_with_statement_without_error_finishes_the_run(fake_wandb: FakeWandb) -> None:
-    with dist_wandb.init() as session:
-        assert get_run() is session
-    assert fake_wandb.runs[0].exit_codes == [None]
+    assert fake_wandb.runs[0].exit_codes == [CODES[error]]
     assert not get_run()
 
 
@@ -184,30 +163,6 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
     assert not get_run()
 
 
-@pytest.mark.slow
-def test_finishing_the_run_keeps_the_limit_of_the_session(fake_wandb: FakeWandb, job: Job) -> None:
-    """This waits first for the last rows and then for the others' ends, both within one `finish_timeout`."""
-    first, _ = job(TWO)
-    limits: list[float | None] = []
-    exchange: Any = first._exchange
-    close = exchange.close
-
-    def flush_in_vain(timeout: float | None = None, **_named: Any) -> bool:  # noqa: ARG001  # the exchange's
-        time.sleep(2.0)
-        return False
-
-    def close_within(timeout: float | None = None, *, failed: bool = False) -> bool:
-        limits.append(timeout)
-        return bool(close(0.1, failed=failed))
-
-    exchange.flush, exchange.close = flush_in_vain, close_within
-    first.run.finish()
-    assert fake_wandb.runs[0].exit_codes == [None]
-    (limit,) = limits
-    assert limit is not None
-    assert limit <= first.options.limits.flush_timeout - 2.0
-
-
 def test_concurrent_finishes_end_the_run_once_with_all_rows(fake_wandb: FakeWandb, job: Job) -> None:
     first, second = job(TWO)
     first.log({"loss": 1.0}, step=1)
@@ -241,15 +196,6 @@ def test_a_runs_own_finish_method_is_restored(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].exit_codes == []
 
 
-def test_an_adopted_run_is_finished_once_by_the_user(fake_wandb: FakeWandb) -> None:
-    run = wandb.init()
-    open_session(Options(), {}, integration="test", adopt=lambda _: run)
-    run.finish()
-    run.finish()
-    assert fake_wandb.runs[0].exit_codes == [None]
-    assert not dist_wandb.get_run()
-
-
 def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = fake_wandb.init(project="digits")
     monkeypatch.setattr(wandb, "run", theirs)
@@ -259,50 +205,20 @@ def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pyt
     assert theirs.exit_codes == []
 
 
-def test_a_session_is_closed_after_the_user_finishes_its_run(fake_wandb: FakeWandb) -> None:
-    open_session(Options(), {}, integration="test")
-    fake_wandb.runs[0].end_by_wandb()
-    assert not get_run()
-    open_session(Options(), {}, integration="test")
-    assert "reinit" not in fake_wandb.arguments[1]
-
-
-def test_threads_may_remove_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    (session, _) = job(TWO)
-
-    class Forgotten(list[Session]):
-        """A list from which another thread removes the same element just before."""
-
-        def remove(self, item: Session) -> None:
-            self.clear()
-            super().remove(item)
-
-    monkeypatch.setattr(registry, "_sessions", Forgotten([session]))
-    registry.remove(session)
-    assert not registry.open_sessions()
-
-
-def test_finish_returns_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    options = Options(limits=Limits(join_timeout=60.0, finish_timeout=0.2))
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("exit_code", "finish_timeout"), [(None, 0.2), (1, None)])
+def test_finish_returns_within_its_limit_and_after_a_failure_at_once(
+    fake_wandb: FakeWandb, exit_code: int | None, finish_timeout: float | None
+) -> None:
+    options = Options(limits=Limits(join_timeout=60.0, finish_timeout=finish_timeout))
     session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
     start = time.monotonic()
     assert session.flush(0.1) is False
-    session.finish()
+    session.finish(exit_code)
     assert time.monotonic() - start < 20
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}], "the other rank never opened a session"
-
-
-def test_a_failed_run_is_finished_without_waiting_for_other_ranks(store: dist.Store, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
-    session.log({"loss": 0.5}, step=3)
-    start = time.monotonic()
-    session.finish(1)
-    assert time.monotonic() - start < 20
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}], "the other rank never opened a session"
-    assert fake_wandb.runs[0].exit_codes == [1]
+    assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
 def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
@@ -312,32 +228,6 @@ def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
         with pytest.raises(ConfigurationError, match=f"log was called on rank {rank} after the session was finished"):
             session.log({"loss": 0.5})
         assert session.flush()
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_row_that_is_logged_while_the_session_ends_is_written_or_refused(
-    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, world_size: int
-) -> None:
-    sessions = job(TWO) if world_size > 1 else [dist_wandb.init()]
-    accepted: list[int] = []
-
-    def log_until_refused() -> None:
-        for step in itertools.count():
-            try:
-                sessions[0].log({"loss": 1.0}, step=step)
-            except ConfigurationError:
-                return
-            accepted.append(step)
-            if step % 8 == 0:
-                time.sleep(0.0002)
-
-    thread = threading.Thread(target=log_until_refused)
-    thread.start()
-    while len(accepted) < 100:
-        time.sleep(0.001)
-    on_ranks(world_size, lambda rank: sessions[rank].finish())
-    thread.join()
-    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == accepted
 
 
 def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:

@@ -12,32 +12,17 @@ FIRST_NODE = Topology(0, 0, 0, 4, 2, 2)
 SECOND_NODE = Topology(2, 0, 1, 4, 2, 2)
 NODES_UNKNOWN = Topology(0, None, None, 4, None, None)
 
+EACH = "a run for each rank in the group exp; that of rank 0 is exp-rank-0 (x)"
+OF_NODE = "a run for each rank of node 1 in the group exp-worker-1; that of rank 2 is exp-worker-1-rank-0 (x)"
 EXPECTED = [
-    (SINGLE, "auto", "global", "1 rank on 1 node: one run: exp (x)"),
     (SINGLE, "shared", "worker", "1 rank on 1 node: one run: exp (x)"),
-    (ONE_NODE, "auto", "global", "2 ranks on 1 node: one run for all ranks: exp (x)"),
     (ONE_NODE, "auto", "worker", "2 ranks on 1 node: one run for all ranks: exp (x)"),
     (SECOND_NODE, "auto", "worker", "4 ranks on 2 nodes: one run for the ranks of node 1: exp-worker-1 (x)"),
     (FIRST_NODE, "shared", "global", "4 ranks on 2 nodes: one run, written by all ranks: exp (x)"),
-    (
-        *(SECOND_NODE, "shared", "worker"),
-        "4 ranks on 2 nodes: one run, written by the ranks of node 1: exp-worker-1 (x)",
-    ),
-    (
-        *(FIRST_NODE, "new", "global"),
-        "4 ranks on 2 nodes: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (x)",
-    ),
-    (
-        *(SECOND_NODE, "new", "worker"),
-        (
-            "4 ranks on 2 nodes: a run for each rank of node 1 in the group exp-worker-1; "
-            "that of rank 2 is exp-worker-1-rank-0 (x)"
-        ),
-    ),
-    (
-        *(NODES_UNKNOWN, "new", "global"),
-        "4 ranks: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (x)",
-    ),
+    (SECOND_NODE, "shared", "worker", "4 ranks on 2 nodes: one run, written by the ranks of node 1: exp-worker-1 (x)"),
+    (FIRST_NODE, "new", "global", f"4 ranks on 2 nodes: {EACH}"),
+    (SECOND_NODE, "new", "worker", f"4 ranks on 2 nodes: {OF_NODE}"),
+    (NODES_UNKNOWN, "new", "global", f"4 ranks: {EACH}"),
 ]
 
 

@@ -6,8 +6,10 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from units import eventually
 
 from dist_wandb.job.model import Topology
@@ -116,14 +118,6 @@ def test_a_writer_that_does_not_end_is_waited_for_and_reported(job: Job, caplog:
     assert codes_of(first) == [None]
 
 
-def test_a_failed_rank_does_not_wait(job: Job) -> None:
-    first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", limits={"finish_timeout": 60.0})
-    begun = time.monotonic()
-    first.finish(1)
-    assert time.monotonic() - begun < 20
-    assert codes_of(first) == [1]
-
-
 def test_a_process_that_exits_with_a_code_waits_like_a_successful_one(job: Job) -> None:
     first, second, third = job(THREE, lambda _: {"id": "exp"}, run_mode="shared")
     for session in (first, second, third):
@@ -140,6 +134,21 @@ def test_a_process_that_exits_with_a_code_waits_like_a_successful_one(job: Job) 
     run: Any = first.run
     assert run.rows == [{"loss": 1.0, "rank-0/loss": 0.0, "global_step": 0}]
     assert codes_of(first) == [3]
+
+
+@pytest.mark.parametrize("exit_code", [None, 3])
+def test_a_run_ends_with_its_own_exit_code_if_the_store_is_gone(
+    job: Job, monkeypatch: pytest.MonkeyPatch, exit_code: int | None
+) -> None:
+    first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=None)
+    ending = threading.Thread(target=first.finish, args=(exit_code,))
+    ending.start()
+    time.sleep(0.2)  # in which it waits for the other writers, unless it has failed
+    for name in ("set", "check", "get", "compare_set"):
+        monkeypatch.setattr(dist.PrefixStore, name, mock.Mock(side_effect=RuntimeError("connection reset")))
+    ending.join(20)
+    assert not ending.is_alive()
+    assert codes_of(first) == [exit_code]
 
 
 def test_an_early_failure_is_the_exit_code_unless_it_is_revoked(job: Job, fake_wandb: FakeWandb) -> None:

@@ -30,25 +30,6 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
-def test_the_exchange_thread_starts_after_the_constructor_returns(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It calls back into the session, whose constructor must have returned."""
-    fill = Session.__init__
-
-    def fill_slowly(session: Session, *arguments: Any, **named: Any) -> None:
-        exchanges = len(live_exchanges())
-        fill(session, *arguments, **named)
-        assert len(live_exchanges()) == exchanges, "no thread has started"
-
-    monkeypatch.setattr(Session, "__init__", fill_slowly)
-    sessions = job(TWO[:1], limits={"join_timeout": 0.1})  # alone: another rank's thread may start at any time
-    for session in sessions:
-        session.log({"loss": 0.5}, step=1)
-    assert all_flushed(sessions)
-    assert "failed" not in caplog.text
-
-
 def all_flushed(sessions: list[Session]) -> bool:
     return sum(session.flush() for session in sessions) == len(sessions)
 
@@ -81,6 +62,7 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
     sessions = job(TWO, reduce={"tokens": "sum", "lr": "first"}, spread="loss")
     for rank, session in enumerate(sessions):
         loss = torch.tensor(float(rank), requires_grad=True)
+        session.define_metric("epoch")
         session.log(
             {"loss": loss, "tokens": np.int64(3 + rank), "lr": 0.1 * rank, "text": f"of {rank}"}, 7, [3, 1][rank]
         )
@@ -127,18 +109,6 @@ def test_a_step_among_the_metrics_determines_the_row(job: Job, fake_wandb: FakeW
     second.log({"loss": 2.0}, step=40)
     assert all_flushed(sessions)
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
-
-
-def test_rows_without_a_step_are_counted_across_ranks(job: Job, fake_wandb: FakeWandb) -> None:
-    first, _ = sessions = job(TWO)
-    first.log({"only here": "text"})
-    for session in sessions:
-        session.log({"loss": 0.5})
-    assert all_flushed(sessions)
-    assert fake_wandb.runs[0].rows == [
-        {"only here": "text", "global_step": 0},
-        {"loss": 0.5, "global_step": 1},
-    ]
 
 
 def test_rank_0_alone_writes_its_own_numbers_and_warns(
@@ -217,12 +187,17 @@ def test_every_rank_writes_its_own_numbers_without_reduction(
     assert len(rows) == len(fake_wandb.runs)
 
 
+@pytest.mark.parametrize("options", [{}, {"run_mode": "new"}], ids=["together", "alone"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
+        ((0.5,), "log was given float on rank 1"),
         ((None,), "log was given NoneType on rank 1"),
         (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text, without NUL"),
+        (({None: 1},), "log was given the name None (NoneType) on rank 1"),
+        (({"a\ud800b": 1},), "but names are text, without NUL characters and lone"),
+        (({"loss": 0.5}, -1), "step=-1 on rank 1 is negative"),
         (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is not an integer"),
         (({"loss": 0.5}, "3"), "step='3' on rank 1 is not an integer"),
         (({"loss": 0.5}, 1_763_737_200_123_456_789), "step=1763737200123456789 on rank 1 is beyond 2**53"),
@@ -237,15 +212,16 @@ def test_every_rank_writes_its_own_numbers_without_reduction(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_invalid_rows_are_refused_as_a_whole(
-    job: Job, fake_wandb: FakeWandb, arguments: tuple[Any, ...], message: str
+    job: Job, fake_wandb: FakeWandb, arguments: tuple[Any, ...], message: str, options: dict[str, Any]
 ) -> None:
-    sessions = job(TWO)
+    """And not counted."""
+    sessions = job(TWO, **options)
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         sessions[1].log(*arguments)
     for session in sessions:
-        session.log({"loss": 2.0}, step=5)
+        session.log({"loss": 2.0})
     assert all_flushed(sessions)
-    assert fake_wandb.runs[0].rows == [{"loss": 2.0, "global_step": 5}]
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 2.0, "global_step": 0}]] * (2 if options else 1)
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -271,61 +247,45 @@ def test_vectors_are_those_of_the_primary_at_the_time_of_the_call(job: Job, mode
         assert rows[1]["rank-1/logits"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("options", [{}, {"reduce": None}], ids=["together", "alone"])
-@pytest.mark.parametrize("weight", [-1, math.nan, [1], "3"])
-def test_an_invalid_weight_is_refused_even_if_it_is_unused(job: Job, options: dict[str, Any], weight: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"weight.* on rank 0"):
-        job(TWO, **options)[0].log({"loss": 0.5}, weight=weight)
-
-
-def test_a_refused_row_is_not_counted(job: Job, fake_wandb: FakeWandb) -> None:
-    sessions = job(TWO)
-    for session in sessions:
-        with pytest.raises(ConfigurationError):
-            session.log({"loss": 7.0}, weight=-1)
-        session.log({"loss": 0.5})
-    assert all_flushed(sessions)
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 0}]
-
-
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
 MISSPELT = {"los": "sum", "loss": "mean", "*": "max"}
 UNUSED = "has patterns that apply to no name that rank 0 has logged or combined:"
 
 
-def test_an_unused_pattern_warns_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
-    sessions = job(TWO, reduce={**MISSPELT, "tokenz": "sum"})
-    for session in sessions:
-        session.log({"loss": 0.5}, 0)
+def warned_at_the_end(sessions: list[Session], on_ranks: OnRanks) -> list[str]:
+    """Return the warnings of patterns."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         on_ranks(2, lambda rank: sessions[rank].finish())
         sessions[0].finish()
-    (warning,) = [warning for warning in caught if "patterns" in str(warning.message)]
-    assert f"reduce {UNUSED} 'los', 'tokenz'. " in str(warning.message)
+    return sorted(str(warning.message) for warning in caught if "patterns" in str(warning.message))
 
 
 @pytest.mark.parametrize(
     ("named", "told"),
     [
-        ({"reduce": "sum", "per_rank": ["los"]}, ["spread", "weight"]),
-        ({"run_mode": "shared", "per_rank": ["los", "loss", "note", "acc*", "step"]}, ["per_rank", "spread", "weight"]),
-        ({"run_mode": "shared", "per_rank": ["los", "loss", "note"], "reduce": None}, ["per_rank"]),
-        ({"run_mode": "shared", "per_rank": "auto", "reduce": None}, []),
+        ({"reduce": "sum", "per_rank": ["los"]}, {"spread": "'los'", "weight": "'los'"}),
+        (
+            {"run_mode": "shared", "per_rank": ["los", "loss", "note", "acc*", "step"]},
+            {"per_rank": "'los'", "spread": "'los'", "weight": "'los'"},
+        ),
+        ({"run_mode": "shared", "per_rank": ["los", "loss", "note"], "reduce": None}, {"per_rank": "'los'"}),
+        ({"run_mode": "shared", "per_rank": "auto", "reduce": None}, {}),
+        (
+            {"reduce": {**MISSPELT, "tokenz": "sum"}},
+            {"reduce": "'los', 'tokenz'", "spread": "'los'", "weight": "'los'"},
+        ),
     ],
 )
 def test_misspelt_names_warn_once_at_the_end(
-    job: Job, on_ranks: OnRanks, named: dict[str, Any], told: list[str]
+    job: Job, on_ranks: OnRanks, named: dict[str, Any], told: dict[str, str]
 ) -> None:
     sessions = job(TWO, spread=["los", "accuracy*"], **named)
     for session in sessions:
         session.log({"loss": 0.5, "accuracy": 0.5, "note": "a", "step": None}, 0, {"los": 3, "loss": 2})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        on_ranks(2, lambda rank: sessions[rank].finish())
-    messages = sorted(str(warning.message) for warning in caught if "patterns" in str(warning.message))
-    assert [message.partition(". ")[0] for message in messages] == [f"{argument} {UNUSED} 'los'" for argument in told]
+    messages = [message.partition(". ")[0] for message in warned_at_the_end(sessions, on_ranks)]
+    assert messages == [f"{argument} {UNUSED} {names}" for argument, names in told.items()]
 
 
 def test_warnings_turned_into_errors_do_not_prevent_finishing(
@@ -364,7 +324,4 @@ def test_patterns_do_not_warn_if_used_or_if_nothing_was_logged(
     for session, metrics in zip(sessions, logged, strict=True):
         if metrics:
             session.log(metrics, 0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        on_ranks(2, lambda rank: sessions[rank].finish())
-    assert not [warning for warning in caught if "patterns" in str(warning.message)]
+    assert warned_at_the_end(sessions, on_ranks) == []

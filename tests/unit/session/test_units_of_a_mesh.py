@@ -34,15 +34,6 @@ def test_the_mean_is_that_of_the_unit_and_other_ranks_open_no_run(job: Job, fake
     assert [session.brings_together for session in sessions] == [True, False, True, False]
 
 
-def test_any_rank_may_be_the_primary(job: Job, fake_wandb: FakeWandb) -> None:
-    sessions = job(FOUR, lambda rank: {"config": {"lr": 0.1 * rank}}, primary_rank=2, reduce="first", config_sync="off")
-    log_ranks(sessions)
-    (run,) = fake_wandb.runs
-    assert run.rows == [{"loss": 4.0, "global_step": 1}]
-    assert [bool(session.run) for session in sessions] == [False, False, True, False]
-    assert dict(run.config) == {"lr": 0.2}
-
-
 @pytest.mark.parametrize(("run_mode", "ids"), [("shared", {"exp"}), ("new", {"exp-rank-1", "exp-rank-3"})])
 def test_only_ranks_of_the_unit_write(job: Job, fake_wandb: FakeWandb, run_mode: str, ids: set[str]) -> None:
     sessions = job(FOUR, lambda _: {"id": "exp"}, unit=[1, 3], primary_rank=-1, run_mode=run_mode)

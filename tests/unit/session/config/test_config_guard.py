@@ -13,15 +13,9 @@ import wandb
 from config_jobs import LOOP, TWO, Job, Nameless, Open, alike, reads
 
 from dist_wandb.job.model import Topology
-from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.opener import open_session
-from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
-
-
-# --- the run's own object ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -36,20 +30,6 @@ def test_a_run_keeps_its_config_object_and_it_is_restored_at_the_end(
     session.finish()
     assert type(run.config) is kind
     assert vars(run.config).keys() == vars(kind({})).keys()
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_configs_that_are_not_from_wandb_are_left_unchanged() -> None:
-    class Run:
-        config = {"lr": 0.1}  # noqa: RUF012
-
-    theirs: Any = Run()
-    config_sync = ConfigSync(Options(), Topology.single(), None, {})
-    config_sync.attach(theirs, open_session(Options(), {}, integration="test").plan, "")
-    assert type(theirs.config) is dict
-
-
-# --- values that W&B cannot store -------------------------------------------------------------------------------------
 
 
 REFUSED = {
@@ -83,18 +63,17 @@ def test_values_that_wandb_cannot_store_are_written_as_text_at_init(
 def test_values_that_wandb_cannot_store_are_written_as_text_later(
     open_rank: Open, fake_wandb: FakeWandb, world: int, name: str
 ) -> None:
-    session = open_rank(TWO[0] if world == 2 else Topology.single(), {"lr": 0.1})
+    config = open_rank(TWO[0] if world == 2 else Topology.single(), {"lr": 0.1}).config
     value, text = REFUSED[name]
     (run,) = fake_wandb.runs
-    message = "W&B cannot hold these values of the config on rank 0"
-    with pytest.warns(UserWarning, match=message):
-        session.config.update({"a": value, "b": 1})
-    with pytest.warns(UserWarning, match=message):
-        session.config["c"] = value
-    with pytest.warns(UserWarning, match=message):
-        session.config.d = value
-    with pytest.warns(UserWarning, match=message):
-        session.config.setdefaults({"e": value, "a": 7})
+    for write in (
+        lambda: config.update({"a": value, "b": 1}),
+        lambda: config.__setitem__("c", value),
+        lambda: setattr(config, "d", value),
+        lambda: config.setdefaults({"e": value, "a": 7}),
+    ):
+        with pytest.warns(UserWarning, match="W&B cannot hold these values of the config on rank 0"):
+            write()
     assert dict(run.config) == {"lr": 0.1, "a": text, "b": 1, "c": text, "d": text, "e": text}
     sent: dict[str, Any] = {}
     for message in run.config.sent:

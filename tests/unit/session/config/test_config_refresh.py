@@ -68,12 +68,6 @@ def test_rounds_in_quick_succession_cause_no_further_polls(rank: Rank) -> None:
     assert (rank.refreshes, rank.polls) == ([0, 1, 2], [0, 1])
 
 
-def test_the_longer_heartbeat_of_many_ranks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(30.0, monkeypatch)
-    rank.idle(100, published=0.0)
-    assert rank.polls == [0, 30, 60, 90]
-
-
 def test_a_reader_polls_once_per_heartbeat_whatever_the_thread_does(rank: Rank) -> None:
     rank.idle(16, published=0.0)
     before = len(rank.polls)

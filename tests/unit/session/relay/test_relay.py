@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -71,6 +73,37 @@ def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = relay_threads()  # a test that failed before may have left some
     yield
     wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
+
+
+@dataclass
+class Served:
+    """A relay and what it has taken."""
+
+    relay: Relay
+    address: Address
+    taken: list[tuple[Any, ...]]
+    may_take: threading.Event
+
+    def child(self, key: bytes | None = None) -> RemoteSession:
+        return RemoteSession(Address(self.address.path, key) if key else self.address, ONE, {})
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    taken: list[tuple[Any, ...]] = []
+    may_take = threading.Event()
+    may_take.set()
+
+    def take(*arguments: Any) -> None:
+        may_take.wait(_PATIENCE)
+        taken.append(arguments)
+
+    relay = Relay(take)
+    address = relay.open()
+    assert address is not None
+    yield Served(relay, address, taken, may_take)
+    may_take.set()
+    relay.close()
 
 
 def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
@@ -134,7 +167,7 @@ def test_rows_of_child_processes_are_reduced_over_ranks(fake_wandb: FakeWandb, j
     assert rows[2]["merged"] == 2.0
 
 
-def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
+def test_rows_of_forks_and_their_forks_arrive(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
         session.log({"loss": 0.0})
 
@@ -143,11 +176,14 @@ def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
             dist_wandb.get_run().log({"loss": 2.0})
             assert session.flush()
             session.finish()  # ends nothing here
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            os._exit(in_fork(lambda: session.log({"loss": 3.0})))
 
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         assert in_fork(work) == 0
-        session.log({"loss": 3.0})
-    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0]
-    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
+        session.log({"loss": 4.0})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3, 4]
 
 
 def test_many_concurrent_children_lose_no_rows(fake_wandb: FakeWandb) -> None:
@@ -189,7 +225,7 @@ def test_a_child_that_outlives_the_session_warns_once_and_continues(
     assert "could not send this to the process that holds the session (it has ended)" in caplog.text
 
 
-def test_media_are_refused_by_name_and_other_values_arrive(
+def test_media_and_values_that_cannot_be_pickled_are_reported_and_others_arrive(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     with dist_wandb.init() as session:
@@ -197,20 +233,12 @@ def test_media_are_refused_by_name_and_other_values_arrive(
         html = wandb.Html("<b>x</b>")
         copy.log({"picture": html, "pictures": [html], "loss": 1.0})
         copy.log({"picture": html, "pictures": [html]})
-    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
-    (record,) = caplog.records
-    assert "picture, pictures: W&B keeps these in files of the process that made them" in record.getMessage()
-
-
-def test_values_that_cannot_be_pickled_are_reported_and_other_rows_arrive(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
-) -> None:
-    with dist_wandb.init() as session:
-        copy = through_a_pickle(session)
         copy.log({"function": lambda: None})
-        copy.log({"loss": 1.0})
-    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
-    assert "lost a row that could not be sent to the session's process" in caplog.text
+        copy.log({"loss": 2.0})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0, 2.0]
+    media, function = caplog.messages
+    assert "picture, pictures: W&B keeps these in files of the process that made them" in media
+    assert "lost a row that could not be sent to the session's process" in function
 
 
 class Unreadable:
@@ -235,17 +263,9 @@ def test_rows_refused_by_the_session_are_reported_and_others_arrive(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([("loss", 1)],), "takes a mapping"),
-        (({1: 2},), "names are text"),
-        (({"loss": 1.0}, 1.5), "step=1.5"),
-        (({"loss": 1.0}, 1, -1), "weight"),
-    ],
-)
-def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...], message: str) -> None:
-    with dist_wandb.init() as session, pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize("arguments", [([("loss", 1)],), ({1: 2},), ({"loss": 1.0}, 1.5), ({"loss": 1.0}, 1, -1)])
+def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...]) -> None:
+    with dist_wandb.init() as session, pytest.raises(ConfigurationError, match=r"mapping|names are text|step=1.5|weig"):
         through_a_pickle(session).log(*arguments)
 
 
@@ -258,20 +278,15 @@ def test_the_relay_listens_only_after_the_first_fork(tmp_path: Path, monkeypatch
         assert len(list(tmp_path.glob("dist-wandb-*/socket"))) == 1
 
 
-def test_a_client_without_the_key_is_not_served() -> None:
-    taken: list[Any] = []
-    held = Relay(lambda *arguments: taken.append(arguments))
-    address = held.open()
-    assert address is not None
-    client = RemoteSession(Address(address.path, b"guessed"), ONE, {})
-    client.log({"loss": 1.0})
-    child = RemoteSession(address, ONE, {})
+def test_a_client_without_the_key_is_not_served(served: Served) -> None:
+    served.child(b"guessed").log({"loss": 1.0})
+    child = served.child()
     child.log({"loss": 2.0})
     assert child.flush()
-    held.close()
-    assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
-    assert held.open() is None
-    assert str(address.key) not in repr(address)
+    served.relay.close()
+    assert [arguments[0] for arguments in served.taken] == [{"loss": 2.0}]
+    assert served.relay.open() is None
+    assert str(served.address.key) not in repr(served.address)
 
 
 CLIENTS: dict[str, Callable[[socket.socket], None]] = {
@@ -283,20 +298,16 @@ CLIENTS: dict[str, Callable[[socket.socket], None]] = {
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_unauthenticated_clients_do_not_block_children(kind: str) -> None:
+def test_unauthenticated_clients_do_not_block_children(kind: str, served: Served) -> None:
     """One after the other, they would block a child for 64 times 30 seconds."""
-    taken: list[Any] = []
-    held = Relay(lambda *arguments: taken.append(arguments))
-    address = held.open()
-    assert address is not None
     clients = []
     for _ in range(64):
         client = socket.socket(socket.AF_UNIX)
-        client.connect(address.path)
+        client.connect(served.address.path)
         with suppress(BrokenPipeError, ConnectionResetError):
             CLIENTS[kind](client)
         clients.append(client)
-    child = RemoteSession(address, ONE, {})
+    child = served.child()
     longest = 0.0
     for row in range(20):
         begin = time.monotonic()
@@ -305,70 +316,59 @@ def test_unauthenticated_clients_do_not_block_children(kind: str) -> None:
     assert child.flush()
     for client in clients:
         client.close()
-    held.close()
-    assert [row["row"] for row, *_ in taken] == list(range(20))
+    assert [row["row"] for row, *_ in served.taken] == list(range(20))
     assert longest < 15
 
 
-def test_an_unauthenticated_client_is_dropped_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
-    held = Relay(lambda *_: None)
-    address = held.open()
-    assert address is not None
+def be_dropped(address: Address) -> None:
+    """Connect without the key, and see the end of the connection before anything else."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
         client.connect(address.path)
         assert client.recv(1) == b""
-    held.close()
 
 
-def test_other_users_are_rejected_before_anything_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_unauthenticated_client_is_dropped_after_the_timeout(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Relay(lambda *_: None)
-    address = held.open()
-    assert address is not None
-    place = Path(address.path)
+    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
+    be_dropped(served.address)
+
+
+def test_other_users_are_rejected_before_anything_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path(served.address.path)
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-
-    def connect() -> None:
-        if os.geteuid() == 0:
-            os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(_PATIENCE)
-            client.connect(address.path)
-            assert client.recv(1) == b""
-
-    if os.geteuid() == 0:
-
-        def be_refused() -> None:
-            os.setuid(65534)
-            with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as client:
-                client.connect(address.path)
-
-        assert in_fork(be_refused) == 0
-        place.parent.chmod(0o755)  # as if it were reachable anyway
-        place.chmod(0o777)
-        assert in_fork(connect) == 0
-        assert RemoteSession(address, ONE, {}).flush()
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 65534)  # because the test has only one user
-        connect()
+    if os.geteuid() != 0:  # the test has only one user
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        be_dropped(served.address)
         monkeypatch.undo()
-    held.close()
+        return
+
+    def be_refused() -> None:
+        os.setuid(65534)
+        with pytest.raises(PermissionError):
+            be_dropped(served.address)
+
+    def be_dropped_as_a_stranger() -> None:
+        os.setuid(65534)
+        be_dropped(served.address)
+
+    assert in_fork(be_refused) == 0
+    place.parent.chmod(0o755)  # as if it were reachable anyway
+    place.chmod(0o777)
+    assert in_fork(be_dropped_as_a_stranger) == 0
+    assert served.child().flush()
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_child_sends_nothing_to_a_socket_of_another_user(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = Relay(lambda *_: None)
-    child = RemoteSession(held.open(), ONE, {})
+    child = served.child()
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 65534)
         child.log({"loss": 1.0})
     assert "another user listens in its place" in caplog.text
-    held.close()
 
 
 def test_a_socket_that_accepts_no_connection_delays_log_once(
@@ -397,65 +397,19 @@ def test_a_socket_that_accepts_no_connection_delays_log_once(
 
 
 def test_a_session_that_reads_nothing_delays_log_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote_session, "_STUCK", 0.3)
     monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
-    may_take = threading.Event()
-
-    def take(*_: Any) -> None:
-        may_take.wait(_PATIENCE)
-
-    held = Relay(take)
-    child = RemoteSession(held.open(), ONE, {})
+    served.may_take.clear()
+    child = served.child()
     assert child.flush()
     begin = time.monotonic()
     for _ in range(500):
         child.log({"text": "t" * 5000})
     assert time.monotonic() - begin < 20
-    may_take.set()
-    held.close()
     assert "the session's process reads nothing for 0.3 s" in caplog.text
     assert len(caplog.records) == 1
-
-
-def test_rows_of_a_fork_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
-    with dist_wandb.init() as session:
-
-        def work() -> None:
-            session.log({"depth": 1})
-            os._exit(in_fork(lambda: session.log({"depth": 2})))
-
-        assert in_fork(work) == 0
-    assert [row["depth"] for row in fake_wandb.runs[0].rows] == [1, 2]
-
-
-@pytest.mark.slow
-def test_rows_of_a_child_accepted_late_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Relay._start_thread
-
-    def slowly(self: Relay, what: Callable[[Any], None], argument: Any) -> None:
-        def do(argument: Any) -> None:
-            time.sleep(0.0 if argument is self._listener else 0.3)
-            what(argument)
-
-        time.sleep(0.0 if argument is self._listener else 0.3)  # as on a busy machine; the session ends meanwhile
-        start(self, do, argument)
-
-    monkeypatch.setattr(Relay, "_start_thread", slowly)
-    with dist_wandb.init() as session:
-        through_a_pickle(session).log({"loss": 0.5}, step=3)
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_has_the_default_sigterm_handler() -> None:
-    def is_left_to_the_system() -> None:
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-    with dist_wandb.init():
-        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-        assert in_fork(is_left_to_the_system) == 0
 
 
 def test_a_failed_session_does_not_wait_for_its_children(
@@ -472,6 +426,11 @@ def test_a_failed_session_does_not_wait_for_its_children(
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
+def read_the_facts(session: dist_wandb.Session) -> None:
+    assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
+    assert session.id in ("exp", None)
+
+
 def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
     for session in sessions:
@@ -482,34 +441,8 @@ def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks:
         assert (copy.config.lr, session.config["lr"]) == (0.2, 0.1)
         with pytest.raises(AttributeError, match="the config has no 'epochs'"):
             _ = copy.config.epochs
+        assert in_fork(functools.partial(read_the_facts, session)) == 0
     on_ranks(2, lambda rank: sessions[rank].finish())
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_fork_reads_the_config_on_every_rank(job: Job, on_ranks: OnRanks, rank: int) -> None:
-    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1}})
-    session = sessions[rank]
-    assert session.config["lr"] == 0.1
-
-    def work() -> None:
-        assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
-        assert session.id in ("exp", None)
-
-    assert in_fork(work) == 0
-    on_ranks(2, lambda rank: sessions[rank].finish())
-
-
-def test_a_fork_closes_the_listening_socket(fake_wandb: FakeWandb) -> None:
-    del fake_wandb
-    with dist_wandb.init() as session:
-
-        def work() -> None:
-            with pytest.raises(OSError, match=r"closed|Bad file descriptor"):
-                session._children._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
-            session.log({"loss": 1.0})
-            assert session.flush()  # the parent's is unchanged
-
-        assert in_fork(work) == 0
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -527,10 +460,9 @@ def test_a_child_continues_after_the_session_despite_a_later_sibling() -> None:
         for _ in range(500):
             session.log({"text": "t" * 2000})
 
-    children = [context.Process(target=log)]
+    children = [context.Process(target=log), context.Process(target=may_end.wait, args=(_PATIENCE,))]
     children[0].start()
     assert has_logged.wait(_PATIENCE)
-    children.append(context.Process(target=may_end.wait, args=(_PATIENCE,)))
     children[1].start()
     session.finish()
     is_over.set()
@@ -543,35 +475,15 @@ def test_a_child_continues_after_the_session_despite_a_later_sibling() -> None:
     assert exit_code == 0
 
 
-def test_a_fork_closes_the_connections_of_other_children() -> None:
-    """Otherwise, they would not notice that this process was killed."""
-    held = Relay(lambda *_: None)
-    address = held.open()
-    assert address is not None
-    child = RemoteSession(address, ONE, {})
-    assert child.flush()
-    (connection,) = held._connections
-
-    def work() -> None:
-        held.after_fork()
-        assert connection.closed
-
-    assert in_fork(work) == 0
-    assert child.flush()
-    held.close()
-    assert not child.flush()
-
-
 @pytest.mark.parametrize("failed", [False, True])
-def test_children_notice_the_end_even_if_another_process_has_the_socket(*, failed: bool) -> None:
+def test_children_notice_the_end_even_if_another_process_has_the_socket(served: Served, *, failed: bool) -> None:
     """Such as a fork that was made while a child was being accepted."""
-    held = Relay(lambda *_: None)
-    child = RemoteSession(held.open(), ONE, {})
+    child = served.child()
     assert child.flush()
-    (connection,) = held._connections
+    (connection,) = served.relay._connections
     copy = os.dup(connection.fileno())
     try:
-        held.close(failed=failed)
+        served.relay.close(failed=failed)
         begin = time.monotonic()
         assert not child.flush(_PATIENCE)
         assert time.monotonic() - begin < _PATIENCE / 2
@@ -579,24 +491,16 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(*, faile
         os.close(copy)
 
 
-def test_a_late_answer_is_not_mistaken_for_the_next_one() -> None:
-    may_take = threading.Event()
-    taken = []
-
-    def take(*arguments: Any) -> None:
-        may_take.wait(_PATIENCE)
-        taken.append(arguments)
-
-    held = Relay(take)
-    child = RemoteSession(held.open(), ONE, {})
+def test_a_late_answer_is_not_mistaken_for_the_next_one(served: Served) -> None:
+    served.may_take.clear()
+    child = served.child()
     assert child.flush()
     child.log({"loss": 1.0})
     assert not child.flush(0.1)
-    may_take.set()
+    served.may_take.set()
     child.log({"loss": 2.0})
     assert child.flush()
-    assert len(taken) == 2
-    held.close()
+    assert len(served.taken) == 2
 
 
 @pytest.mark.usefixtures("fake_wandb")

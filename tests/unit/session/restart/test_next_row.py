@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from restarts import Start, kill, last_warnings
@@ -18,16 +20,28 @@ if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb, OnRanks
 
 
-def resumed(fake_wandb: FakeWandb, **summary: Any) -> None:
-    """Make W&B report that runs opened from now on were started before."""
+def changing(fake_wandb: FakeWandb, change: Callable[[FakeRun], object]) -> None:
+    """Change the runs that are opened from now on."""
     opened = fake_wandb.init
 
     def init(**arguments: Any) -> FakeRun:
         run = opened(**arguments)
-        run.resumed, run.summary = True, summary
+        change(run)
         return run
 
     fake_wandb.init = init  # type: ignore[method-assign]
+
+
+def resumed(fake_wandb: FakeWandb, starting_step: Any = 0, **summary: Any) -> None:
+    """Make W&B report that runs opened from now on were started before."""
+    facts = {"resumed": True, "summary": summary, "starting_step": starting_step}
+    changing(fake_wandb, lambda run: vars(run).update(facts))
+
+
+def touched(file: Path) -> Path:
+    file.parent.mkdir(parents=True)
+    file.touch()
+    return file
 
 
 def row_of_next(session: Session) -> int:
@@ -41,11 +55,7 @@ def row_of_next(session: Session) -> int:
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("reduce", ["mean", None])
 def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
-    start: Start,
-    fake_wandb: FakeWandb,
-    on_ranks: OnRanks,
-    run_mode: str,
-    reduce: str | None,
+    start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks, run_mode: str, reduce: str | None
 ) -> None:
     options = {"run_mode": run_mode, "reduce": reduce, "limits": Limits(heartbeat=0.05)}
     kill(start(options={**options, "reduce": None}))
@@ -60,59 +70,27 @@ def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
         assert {row["global_step"] for row in run.rows} == {50, 51}  # type: ignore[attr-defined]
 
 
-def test_a_given_step_is_kept(start: Start, fake_wandb: FakeWandb) -> None:
-    kill(start(world=1))
-    resumed(fake_wandb, global_step=49)
-    (session,) = start(world=1, resume="auto")
-    session.log({"loss": 1.0}, step=3)
-    session.log({"loss": 1.0, "global_step": 4})
-    assert session.flush()
-    assert [row["global_step"] for row in fake_wandb.runs[-1].rows] == [3, 4]
-
-
 @pytest.mark.parametrize(
-    ("summary", "first"),
-    [({}, 0), ({"global_step": "x"}, 0), ({"global_step": float("nan")}, 0), ({"global_step": 4.0}, 5)],
+    ("last", "starting_step", "first"),
+    [(None, 0, 0), ("x", 0, 0), (float("nan"), 0, 0), (4.0, 0, 5), (None, 50, 50), (None, None, 0), (None, "x", 0)],
 )
-def test_the_last_row_is_read_from_the_summary(
-    start: Start, fake_wandb: FakeWandb, summary: dict[str, Any], first: int
+def test_rows_continue_after_the_row_of_the_summary_or_at_wandbs_step(
+    start: Start, fake_wandb: FakeWandb, last: Any, starting_step: Any, first: int
 ) -> None:
-    resumed(fake_wandb, **summary)
+    resumed(fake_wandb, starting_step, **({"loss": 0.5} if last is None else {"global_step": last}))
     (session,) = start(world=1, id="exp", resume="allow")
-    session.log({"loss": 1.0})
-    assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": first}]
-
-
-def test_a_run_that_is_not_resumed_starts_at_0(fake_wandb: FakeWandb) -> None:
-    theirs: Any = fake_wandb.init(id="theirs")
-    theirs.summary["global_step"] = 7
-    session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
-    session.log({"loss": 1.0})
-    assert theirs.rows == [{"loss": 1.0, "global_step": 0}]
+    assert row_of_next(session) == first
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("mode", ["online", "offline"])
 @pytest.mark.parametrize("argument", ["fork_from", "resume_from"])
-@pytest.mark.parametrize(
-    "knows", [True, False], ids=["known by the run", "only requested"]
-)  # not by wandb 0.19 offline
+@pytest.mark.parametrize("knows", [True, False], ids=["known by the run", "only requested"])  # by wandb 0.19 offline
 def test_rows_of_a_branch_continue_at_the_branch_point(
-    start: Start,
-    fake_wandb: FakeWandb,
-    run_mode: str,
-    mode: str,
-    argument: str,
-    knows: bool,
+    start: Start, fake_wandb: FakeWandb, run_mode: str, mode: str, argument: str, knows: bool
 ) -> None:
-    opened = fake_wandb.init
-
-    def init(**arguments: Any) -> FakeRun:
-        run = opened(**arguments)
-        run.starting_step = 6 if knows and "-rank-1" not in str(run.id) else 0
-        return run
-
-    fake_wandb.init = init  # type: ignore[method-assign]
+    if knows:
+        changing(fake_wandb, lambda run: setattr(run, "starting_step", 6 * ("-rank-1" not in str(run.id))))
     sessions = start(options={"run_mode": run_mode}, mode=mode, **{argument: "abc?_step=5"})
     for session in sessions:
         session.log({"loss": 1.0})
@@ -121,37 +99,10 @@ def test_rows_of_a_branch_continue_at_the_branch_point(
         assert {row["global_step"] for row in run.rows} == {6}
 
 
-@pytest.mark.parametrize("starting_step", [50, None, "x"])
-def test_a_resumed_run_without_rows_of_ours_continues_at_wandbs_step(
-    start: Start, fake_wandb: FakeWandb, starting_step: Any
-) -> None:
-    resumed(fake_wandb, loss=0.5)
-    init = fake_wandb.init
-
-    def with_step(**arguments: Any) -> FakeRun:
-        run = init(**arguments)
-        run.starting_step = starting_step
-        return run
-
-    fake_wandb.init = with_step  # type: ignore[method-assign]
-    (session,) = start(world=1, id="exp", resume="allow")
-    assert row_of_next(session) == (50 if starting_step == 50 else 0)
-
-
-def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(
-    start: Start,
-    fake_wandb: FakeWandb,
-) -> None:
+def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(start: Start, fake_wandb: FakeWandb) -> None:
     """The others attach later, so the summary that they get may contain rows of this start."""
     last = iter([49, 53])
-    opened = fake_wandb.init
-
-    def init(**arguments: Any) -> FakeRun:
-        run = opened(**arguments)
-        run.resumed, run.summary = True, {"global_step": next(last)}
-        return run
-
-    fake_wandb.init = init  # type: ignore[method-assign]
+    changing(fake_wandb, lambda run: vars(run).update(resumed=True, summary={"global_step": next(last)}))
     sessions = start(options={"run_mode": "shared"}, id="exp", resume="allow")
     for session in sessions:
         session.log({"loss": 1.0})
@@ -163,47 +114,34 @@ def test_the_last_row_of_an_offline_run_is_read_from_its_files(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest file with rows is read, except the file of this start and files of other runs."""
-    own = "run-0"
+    exp, other = "run-exp.wandb", "run-exp2.wandb"
     files = {
-        "offline-run-1-exp": 99,
-        "offline-run-2-exp": 49,
-        "offline-run-3-exp": None,
-        "offline-run-4-exp2": 7,
-        own: 9,
+        "offline-run-1-exp": (exp, 99),
+        "offline-run-2-exp": (exp, 49),
+        "offline-run-3-exp": (exp, None),
+        "offline-run-4-exp2": (other, 7),
+        "run-0": (exp, 9),
     }
-    for number, name in enumerate(files):
-        place = fake_wandb.directory / name
-        place.mkdir(parents=True)
-        file = place / ("run-exp.wandb" if name == own else f"run-{name.rpartition('-')[2]}.wandb")
-        file.touch()
+    for number, (directory, (name, _)) in enumerate(files.items()):
+        file = touched(fake_wandb.directory / directory / name)
         os.utime(file, (number, number))
-
-    monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: files[path.parent.name])
+    monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: files[path.parent.name][1])
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
-    session.log({"loss": 1.0})
-    assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
-    (other,) = start(world=1, id="exp", mode="offline")
-    assert row_of_next(other) == 0
+    assert row_of_next(session) == 50
+    (new,) = start(world=1, id="exp", mode="offline")
+    assert row_of_next(new) == 0
 
 
 @pytest.mark.parametrize("error", [None, ReadError("cannot be read")])
 def test_unreadable_files_do_not_fail_a_start(
-    start: Start,
-    fake_wandb: FakeWandb,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception | None,
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    for name in ("run-0", "offline-run-1-exp", "offline-run-2-exp"):
-        (fake_wandb.directory / name).mkdir(parents=True)
+    (fake_wandb.directory / "offline-run-1-exp").mkdir(parents=True)
     (fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb").symlink_to("nowhere")
-    (fake_wandb.directory / "offline-run-2-exp" / "run-exp.wandb").touch()
+    touched(fake_wandb.directory / "offline-run-2-exp" / "run-exp.wandb")
     (fake_wandb.directory / "offline-run-3-exp").symlink_to("offline-run-3-exp")
-
-    def largest(_path: Path, _: str) -> int:
-        if error is not None:
-            raise error
-        return 5
-
+    (fake_wandb.directory / "run-0").mkdir()
+    largest = mock.Mock(side_effect=error, return_value=5)
     monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", largest)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     assert row_of_next(session) == (6 if error is None else 0)
@@ -212,9 +150,7 @@ def test_unreadable_files_do_not_fail_a_start(
 def test_files_of_another_user_are_not_read(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    theirs = fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb"
-    theirs.parent.mkdir(parents=True)
-    theirs.touch()
+    theirs = touched(fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb")
     (fake_wandb.directory / "run-0").mkdir()
     true_stat = Path.lstat
 
@@ -235,8 +171,7 @@ def test_only_the_newest_files_of_a_run_are_read(
 ) -> None:
     (fake_wandb.directory / "run-0").mkdir(parents=True)
     for number in range(100):
-        (fake_wandb.directory / f"offline-run-{number}-exp").mkdir(parents=True)
-        (fake_wandb.directory / f"offline-run-{number}-exp" / "run-exp.wandb").touch()
+        touched(fake_wandb.directory / f"offline-run-{number}-exp" / "run-exp.wandb")
     looked_at: list[Path] = []
     monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: looked_at.append(path))
     start(world=1, id="exp", resume="allow", mode="offline")

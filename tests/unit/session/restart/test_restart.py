@@ -12,8 +12,6 @@ import torch.distributed as dist
 import wandb
 from restarts import AGENT, RECORDS, SLURM, Start, attempt, given, ids, kill, record_files
 
-from dist_wandb.job import job_store
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
@@ -22,9 +20,6 @@ from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
-
-
-# --- restarts by torchrun ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -43,14 +38,6 @@ def test_a_torchrun_restart_continues_through_the_agents_store(
     assert given(fake_wandb, "resume", last=writers) == ["allow"] * writers
 
 
-def test_a_restart_continues_from_the_record_without_a_lasting_store(start: Start, fake_wandb: FakeWandb) -> None:
-    first = start(environ=attempt(0))
-    kill(first)
-    second = start(environ=attempt(1))
-    assert ids(second) == ids(first)
-    assert given(fake_wandb, "resume") == ["allow", "allow"]
-
-
 @pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
 def test_another_torchrun_start_is_not_a_restart(start: Start, environ: dict[str, str]) -> None:
     """Its first attempt may have died before it wrote its own record."""
@@ -59,23 +46,14 @@ def test_another_torchrun_start_is_not_a_restart(start: Start, environ: dict[str
     assert ids(start(environ=environ)) != ids(first)
 
 
-def test_several_restarts_continue_the_same_run(start: Start) -> None:
-    agent = dist.HashStore()
-    first = start(agent=agent)
-    kill(first)
-    second = start(agent=agent, environ=attempt(1))
-    kill(second)
-    assert ids(start(agent=agent, environ=attempt(2))) == ids(first)
-
-
-@pytest.mark.parametrize("by_store", [True, False])
-def test_a_finished_run_is_not_continued(start: Start, by_store: bool) -> None:
+@pytest.mark.parametrize(("by_store", "arguments"), [(True, {}), (False, {}), (False, {"resume": "auto"})])
+def test_a_finished_run_is_not_continued(start: Start, by_store: bool, arguments: dict[str, Any]) -> None:
     agent = dist.HashStore() if by_store else None
-    first = start(agent=agent, environ=attempt(0))
+    first = start(agent=agent, environ=attempt(0), **arguments)
     for session in first:
         session.finish()
     assert not RECORDS.exists()
-    assert ids(start(agent=agent, environ=attempt(1))) != ids(first)
+    assert ids(start(agent=agent, environ=attempt(1), **arguments)) != ids(first)
 
 
 def test_a_finished_job_does_not_continue_runs_of_another(start: Start) -> None:
@@ -103,49 +81,48 @@ def test_resume_never_starts_new_runs(
     agent = dist.HashStore()
     first = start(agent=agent)
     kill(first)
-    arguments: dict[str, Any] = {}
-    if way == "argument":
-        arguments["resume"] = "never"
-    elif way == "settings":
-        arguments["settings"] = wandb.Settings(resume="never")
-    else:
-        monkeypatch.setenv("WANDB_RESUME", "never")
-    second = start(agent=agent, environ=attempt(1), **arguments)
+    arguments: dict[str, dict[str, Any]] = {
+        "argument": {"resume": "never"},
+        "settings": {"settings": wandb.Settings(resume="never")},
+        "environment": {},
+    }
+    monkeypatch.setenv("WANDB_RESUME", "never" if way == "environment" else "auto")
+    second = start(agent=agent, environ=attempt(1), **arguments[way])
     assert ids(second) != ids(first)
     assert "allow" not in given(fake_wandb, "resume")
 
 
-def test_resume_must_is_passed_to_wandb(start: Start, fake_wandb: FakeWandb) -> None:
-    agent = dist.HashStore()
-    first = start(agent=agent)
-    kill(first)
-    assert ids(start(agent=agent, environ=attempt(1), resume="must")) == ids(first)
-    assert given(fake_wandb, "resume") == ["must", "must"]
-
-
-@pytest.mark.parametrize(("wanted", "resume"), [("exp", "allow"), ("other", None)])
-def test_the_users_id_is_used_and_resumed_if_it_is_the_earlier_one(
-    start: Start, fake_wandb: FakeWandb, wanted: str, resume: str | None
+@pytest.mark.parametrize(
+    ("before", "now", "resume"),
+    [
+        ({"id": "exp"}, {"id": "exp"}, "allow"),
+        ({"id": "exp"}, {"id": "other"}, None),
+        ({}, {"resume": "must"}, "must"),
+        ({"resume_from": "abc?_step=3"}, {"resume_from": "abc?_step=3"}, None),
+    ],
+    ids=["id", "another id", "must", "rewound"],
+)
+def test_the_users_id_and_resume_have_precedence(
+    start: Start, fake_wandb: FakeWandb, before: dict[str, str], now: dict[str, str], resume: str | None
 ) -> None:
-    agent = dist.HashStore()
-    kill(start(agent=agent, id="exp"))
-    assert ids(start(agent=agent, environ=attempt(1), id=wanted)) == [f"{wanted}-rank-0", f"{wanted}-rank-1"]
-    assert given(fake_wandb, "resume") == [resume, resume]
+    agent, options = dist.HashStore(), {"run_mode": "auto"}
+    first = start(agent=agent, options=options, **before)
+    kill(first)
+    assert ids(start(agent=agent, options=options, environ=attempt(1), **now)) == [now.get("id", first[0].id)] * 2
+    assert given(fake_wandb, "resume", last=1) == [resume]
 
 
-def test_a_rewound_run_is_not_resumed(start: Start, fake_wandb: FakeWandb) -> None:
-    agent = dist.HashStore()
-    kill(start(agent=agent, options={"run_mode": "auto"}, resume_from="abc?_step=3"))
-    start(agent=agent, options={"run_mode": "auto"}, environ=attempt(1), resume_from="abc?_step=3")
-    assert given(fake_wandb, "resume", last=1) == [None]
-
-
-def test_sessions_of_a_job_are_continued_separately(start: Start) -> None:
-    agent = dist.HashStore()
-    first, second = start(agent=agent), start(agent=agent, number=2)
+@pytest.mark.parametrize(
+    ("by_store", "which"),
+    [(True, {"number": 2}), (False, {"number": 2}), (False, {"project": "b"}), (False, {"entity": "b"})],
+)
+def test_sessions_and_projects_are_continued_separately(start: Start, by_store: bool, which: dict[str, Any]) -> None:
+    agent = dist.HashStore() if by_store else None
+    first, second = start(agent=agent), start(agent=agent, **which)
     kill(first + second)
-    assert ids(start(agent=agent, environ=attempt(1), number=2)) == ids(second)
-    assert ids(start(agent=agent, environ=attempt(1))) == ids(first)
+    again: dict[str, Any] = {"agent": agent, "environ": attempt(1), "resume": None if by_store else "auto"}
+    assert ids(start(**again, **which)) == ids(second)
+    assert ids(start(**again)) == ids(first)
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -174,32 +151,23 @@ def test_an_unreachable_agent_does_not_prevent_a_start(fake_wandb: FakeWandb, mo
     assert fake_wandb.arguments == [{}]
 
 
-# --- restarts by SLURM ------------------------------------------------------------------------------------------------
-
-
 def requeue(number: int, **other: str) -> dict[str, str]:
     return {**SLURM, "SLURM_RESTART_COUNT": str(number), **other}
 
 
-def test_a_requeued_job_continues_from_its_record(start: Start, fake_wandb: FakeWandb) -> None:
+def test_a_requeued_job_continues_from_its_own_record(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from that of another job, step or command."""
     first = start(environ=SLURM)
     kill(first)
+    for other in ({"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}):
+        assert ids(start(environ=requeue(1, **other))) != ids(first)
+    with monkeypatch.context() as of_another_command:
+        of_another_command.setattr(sys, "argv", ["other.py"])
+        assert ids(start(environ=requeue(1))) != ids(first)
     assert ids(start(environ=requeue(1))) == ids(first)
     assert given(fake_wandb, "resume") == ["allow", "allow"]
-
-
-@pytest.mark.parametrize("other", [{"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}])
-def test_another_job_or_step_is_not_continued(start: Start, other: dict[str, str]) -> None:
-    first = start(environ=SLURM)
-    kill(first)
-    assert ids(start(environ=requeue(1, **other))) != ids(first)
-
-
-def test_another_command_of_the_job_is_not_continued(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = start(environ=SLURM)
-    kill(first)
-    monkeypatch.setattr(sys, "argv", ["other.py"])
-    assert ids(start(environ=requeue(1))) != ids(first)
 
 
 def test_repeating_a_command_in_a_job_is_not_a_restart(start: Start) -> None:
@@ -250,48 +218,13 @@ def test_records_are_not_used_without_a_store(start: Start) -> None:
     assert [str(name).partition("-")[0] for name in ids(second)] == [second[0].plan.base_id] * 2
 
 
-# --- the launchers' variables -----------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("bare_environment")
+def test_resume_may_be_a_truth_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RESUME", "must")
+    assert [requested.resume({"resume": value}) for value in (True, False)] == ["auto", None]
 
 
-def test_a_launch_identifies_restarts_of_torchrun_and_slurm() -> None:
-    first, again = Launch.detect(attempt(0)), Launch.detect(attempt(1))
-    assert first.torchrun_start is not None
-    assert first.torchrun_start == again.torchrun_start
-    assert Launch.detect(attempt(0, "/other/agent")).torchrun_start != first.torchrun_start
+def test_what_does_not_identify_a_start_or_a_step_is_left_out() -> None:
     assert Launch.detect({"TORCHELASTIC_ERROR_FILE": "x"}).torchrun_start is None
-    assert (Launch.detect(requeue(2)).slurm_step, Launch.detect(requeue(2)).requeues) == ("slurm-7-0", 2)
     assert Launch.detect({"SLURM_JOB_ID": "7"}).slurm_step == "slurm-7-batch"
     assert Launch.detect({}).slurm_step is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "wanted"),
-    [
-        ({}, {}, None),
-        ({"resume": False}, {"WANDB_RESUME": "auto"}, None),
-        ({"resume": True}, {}, "auto"),
-        ({"resume": "must"}, {"WANDB_RESUME": "auto"}, "must"),
-        ({"settings": {"resume": "allow"}}, {"WANDB_RESUME": "auto"}, "allow"),
-        ({"settings": wandb.Settings(resume="never")}, {}, "never"),
-        ({}, {"WANDB_RESUME": "auto"}, "auto"),
-    ],
-)
-@pytest.mark.usefixtures("bare_environment")
-def test_resume_is_read_from_arguments_settings_and_environment(
-    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], environ: dict[str, str], wanted: str | None
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert requested.resume(arguments) == wanted
-
-
-def test_lasting_keys_are_shared_by_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = dist.HashStore()
-    monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: store)
-    lasting = JobStore.find("a", Topology.single(), 1.0, lasting=True)
-    assert lasting is not None
-    lasting.publish("k", 1)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    of_attempt, again = (JobStore.find("a", Topology.single(), 1.0, lasting=lasts) for lasts in (False, True))
-    assert of_attempt is not None and of_attempt.try_get("k") is None  # noqa: PT018
-    assert again is not None and again.try_get("k") == 1  # noqa: PT018

@@ -19,29 +19,23 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
 def test_the_record_describes_the_start(start: Start) -> None:
     (first, _) = start(environ=SLURM, project="digits", dir="place")
-    directory = Path("place") / RECORDS
-    assert {json.dumps(json.loads(path.read_text())) for path in directory.iterdir()} == {
-        json.dumps(
-            {
-                "format": 1,
-                "base_id": first.plan.base_id,
-                "session": "test/1",
-                "project": "digits",
-                "entity": None,
-                "run_mode": "new",
-                "rank_scope": "global",
-                "world_size": 2,
-                "job": "slurm-7-0",
-                "requeues": 0,
-            }
-        )
+    records = sorted((Path("place") / RECORDS).iterdir())
+    assert [path.name.partition("-")[0] for path in records] == ["job", "latest"]
+    expected = {
+        "format": 1,
+        "base_id": first.plan.base_id,
+        "session": "test/1",
+        "project": "digits",
+        "entity": None,
+        "run_mode": "new",
+        "rank_scope": "global",
+        "world_size": 2,
+        "job": "slurm-7-0",
+        "requeues": 0,
     }
-    assert sorted(path.name.partition("-")[0] for path in directory.iterdir()) == ["job", "latest"]
+    assert [json.loads(path.read_text()) for path in records] == [expected] * 2
 
 
 def test_only_rank_0_writes_a_record(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +68,6 @@ def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: F
     fake_wandb.runs[0].end_by_wandb()
     dist_wandb.get_run()
     assert record_files() == []
-
-
-# --- a world of one ---------------------------------------------------------------------------------------------------
 
 
 def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:

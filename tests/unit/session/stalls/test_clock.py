@@ -5,13 +5,6 @@ from __future__ import annotations
 from dist_wandb.session.stalls.watcher import Clock
 
 
-def test_the_limit_is_the_users_once_there_was_a_sign() -> None:
-    clock = Clock(20.0, 0.0)
-    assert clock.limit() == 1800.0  # a slow start
-    assert clock.hear(100.0) == 100.0
-    assert (clock.limit(), clock.due()) == (20.0, 120.0)
-
-
 def test_auto_is_ten_times_the_longest_pause_and_at_least_300_seconds() -> None:
     clock = Clock("auto", 0.0)
     clock.hear(1700.0)  # the start is no pause
@@ -37,9 +30,11 @@ def test_auto_tells_a_minute_before_the_watchdog() -> None:
     assert given.limit() == 900.0  # as the user wants
 
 
-def test_a_slow_job_is_told_after_three_limits() -> None:
+def test_the_limit_is_the_users_once_there_was_a_sign_and_a_slow_job_is_told_after_three() -> None:
     clock = Clock(20.0, 0.0)
-    clock.hear(1.0)
+    assert clock.limit() == 1800.0  # a slow start
+    assert clock.hear(1.0) == 1.0
+    assert (clock.limit(), clock.due()) == (20.0, 21.0)
     clock.look_later(21.0)
     assert clock.due() == 31.0
     clock.look_later(21.0, 15.0)  # another rank has asked

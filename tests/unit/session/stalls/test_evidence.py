@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -101,35 +100,6 @@ def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert works(1, [os.getpid()]) == {1: None, os.getpid(): None}
     assert doing(None, None, 3.0) == "silent"
     assert evidence.children() == []
-
-
-def test_processes_are_described_by_what_they_do() -> None:
-    scripts = {"busy": "while True: pass", "sleeping": "time.sleep(60)", "stopped": "input()"}
-    jobs = {
-        kind: subprocess.Popen(
-            [sys.executable, "-c", f"import time; print(flush=True)\n{script}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for kind, script in scripts.items()
-    }
-    try:
-        for job in jobs.values():
-            assert job.stdout is not None
-            job.stdout.readline()
-        time.sleep(0.2)
-        jobs["stopped"].send_signal(signal.SIGSTOP)
-        gone = subprocess.Popen([sys.executable, "-c", ""])
-        gone.wait()
-        pids = {gone.pid: "gone", **{job.pid: kind for kind, job in jobs.items()}}
-        before = works(0, pids)
-        time.sleep(1.0)
-        after = works(0, pids)
-        assert {pid: doing(before[pid], after[pid], 1.0) for pid in pids} == pids
-    finally:
-        for job in jobs.values():
-            job.kill()
-            job.communicate()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])  # the defaults until Python 3.13, and since 3.14

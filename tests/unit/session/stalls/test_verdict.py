@@ -72,11 +72,44 @@ def test_without_the_name_of_the_call_there_is_the_line() -> None:
     )
 
 
-def test_the_users_innermost_line_counts_inside_the_forward_of_ddp() -> None:
-    ddp = library("torch", "nn.parallel.distributed.py", 1600, "forward")
-    model = Frame("/home/me/model.py", 9, "forward", "model", called="sleep")
-    in_ddp = waiting(0, STEP._replace(called="model"))
-    assert "rank 1 is calling sleep at model.py:9, forward." in said(in_ddp, answer(1, STEP, ddp, model))
+DDP = library("torch", "nn.parallel.distributed.py", 1600, "forward")
+MODEL = Frame("/home/me/model.py", 9, "forward", "model", called="sleep")
+SAVE = library("torch", "serialization.py", 900, "save", "write")
+BEGUN = {"0": Calls(7, 6, "all_reduce")}
+
+
+@pytest.mark.parametrize(
+    ("stands", "known", "text"),
+    [
+        ((STEP, DDP, MODEL), {}, "is calling sleep at model.py:9, forward."),
+        # A collective has begun, and the rank sleeps in its own code, or calls what needs no other rank.
+        ((READ,), {"calls": BEGUN}, "is calling sleep at data.py:41"),
+        ((STEP._replace(called="save"), SAVE), {"calls": BEGUN}, "is calling save at train.py:88"),
+    ],
+    ids=["inside DDP", "asleep", "saving"],
+)
+def test_the_users_innermost_call_is_named(stands: tuple[Frame, ...], known: dict[str, Any], text: str) -> None:
+    assert f"rank 1 {text}" in said(waiting(0), answer(1, *stands, **known))
+
+
+@pytest.mark.parametrize(
+    ("stands", "known", "text"),
+    [
+        ((Frame("/home/me/train.py", 90, "spin", "__main__"),), {"does": "busy"}, "is computing at train.py:90, spin."),
+        ((READ,), {"does": "waking"}, "wakes up again and again at data.py:41, read_batch."),  # a loop over one line
+        ((READ,), {"moves": True}, "is calling sleep at data.py:41"),
+        (
+            (STEP._replace(called="item"),),
+            {"does": "busy", "uses_device": True},  # without a pending collective
+            "waits for its device in item at train.py:88, train.",
+        ),
+    ],
+    ids=["computes", "wakes up", "has moved", "device"],
+)
+def test_a_rank_that_may_only_be_slow_is_told_in_the_end(
+    stands: tuple[Frame, ...], known: dict[str, Any], text: str
+) -> None:
+    assert f"rank 1 {text}" in said(waiting(0), answer(1, *stands, **known), slow=True)
 
 
 def test_a_backward_pass_waits_in_what_pytorch_counts() -> None:
@@ -94,19 +127,6 @@ def test_a_backward_pass_waits_in_what_pytorch_counts() -> None:
         assert "Rank 0 is calling backward at train.py:88" in said(ended, answer(1, READ))
 
 
-def test_a_call_that_only_looks_like_waiting_is_named() -> None:
-    """A collective has begun, and the rank sleeps in its own code: the others do not wait for the network."""
-    asleep = answer(1, READ, calls={"0": Calls(7, 6, "all_reduce")})
-    assert "rank 1 is calling sleep at data.py:41" in said(waiting(0), asleep)
-
-
-def test_a_call_of_torch_that_needs_no_other_rank_is_named() -> None:
-    saving = STEP._replace(called="save"), library("torch", "serialization.py", 900, "save", "write")
-    assert "rank 1 is calling save at train.py:88" in said(
-        waiting(0), answer(1, *saving, calls={"0": Calls(7, 6, "all_reduce")})
-    )
-
-
 def test_a_call_that_was_left_out_is_told_by_the_number_of_the_call() -> None:
     calls = {0: Calls(12, 11, "barrier"), 1: Calls(12, 11, "all_reduce"), 2: Calls(12, 11, "barrier")}
     stands = {0: (EVALUATE, "barrier"), 1: (STEP, "all_reduce"), 2: (EVALUATE, "barrier")}
@@ -114,14 +134,7 @@ def test_a_call_that_was_left_out_is_told_by_the_number_of_the_call() -> None:
         "Ranks 0, 2 wait in barrier (evaluate.py:12); rank 1 waits in all_reduce (train.py:88): they do not make the "
         "same calls (call 12 of the default group: barrier on ranks 0, 2, all_reduce on rank 1)."
     )
-
-
-def test_two_groups_in_different_collectives_do_not_make_the_same_calls() -> None:
-    ranks = [waiting(rank) for rank in range(4)] + [waiting(rank, EVALUATE, "barrier") for rank in range(4, 8)]
-    assert said(*ranks) == (
-        "Ranks 0-3 wait in all_reduce (train.py:88); ranks 4-7 wait in barrier (evaluate.py:12): they do not make the "
-        "same calls."
-    )
+    assert said(*(waiting(rank, *stands[rank]) for rank in range(3))).endswith(": they do not make the same calls.")
 
 
 def test_a_rank_at_the_same_line_that_is_a_call_behind_is_told_by_the_counts() -> None:
@@ -163,11 +176,6 @@ def test_on_a_device_the_counts_tell_who_is_behind() -> None:
     )
 
 
-def test_a_device_without_a_pending_collective_computes() -> None:
-    item = answer(1, STEP._replace(called="item"), does="busy", uses_device=True)
-    assert "rank 1 waits for its device in item at train.py:88, train." in said(waiting(0), item, slow=True)
-
-
 def test_workers_of_a_dataloader_are_listed_with_their_states() -> None:
     loader = library("torch", "utils.data.dataloader.py", 1464, "_get_data")
     poll = Frame("/usr/lib/python3.11/selectors.py", 415, "select", "selectors", False, "poll")
@@ -199,20 +207,6 @@ def test_of_a_rank_that_does_not_answer_its_process_is_described(kind: Any, text
     with_command = more(1001) if kind not in ("gone", "finished") else ""
     expected = f"Rank 0 waits in all_reduce (train.py:88); {text}.{with_command}"
     assert said(waiting(0), absent(1, kind), slow=kind == "finished") == expected
-
-
-def test_a_busy_loop_is_slow_until_three_limits_have_passed() -> None:
-    busy = answer(1, Frame("/home/me/train.py", 90, "spin", "__main__"), does="busy")
-    assert "rank 1 is computing at train.py:90, spin." in said(waiting(0), busy, slow=True)
-
-
-def test_a_loop_over_one_slow_line_is_no_blocking_call() -> None:
-    loop = answer(1, READ, does="waking")
-    assert "rank 1 wakes up again and again at data.py:41, read_batch." in said(waiting(0), loop, slow=True)
-
-
-def test_a_rank_that_has_moved_before_may_be_slow() -> None:
-    assert "rank 1 is calling sleep at data.py:41" in said(waiting(0), answer(1, READ, moves=True), slow=True)
 
 
 def test_a_rank_with_a_recent_sign_may_be_slow() -> None:

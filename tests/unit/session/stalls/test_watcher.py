@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -59,7 +60,7 @@ class Job:
             run = other if other is not None and rank == 1 else self.run
             limit = LIMIT if other is None or rank == 1 else 24.0  # so that rank 1 asks, on a busy machine, too
             options = Options(stall_timeout=limit, on_stall=on_stall)
-            find = (lambda mine=mine: mine) if has_store else _silent
+            find = mock.Mock(return_value=mine, side_effect=None if has_store else RendezvousError("it is silent"))
             self._start(partial(self._train, topology, options, lambda run=run: run, directory, find))
             wait_until(lambda rank=rank: len(self._watchers) > rank, 10)  # type: ignore[misc]
             self._start(self._watchers[-1].run)
@@ -82,10 +83,6 @@ class Job:
         assert not any(thread.is_alive() for thread in self._threads)
 
 
-def _silent() -> JobStore | None:
-    raise RendezvousError("it does not answer")
-
-
 def messages_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -94,21 +91,17 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(vars(watcher), "ANSWERS", 4.0)  # so that the other rank would soon ask again
-    told: list[Stall] = []
-
-    def on_stall(stall: Stall) -> None:
-        told.append(stall)
-        raise ValueError("in the user's function")
-
+    on_stall = mock.Mock(side_effect=ValueError("in the user's function"))
     job = Job(tmp_path, on_stall)
     try:
-        wait_until(lambda: bool(told), 30)
+        wait_until(lambda: on_stall.called, 30)
         time.sleep(8 * LIMIT)
         signs.last = time.monotonic()
         wait_until(lambda: "the training went on after" in caplog.text, 10)
     finally:
         job.end()
-    (stall,) = told
+    ((stall,), _) = on_stall.call_args
+    assert on_stall.call_count == 1
     assert {one.rank: one.kind for one in stall.ranks} in ({0: "call", 1: "call"}, {0: "line", 1: "line"})
     assert stall.message.startswith("Nothing moved for ")
     assert Path(stall.stacks).parent == tmp_path / "files"
@@ -172,9 +165,7 @@ def test_without_the_store_each_rank_tells_what_it_knows(
 def test_a_watcher_that_fails_says_so_and_the_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> JobStore | None:
-        raise ValueError("a bug")
-
+    fail = mock.Mock(side_effect=ValueError("a bug"))
     topology, options = Topology(0, 0, 0, 2, 2, 1), Options(stall_timeout=LIMIT)
     Watcher(topology, options, lambda: None, tmp_path, fail).run()
     (record,) = caplog.records
