@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import logging
 import tempfile
 import threading
 import time
@@ -14,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
@@ -98,18 +95,6 @@ def test_images_of_all_ranks_become_one_panel_with_their_captions(
     assert not list(tmp_path.iterdir()), "temporary files for W&B are removed"
 
 
-def test_cells_may_be_images_dates_infinities_and_mappings(ranks: Callable[..., Ranks]) -> None:
-    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
-    unit = ranks(2)
-    for rank in range(2):
-        cells = [Image.new("L", (4, 4), 7 * rank), moment, float("inf"), {"a": [rank, None]}]
-        unit.log(rank, {"table": gathered([cells], ["image", "at", "score", "more"])}, 0)
-    unit.close()
-    for rank, row in enumerate(written(unit)[0]):
-        assert row[2:] == [moment, float("inf"), {"a": [rank, None]}]
-    assert [row[1].format for row in written(unit)[0]] == ["png", "png"]
-
-
 def test_columns_that_differ_are_matched_by_name(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2)
     for step in range(2):
@@ -132,14 +117,6 @@ def test_a_name_may_be_logged_twice_at_a_step_and_without_a_step(ranks: Callable
         unit.log(rank, {"table": table(rank, 3)})
     unit.close()
     assert unit.run.rows[-1]["table"].data == whole(3, 3)
-
-
-def test_columns_may_have_different_types_on_each_rank(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2)
-    unit.log(0, {"table": gathered([[1]], ["a"])}, 0)
-    unit.log(1, {"table": gathered([["one"], [None]], ["a"])}, 0)
-    unit.close()
-    assert written(unit)[0] == [[0, 1], [1, "one"], [1, None]]
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -219,22 +196,6 @@ def test_pending_tables_are_bounded(
     assert [len(written(unit)[step]) for step in range(5)] == [2, 1, 1, 2, 2]
 
 
-def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 8 * SMALL)
-    unit = ranks(2)
-    for step in range(30):
-        for rank in range(2):
-            unit.log(rank, {"table": table(rank)}, step)
-    unit.flush()
-    assert written(unit) == dict.fromkeys(range(30), whole(1, 1))
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 30)
-    unit.flush()
-    for exchange in unit.exchanges.values():
-        assert len(exchange._rows.attachments.kept()) <= 9
-    unit.close()
-
-
 # --- failing ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -248,19 +209,6 @@ def test_a_table_of_one_rank_is_written_and_does_not_delay_numbers(ranks: Callab
     assert written(unit)[1] == [[1, *row] for row in rows_of(1, 2)]
     assert unit.last("loss") == {0: 1.0, 1: 1.0}
     unit.close()
-
-
-def test_a_table_without_a_dead_rank_is_flagged(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
-    for rank in range(3):
-        unit.log(rank, {"table": table(rank)}, 0)
-    unit.flush()
-    for rank in range(2):
-        unit.log(rank, {"table": table(rank)}, 1)
-    unit.die(2)
-    unit.close(0, 1)
-    assert written(unit) == {0: whole(1, 1, 1), 1: whole(1, 1)}
-    assert unit.flagged() == {1: 1}
 
 
 def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
@@ -371,8 +319,3 @@ def test_values_that_cannot_be_encoded_or_decoded_do_not_affect_other_rows(
     unit.close()
     assert unit.last("loss") == {1: 1.0, 2: 1.0}
     assert "bytes that a rank sent as a table or images cannot be read: they are cut off" in caplog.text
-
-
-@pytest.fixture(autouse=True)
-def _log_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "dist_wandb")

@@ -13,6 +13,7 @@ import pytest
 from units import HASTY, QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.job.job_store import JobStore
 
 
@@ -70,7 +71,7 @@ def test_the_writer_reports_rows_as_flagged_only_if_they_are(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, has_logged: bool
 ) -> None:
     """Its last row has not been exchanged in time, because the other rank is behind, or will never log it."""
-    unit = ranks(2)
+    unit = ranks(2, **({} if has_logged else {"kind": CollectiveExchange}))
     for rank in range(2) if has_logged else [0]:
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush(0)

@@ -174,8 +174,7 @@ class Unit:
     def reduce(self) -> tuple[list[float], list[float]]:
         packed = [self.machines[rank].pack() for rank in self.members]
         assert len({(len(sums), len(maxima)) for sums, maxima in packed}) == 1
-        sums = [sum(column) for column in zip(*(sums for sums, _ in packed), strict=True)]
-        return sums, [max(column) for column in zip(*(maxima for _, maxima in packed), strict=True)]
+        return reduced(packed)
 
     def exchange(self, first: Sequence[int] | None = None) -> Outcome:
         """Run one round.
@@ -263,6 +262,12 @@ class Unit:
             return
         states = {json.dumps(self.machines[rank].snapshot()) for rank in self.members}
         assert len(states) == 1
+
+
+def reduced(given: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
+    """Return the sums and maxima of what ranks give."""
+    sums = [sum(column) for column in zip(*(sums for sums, _ in given), strict=True)]
+    return sums, [max(column) for column in zip(*(maxima for _, maxima in given), strict=True)]
 
 
 def _common(outcome: Outcome) -> tuple[object, ...]:

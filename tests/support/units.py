@@ -93,32 +93,20 @@ def _itself(job_store: JobStore) -> JobStore:
 
 @dataclass
 class Ranks:
-    """The ranks of one unit; rank 0 writes.
-
-    Args:
-        size: Number of ranks.
-        limits: Limits of the ranks.
-        kind: Pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged
-            them.
-        first: Global rank of rank 0 of the unit.
-        axes: Names that are x axes of the user.
-        per_node: Number of ranks on each node; all if `None`.
-        is_opening: Returns whether rank 0 is still opening its run.
-        failure: Returns why it could not open it.
-        move: Opens the exchange with another primary, given its rank.
-    """
+    """The ranks of one unit; rank 0 writes."""
 
     size: int
-    limits: Limits = QUICK
+    limits: Limits = QUICK  # limits of the ranks
+    # pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged them
     kind: type[CollectiveExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
-    axes: Sequence[str] = ()
-    first: int = 0
-    per_node: int | None = None
-    is_opening: Callable[[], bool] = lambda: False
-    failure: Callable[[], str | None] = lambda: None
-    move: Callable[[int], None] | None = None
+    axes: Sequence[str] = ()  # names that are x axes of the user
+    first: int = 0  # global rank of rank 0 of the unit
+    per_node: int | None = None  # number of ranks on each node; all if `None`
+    is_opening: Callable[[], bool] = lambda: False  # returns whether rank 0 is still opening its run
+    failure: Callable[[], str | None] = lambda: None  # returns why it could not open it
+    move: Callable[[int], None] | None = None  # opens the exchange with another primary, given its rank
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
     run: RecordingRun = field(default_factory=RecordingRun)

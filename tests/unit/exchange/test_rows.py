@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+import row_units
 import torch
 import wandb
 from hypothesis import given
 from hypothesis import strategies as st
+from row_units import reduced
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.model import Topology
@@ -55,10 +56,7 @@ class Reduction:
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         if not self.is_known:
             self.given.append((sums, maxima))
-        return (
-            [sum(column) for column in zip(*(lists[0] for lists in self.given), strict=True)],
-            [max(column) for column in zip(*(lists[1] for lists in self.given), strict=True)],
-        )
+        return reduced(self.given)
 
 
 class Unit:
@@ -76,7 +74,8 @@ class Unit:
         axes: Sequence[str] = (),
     ) -> None:
         self.runs = [Written() for _ in range(size)]
-        self.rounds = [Rounds(rank, size) for rank in range(size)]
+        self.protocol = row_units.Unit(size)
+        self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
         for rank, run in enumerate(self.runs):
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
@@ -87,7 +86,6 @@ class Unit:
             self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, lambda: axes, **arguments))
         self.calls = [0] * size
         self.last: list[int | None] = [None] * size
-        self.now = 0.0
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -101,7 +99,7 @@ class Unit:
         x = self.last[rank]
         contribution = Contribution(metrics, step, commit, weight, -1 - self.calls[rank] if x is None else x)
         self.calls[rank] += commit is not False
-        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank], self.now))
+        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank], self.protocol.now))
 
     def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
         for rank, metrics in enumerate(values):
@@ -109,16 +107,11 @@ class Unit:
 
     def exchange(self, seconds: float = 1.0) -> bool:
         """Have a round after some time; return whether it was the last one."""
-        self.now += seconds
-        offers: dict[bytes, frozenset[int]] = {}
-        for rank, (machine, own) in enumerate(zip(self.rounds, self.ranks, strict=True)):
+        self.protocol.now += seconds
+        for machine, own in zip(self.rounds, self.ranks, strict=True):
             machine.side_data.axes = own.axes()
-            offer = machine.offer(self.now)
-            offers[offer] = offers.get(offer, frozenset()) | {rank}
-        have_numbers = [machine.plan(offers) for machine in self.rounds]
-        group = Reduction()
-        lists = [group.reduce(*machine.pack()) for machine in self.rounds][-1] if have_numbers[0] else ([], [])
-        outcomes = [machine.unpack(*lists) for machine in self.rounds]
+        self.protocol.exchange()
+        outcomes = list(self.protocol.outcomes.values())
         for machine, own in zip(self.rounds, self.ranks, strict=True):
             own.spreads.keep(machine.outbox.last)
             own.attachments.settle(machine.outbox, machine.table.names)
@@ -151,7 +144,7 @@ def finished(values: Mapping[str, float], *, step: int | None = 0, x: int = 0, m
 
 
 def test_numbers_are_reduced_by_the_first_pattern_that_matches() -> None:
-    unit = Unit(reduce={"tokens": "sum", "*_max": "max", "t*": "min", "*": "mean"})
+    unit = Unit(reduce={"tokens": "sum", "*_max": "max", "t*": "min"})
     metrics = [
         {"tokens": 3, "t_max": 5, "time": 0.5, "loss": 0.25},
         {"tokens": 4, "t_max": 9, "time": 0.1, "loss": 0.5},
@@ -194,15 +187,9 @@ def test_the_mean_is_nan_if_all_ranks_have_nan(reduce: Any) -> None:
     assert math.isnan(unit.close()[0]["loss"])
 
 
-def test_a_name_that_is_none_on_all_ranks_is_not_in_the_row() -> None:
-    unit = Unit(2)
-    unit.log_on_all([{"loss": None, "other": 1.0}] * 2, 0)
-    assert unit.close() == [{"other": 1.0, "global_step": 0}]
-
-
 def test_none_values_have_no_label() -> None:
     unit = Unit(2, run_mode="shared")
-    unit.log_on_all([{"loss": None}, {"loss": 3.0}], 0)
+    unit.log_on_all([{"loss": None, "nobody": None}, {"loss": 3.0, "nobody": None}], 0)
     assert unit.close() == [{"loss": 3.0, "global_step": 0}]
     assert unit.runs[1].rows == [{"rank-1/loss": 3.0, "global_step": 0}]
 
@@ -214,25 +201,11 @@ def test_nanmean_ignores_the_weight_of_a_nan() -> None:
     assert unit.close() == [{"loss": 2.0, "global_step": 0}]
 
 
-def test_a_name_without_a_matching_pattern_is_averaged() -> None:
-    unit = Unit(reduce={"tokens": "sum"})
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
-    assert unit.close() == [{"loss": 1.5, "global_step": 0}]
-
-
 def test_unused_patterns_are_kept_in_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
     assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
     assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
-
-
-def test_first_values_and_other_objects_are_written_in_the_primarys_row() -> None:
-    unit = Unit(reduce={"lr": "first", "*": "mean"})
-    posted = [unit.log(rank, {"text": f"of {rank}", "lr": rank + 0.5, "loss": rank}, 3) for rank in range(2)]
-    assert posted == [["loss"], ["loss"]]
-    assert unit.rows == []
-    assert unit.close() == [{"text": "of 0", "lr": 0.5, "loss": 0.5, "global_step": 3}]
 
 
 def test_first_values_and_other_objects_alone_are_rows() -> None:
@@ -252,14 +225,6 @@ def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> N
     assert unit.rows == []
     unit.log(1, {"loss": 2.0}, 0)
     assert unit.close() == [{"text": "a", "loss": 1.5, "global_step": 0}]
-
-
-def test_posting_waits_for_numbers_that_are_being_copied() -> None:
-    unit = Unit()
-    copy = HostCopy([torch.tensor(1.0), torch.tensor(3.0)])
-    for rank in range(2):
-        unit.log(rank, {"loss": Later(copy, rank)}, 0, weight={"loss": Later(copy, rank)})
-    assert unit.close() == [{"loss": 2.5, "global_step": 0}]
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -323,13 +288,6 @@ def test_labelled_rows_without_a_step_use_the_ranks_own_count() -> None:
     assert {"loss": 1.5, "rank-0/loss": 1.0, "global_step": 0} in unit.close()
 
 
-def test_first_values_are_labelled_too() -> None:
-    unit = Unit(run_mode="shared", reduce="first")
-    unit.log_on_all([{"lr": 1.0}, {"lr": 2.0}], 5)
-    assert unit.close() == [{"lr": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
-    assert unit.runs[1].rows == [{"rank-1/lr": 2.0, "global_step": 5}]
-
-
 @pytest.mark.parametrize(
     ("per_rank", "labelled"),
     [(True, {"loss", "lr"}), (False, set()), ("lo*", {"loss"}), (["lr", "x"], {"lr"}), ("LOSS", set())],
@@ -391,13 +349,6 @@ def test_objects_other_than_numbers_are_labelled_on_secondary_ranks() -> None:
     assert unit.close() == [{**plain, "rank-0/loss": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
 
 
-@pytest.mark.parametrize("run_mode", ["auto", "new"])
-def test_other_modes_have_no_labels(run_mode: RunMode) -> None:
-    unit = Unit(run_mode=run_mode)
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
-    assert unit.close() == [{"loss": 1.5, "global_step": 0}]
-
-
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 def test_first_is_the_value_of_rank_0_in_all_modes(run_mode: RunMode) -> None:
     unit = Unit(3, run_mode=run_mode, reduce={"lr": "first"}, spread=["*"] if run_mode == "new" else (), per_rank=False)
@@ -427,14 +378,6 @@ def test_the_spread_has_min_max_std_and_argmax_rank() -> None:
         "lr": 0.1,
         "global_step": 3,
     }
-
-
-def test_equal_integers_have_zero_spread_at_the_lowest_rank() -> None:
-    unit = Unit(3, spread=["*"])
-    unit.log_on_all([{"n": 2**53 - 1}] * 3, 0)
-    (row,) = unit.close()
-    assert (row["n/min"], row["n/max"], row["n/std"], row["n/argmax_rank"]) == (2**53 - 1, 2**53 - 1, 0.0, 0)
-    assert type(row["n/max"]) is int
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), st.sampled_from(["mean", "sum", "max"]))
@@ -475,6 +418,17 @@ def test_the_spread_covers_only_contributing_ranks() -> None:
     unit.log(2, {"x": 3.0}, 0)
     (row,) = unit.close()
     assert (row["x"], row["x/std"], row["x/argmax_rank"]) == (2.0, 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"), [([2**53 - 1] * 2, (2**53 - 1, 2**53 - 1, 0.0, 0)), ([1.0, 1e160], (1.0, 1e160, math.inf, 1))]
+)
+def test_the_spread_of_large_numbers_is_exact_or_infinite(values: list[float], spread: tuple[float, ...]) -> None:
+    unit = Unit(2, spread=["*"])
+    unit.log_on_all([{"n": value} for value in values], 0)
+    (row,) = unit.close()
+    assert (row["n/min"], row["n/max"], row["n/std"], row["n/argmax_rank"]) == spread
+    assert type(row["n/max"]) is type(values[0])
 
 
 # --- the content of a row ---------------------------------------------------------------------------------------------
@@ -645,13 +599,6 @@ def test_weight_0_on_all_ranks_keeps_objects_other_than_numbers() -> None:
 
 
 # --- without other ranks ----------------------------------------------------------------------------------------------
-
-
-def test_write_own_writes_a_contribution_unchanged() -> None:
-    unit = Unit(1)
-    unit.ranks[0].posting.write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
-    unit.ranks[0].posting.write_own(Contribution({"loss": 2.0}, None))
-    assert unit.rows == [{"loss": 1.0, "text": "a", "global_step": 3}, {"loss": 2.0}]
 
 
 def test_text_stays_in_the_row_of_a_metric_that_adopts_another_layout() -> None:
