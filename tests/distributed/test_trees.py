@@ -88,14 +88,11 @@ def test_survivors_continue_without_a_rank_that_dies(
     unit = ranks(9, reduce="sum", per_node=3)
     others = [rank for rank in range(9) if rank != lost]
     for step in range(3):
-        for rank in range(9):
-            unit.log(rank, {"ones": 1, "mine": rank}, step)
-    unit.flush()
+        unit.write_all(lambda rank: {"ones": 1, "mine": rank}, step)
     began = time.monotonic()
     unit.die(lost)
     for step in range(3, 6):
-        for rank in others:
-            unit.log(rank, {"ones": 1, "mine": rank}, step)
+        unit.log_all(lambda rank: {"ones": 1, "mine": rank}, step, ranks=others)
     unit.close(*others)
     assert time.monotonic() - began < SOON
     assert unit.last("ones") == {step: 9 if step < 3 else 8 for step in range(6)}
@@ -114,13 +111,10 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     caplog.set_level(logging.WARNING, "dist_wandb")
     unit = ranks(9, per_node=3, limits=HASTY)
     others = range(1, 9)
-    for rank in range(9):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     unit.die(0, notice=False)
     for step in (1, 2):
-        for rank in others:
-            unit.log(rank, {"loss": float(rank)}, step)
+        unit.log_all(lambda rank: {"loss": float(rank)}, step, ranks=others)
     assert unit.together(lambda exchange: exchange.flush(), *others) == [False] * 8, "their rows are not written"
     assert unit.together(lambda exchange: exchange.close(0.2), *others) == [False] * 8
     assert unit.last("loss") == {0: 4.0}
@@ -134,13 +128,10 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
 @pytest.mark.usefixtures("fan_out")
 def test_survivors_continue_without_a_node_that_dies(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(9, reduce="sum", per_node=3)
-    for rank in range(9):
-        unit.log(rank, {"ones": 1}, 0)
-    unit.flush()
+    unit.write_all({"ones": 1}, 0)
     unit.together(lambda exchange: exchange.close(failed=True), 3, 4, 5)
     others = (0, 1, 2, 6, 7, 8)
-    for rank in others:
-        unit.log(rank, {"ones": 1}, 1)
+    unit.log_all({"ones": 1}, 1, ranks=others)
     unit.close(*others)
     assert unit.last("ones") == {0: 9, 1: 6}
     assert unit.flagged() == {1: 3}
@@ -149,14 +140,11 @@ def test_survivors_continue_without_a_node_that_dies(ranks: Callable[..., Ranks]
 @pytest.mark.usefixtures("fan_out")
 def test_late_ranks_join(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(9, *range(7), reduce="sum", per_node=3, limits=replace(QUICK, join_timeout=1.0))
-    for rank in range(7):
-        unit.log(rank, {"ones": 1}, 0)
+    unit.log_all({"ones": 1}, 0, ranks=range(7))
     unit.flush()
     unit.open(7, 8)
     eventually(lambda: all(len(exchange.rounds.table.ranks.members) == 9 for exchange in unit.exchanges.values()))
-    for rank in range(9):
-        unit.log(rank, {"ones": 1}, 1)
-    unit.flush()
+    unit.write_all({"ones": 1}, 1)
     generations = [exchange._worker.participation.generation for exchange in unit.exchanges.values()]
     assert {known and known.nodes for known in generations} == {(0, 0, 0, 1, 1, 1, 2, 2, 2)}
     unit.close()
@@ -177,9 +165,7 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
         send(group, own, *arguments)
 
     unit = ranks(4, spread=["loss"])
-    for rank in range(4):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
         group: Any = exchange.group
@@ -187,8 +173,7 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
             part._timeout = 5.0
         wait_for_peers(exchange, 5.0)
     monkeypatch.setattr(GlooGroup, "send_to_first", send_slowly)
-    for rank in range(4):
-        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * 14, ["text"])}, 1)
+    unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * 14, ["text"])}, 1)
     eventually(lambda: unit.last("table"))
     unit.close()
     assert unit.last("table")[1].data == [[rank, f"{rank}" * 990] for rank in range(4) for _ in range(14)]
@@ -211,8 +196,7 @@ def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
 
     monkeypatch.setattr(Forming, "store_of", store_on_node)
     unit = ranks(9, per_node=3)
-    for rank in range(9):
-        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.log_all(lambda rank: {"loss": float(rank)}, 0)
     began = time.monotonic()
     unit.together(lambda exchange: exchange.flush())
     assert time.monotonic() - began < SOON

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from row_units import reduced
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from units import RecordingRun
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
@@ -30,20 +31,6 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
 from dist_wandb.settings.reduction import DEGRADED, EQUAL_BY_NATURE, PerRank, Reduce, check_per_rank, check_reduce
-
-
-class Written:
-    """A run that remembers its rows; those that are left open too, once the next one begins."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._open: dict[str, Any] = {}
-
-    def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
-        self._open.update({name: value for name, value in row.items() if name != "_timestamp"})
-        if commit is not False and self._open:
-            self.rows.append(self._open)
-            self._open = {}
 
 
 class Reduction:
@@ -73,7 +60,7 @@ class Unit:
         step_metric: str | None = "global_step",
         axes: Sequence[str] = (),
     ) -> None:
-        self.runs = [Written() for _ in range(size)]
+        self.runs = [RecordingRun() for _ in range(size)]
         self.protocol = row_units.Unit(size)
         self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
