@@ -38,38 +38,25 @@ class Logged(NamedTuple):
 
 
 class Unit:
-    """The ranks of a unit.
-
-    Args:
-        size: Number of ranks.
-        axes: Names of x axes that all ranks know.
-        always: Further arguments of all `Rounds`.
-
-    Attributes:
-        calls: The calls that the others received, or may still receive.
-        rows: All rows, as rank 0 writes them.
-        owns: What each life kept for rows, in the order in which it got it back.
-        reduced: In how many rounds numbers were reduced.
-        lost: Cells whose values came too late.
-        is_checked: Whether the states of the ranks are compared after each round.
-    """
+    """The ranks of a unit; `axes` are x axes that all know, `always` further arguments of all `Rounds`."""
 
     def __init__(self, size: int, axes: Iterable[str] = (), **always: Any) -> None:
         self._always = always
         self._axes = tuple(axes)
         self.machines = [self._machine(rank, size) for rank in range(size)]
-        self.calls: list[Logged] = []
-        self.rows: list[Row] = []
-        self.owns: dict[Life, list[str]] = {}
+        self.calls: list[Logged] = []  # that the others received, or may still receive
+        self.rows: list[Row] = []  # as rank 0 writes them
+        self.owns: dict[Life, list[str]] = {}  # what each life kept for rows, in the order in which it got it back
         self.now = 0.0
-        self.rounds = self.reduced = 0
+        self.rounds = 0
+        self.reduced = 0  # in how many rounds numbers were reduced
         self.closed = False
-        self.is_checked = True
+        self.is_checked = True  # whether the states of the ranks are compared after each round
         self.lives: Counter[int] = Counter()
         self.dead: set[int] = set()  # died, and did not start again
         self.away: set[int] = set()  # take no part, but may return
         self.absent: set[int] = set()  # have not opened a session yet
-        self.lost: set[Key] = set()
+        self.lost: set[Key] = set()  # whose values came too late
         self.undone: list[Logged] = []  # calls of ranks that died, which the others never received
         self.usual_at_death: dict[Life, set[str]] = {}  # the names that a rank was known to log
         self.times: list[tuple[int, float]] = []  # rounds, and when they were

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from row_jobs import SAME_CALLS, WITH_FAULTS, WITHOUT_FAULTS, Job
 from row_model import Judge
-from row_units import Unit, reduced
+from row_units import Unit
 
 from dist_wandb.exchange.protocol import plan, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
@@ -613,24 +613,19 @@ def sizes(value: object, seen: set[int] | None = None) -> int:
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_memory_does_not_grow(is_lost: bool) -> None:
     """Rows to which one rank does not contribute, or that lack a lost rank."""
-    machines = [Rounds(rank, 2, remembered=100) for rank in range(2)]
+    unit = Unit(2, remembered=100)
+    unit.is_checked = False
     found = []
     for number in range(3000):
         if is_lost and number == 50:
-            machines.pop()
-            machines[0].resize([0], [1])
-        for machine in machines:
-            names = ("loss", "own") if machine is machines[0] else ("loss",)
-            machine.post(names, lanes_of([number_of(1.0)] * len(names)), number, number, float(number))
-        offers: dict[bytes, frozenset[int]] = {}
-        for rank, machine in enumerate(machines):
-            data = machine.offer(number + 1.0)
-            offers[data] = offers.get(data, frozenset()) | {rank}
-        sums, maxima = reduced([machine.pack() if machine.plan(offers) else ([], []) for machine in machines])
-        for machine in machines:
-            machine.unpack(sums, maxima)
+            unit.stall(1)
+        for rank in unit.members:
+            unit.log(rank, {"loss": 1.0, **({} if rank else {"own": 1.0})}, number)
+        unit.now += 1.0
+        unit.exchange()
+        unit.rows.clear()
         if number in (1500, 2999):
-            found.append(sizes(machines[0]))
+            found.append(sizes(unit.machines[0]))
     assert found[1] <= found[0] * 1.02
 
 
