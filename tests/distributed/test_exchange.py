@@ -278,16 +278,6 @@ def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason
     assert "order" not in message
 
 
-def test_the_only_rank_ends_immediately(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
-    """As with `init` under `if rank == 0`: the other ranks do not open a session."""
-    unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
-    unit.log(0, {"loss": 2.0}, 0)
-    unit.close(0)
-    assert unit.run.rows == [{"loss": 2.0, "global_step": 0}]
-    (message,) = warnings(caplog)
-    assert "no other rank has opened a session, so the run has rank 0's own numbers" in message
-
-
 @pytest.mark.parametrize("present", [[0], [0, 1]])
 def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, present: list[int]
@@ -387,32 +377,6 @@ def test_a_rank_that_dies_while_it_opens_its_session_is_lost_if_the_only_other_o
     unit.together(lambda exchange: exchange.close())
     assert unit.flagged() == {0: 1}
     assert unit.exchanges[0].lost == {1}, "so that the run ends as failed"
-
-
-def arrived(exchange: CollectiveExchange) -> int:
-    """Return the number of ranks that have arrived, as seen by one of them."""
-    membership = exchange._worker.participation.membership
-    return 0 if membership is None else membership.presence._arrivals.count()
-
-
-def test_a_rank_that_opens_after_all_others_have_ended_is_warned_and_does_not_wait(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = 2
-    unit = ranks(3, 0, 1, limits=replace(QUICK, join_timeout=1))
-    unit.log_all({"loss": 1.0}, 0, ranks=range(late))
-    eventually(lambda: arrived(unit.exchanges[0]) == late)
-    monkeypatch.setattr(generations, "APART", 0.0)
-    unit.close(*range(late))
-    eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
-    unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)
-    caplog.clear()  # its thread may learn it at once
-    unit.open(late)
-    unit.log(late, {"loss": 5.0}, 0)
-    assert not unit.exchanges[late].close()  # it reports this loss itself
-    (message,) = warnings(caplog)
-    assert f"rank {late} opened its session after the other ranks had ended theirs" in message
-    assert unit.last("loss") == {0: 1.0}
 
 
 def test_a_rank_that_failed_before_the_others_began_is_reported(
