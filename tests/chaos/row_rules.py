@@ -32,7 +32,7 @@ LIGHTNING_X, X = "trainer/global_step", "global_step"
 REGULAR = frozenset(
     {"loss", "burst", "thread", "metric", "beside", "common", "own", "note", "often", "second", "third"}
 )
-REGULAR |= {"fifth", "split", "turned", "axis"}
+REGULAR |= {"third", "fifth", "split", "turned", "axis"}
 
 _Cell = tuple[str, int]  # column and cell
 
