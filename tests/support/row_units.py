@@ -111,6 +111,15 @@ class Unit:
         for rank in self.members:
             self.log(rank, values, step)
 
+    def write(self, rank: int, values: Values, step: int | None = None) -> None:
+        """Let a rank log, and the others receive it."""
+        self.log(rank, values, step)
+        self.settle()
+
+    def write_on_all(self, values: Values, step: int | None = None) -> None:
+        self.log_on_all(values, step)
+        self.settle()
+
     # Ranks come and go
 
     def resize(self) -> None:
@@ -219,10 +228,11 @@ class Unit:
         self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
-    def give_up(self, *, new_only: bool) -> None:
-        """Let rank 0 give up waiting for everything that was received so far."""
+    def give_up(self, *, new_only: bool) -> Outcome:
+        """Let rank 0 give up waiting for everything that was received so far, and run a round."""
         machine = self.machines[self.members[0]]
         machine.give_up(**{"new" if new_only else "every": machine.table.round})
+        return self.exchange()
 
     def settle(self, seconds: float = 1.0) -> None:
         """Let everything that waits be received; calls become old."""

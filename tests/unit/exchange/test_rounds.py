@@ -237,16 +237,14 @@ def test_the_axis_belongs_to_the_call() -> None:
 def test_rows_do_not_wait_for_a_name_that_has_become_an_axis() -> None:
     """Rank 1 gives its part of a row that waits after `epoch` was defined as an axis: it is no cell of that call."""
     unit = Unit(2)
-    unit.log_on_all({"loss": 1.0, "epoch": 0.0})
-    unit.settle()
+    unit.write_on_all({"loss": 1.0, "epoch": 0.0})
     unit.log(0, {"loss": 1.0, "epoch": 1.0})
     unit.now += 1.0
     unit.exchange()
     assert len(unit.machines[0].table.open) == 1
     for machine in unit.machines:
         machine.side_data.axes = ("epoch",)
-    unit.log(1, {"loss": 3.0, "epoch": 1.0})
-    unit.settle()
+    unit.write(1, {"loss": 3.0, "epoch": 1.0})
     assert shown(unit)[1:] == [(-2, {"loss": 2.0, "epoch": 1.0}, 0, False)]
 
 
@@ -270,8 +268,7 @@ def test_rows_of_a_rank_that_is_behind_keep_its_order() -> None:
     unit.log_on_all({"loss": 1.0}, 0)
     unit.settle(0.0)
     for step in (1, 2):
-        unit.log(1, {"loss": 3.0}, step)
-    unit.settle()
+        unit.write(1, {"loss": 3.0}, step)
     for step in (1, 2):
         unit.log(0, {}, step, own=f"before {step}")
         unit.log(0, {"loss": 1.0}, step)
@@ -340,40 +337,32 @@ def test_the_next_round_shares_the_highest_publication_count() -> None:
 def test_a_new_name_waits_for_the_short_patience_only() -> None:
     """It is not known that rank 1 logs it: no flag. From then on a known name of rank 0 is written at once."""
     unit = Unit(2)
-    unit.log(0, {"loss": 4.0}, 0)
-    unit.settle()
+    unit.write(0, {"loss": 4.0}, 0)
     assert not unit.rows
     unit.give_up(new_only=True)
-    unit.exchange()
     unit.log(0, {"loss": 5.0}, 1)
     unit.log(0, {"another": 6.0}, 1)  # rank 1 has never logged anything: it is not waited for again
     unit.exchange()
     unit.exchange()
     assert shown(unit) == [(0, {"loss": 4.0}, 0, False), (1, {"loss": 5.0}, 0, False), (1, {"another": 6.0}, 0, False)]
-    unit.log(1, {"loss": 6.0}, 0)
-    unit.settle()
+    unit.write(1, {"loss": 6.0}, 0)
     assert shown(unit)[3:] == [(0, {"loss": 5.0}, 0, True)]
     assert (unit.outcomes[0].late, unit.outcomes[1].late) == ((), (Key("loss", 0, 0),))
 
 
 def test_a_known_name_has_the_long_patience() -> None:
     unit = Unit(2)
-    unit.log_on_all({"loss": 1.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 1.0}, 0)
     for step in (1, 2):
-        unit.log(0, {"loss": 2.0}, step)
-    unit.settle()
+        unit.write(0, {"loss": 2.0}, step)
     unit.give_up(new_only=True)
-    unit.exchange()
     assert len(unit.rows) == 1
-    unit.give_up(new_only=False)
-    assert unit.exchange().silent == ()
+    assert unit.give_up(new_only=False).silent == ()
     assert unit.outcomes[1].silent == (Key("loss", 1, 0),)
     unit.log(0, {"loss": 2.0}, 3)  # rank 1 is silent: nobody waits for it
     unit.exchange()
     assert shown(unit)[1:] == [(step, {"loss": 2.0}, 1, False) for step in (1, 2, 3)]
-    unit.log(1, {"loss": 4.0}, 1)
-    unit.settle()
+    unit.write(1, {"loss": 4.0}, 1)
     assert shown(unit)[4:] == [(1, {"loss": 3.0}, 0, True)]
     unit.machines[1].intent = Intent.CLOSING  # it has nothing to give to the others: they are not flagged any more
     unit.exchange()
@@ -387,27 +376,20 @@ def test_a_rank_that_has_given_a_name_has_the_long_patience_before_a_row_of_it_i
     for step in range(3):
         unit.log(0, {"loss": 1.0, "lr": 0.1}, step)
     for step in range(2):
-        unit.log(1, {"loss": 3.0}, step)
-    unit.settle()
+        unit.write(1, {"loss": 3.0}, step)
     assert not unit.rows
     unit.give_up(new_only=True)
-    unit.exchange()
     assert shown(unit) == [(step, {"loss": 2.0, "lr": 0.1}, 0, False) for step in (0, 1)]
-    unit.log(1, {"loss": 3.0}, 2)
-    unit.settle()
+    unit.write(1, {"loss": 3.0}, 2)
     assert shown(unit)[2:] == [(2, {"loss": 2.0, "lr": 0.1}, 0, False)]
 
 
 def test_a_rank_that_goes_on_with_other_names_does_not_log_this_one_any_more() -> None:
     unit = Unit(2)
-    unit.log_on_all({"val": 1.0}, 0)
-    unit.settle()
-    unit.log(0, {"val": 1.0}, 1)
-    unit.settle()
-    unit.log(1, {"other": 1.0}, 1)
-    unit.settle()
+    unit.write_on_all({"val": 1.0}, 0)
+    unit.write(0, {"val": 1.0}, 1)
+    unit.write(1, {"other": 1.0}, 1)
     unit.give_up(new_only=False)
-    unit.exchange()
     unit.log(0, {"val": 1.0}, 2)
     unit.exchange()
     assert [(row.step, row.missing) for row in unit.rows if row.names == ("val",)] == [(0, 0), (1, 1), (2, 0)]
@@ -416,18 +398,15 @@ def test_a_rank_that_goes_on_with_other_names_does_not_log_this_one_any_more() -
 def test_nobody_is_given_up_while_a_rank_has_more_to_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_wandb.exchange.protocol.rounds.MOST_VALUES", 10)
     unit = Unit(2)
-    unit.log_on_all({"loss": 1.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 1.0}, 0)
     for step in range(1, 100):
         unit.log(0, {"loss": 1.0}, step)
     unit.now += 1
     for _ in range(5):
-        unit.give_up(new_only=False)
-        assert unit.exchange().more
+        assert unit.give_up(new_only=False).more
     assert len(unit.rows) == 1
     for step in range(1, 100):
-        unit.log(1, {"loss": 3.0}, step)
-    unit.settle()
+        unit.write(1, {"loss": 3.0}, step)
     assert shown(unit)[1:] == [(step, {"loss": 2.0}, 0, False) for step in range(1, 100)]
 
 
@@ -437,10 +416,8 @@ def test_a_new_name_that_needs_the_primary_waits_for_it(present: tuple[int, int]
     unit = Unit(3, needs_primary=lambda name: name == "metric")
     for rank in present:
         unit.log(rank, {"metric": 1.0}, 0)
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.settle()
+        unit.write(rank, {"loss": 1.0}, 0)
     unit.give_up(new_only=True)
-    unit.exchange()
     assert Counter(name for row in unit.rows for name in row.names) == {"loss": 1, **({"metric": 1} if number else {})}
     unit.log(({0, 1, 2} - {*present}).pop(), {"metric": 4.0}, 0)
     unit.close()
@@ -453,17 +430,13 @@ def test_an_interleaved_rank_does_not_pass_a_row_by_logging_a_later_one(is_inter
     unit = Unit(2)
     unit.machines[1].side_data.interleaved = is_interleaved
     for step in (0, 1):
-        unit.log(0, {"loss": 1.0}, step)
-        unit.settle()
-    unit.log(1, {"loss": 3.0}, 1)
-    unit.settle()
-    unit.log_on_all({"other": 1.0}, 2)
-    unit.settle()
+        unit.write(0, {"loss": 1.0}, step)
+    unit.write(1, {"loss": 3.0}, 1)
+    unit.write_on_all({"other": 1.0}, 2)
     late = Rounds(1, 2)
     late.restore(json.loads(json.dumps(unit.machines[0].snapshot())))
     assert late.table.ranks.interleaved == ({1} if is_interleaved else NOBODY)
-    unit.log(1, {"loss": 3.0}, 0)
-    unit.settle()
+    unit.write(1, {"loss": 3.0}, 0)
     last = {row.step: row for row in unit.rows}
     assert (values(last[0]), last[0].corrects) == ({"loss": 2.0}, not is_interleaved)
 
@@ -479,20 +452,16 @@ def test_lost_ranks_are_counted_as_missing_until_they_return() -> None:
     ]
     for step, change in enumerate(changes):
         change()
-        unit.log_on_all({"loss": 1.0}, step)
-        unit.settle()
+        unit.write_on_all({"loss": 1.0}, step)
     assert [row.missing for row in unit.rows] == [0, 1, 2, 1, 0]
 
 
 def test_rows_of_before_it_was_known_that_a_lost_rank_logs_their_names_are_flagged() -> None:
     unit = Unit(2)
     for step in range(3):
-        unit.log(0, {"loss": 1.0}, step)
-        unit.settle()
+        unit.write(0, {"loss": 1.0}, step)
         unit.give_up(new_only=True)
-        unit.exchange()
-    unit.log(1, {"loss": 1.0}, 0)
-    unit.settle()
+    unit.write(1, {"loss": 1.0}, 0)
     unit.die(1)
     unit.exchange()
     assert [(row.step, row.missing, row.corrects) for row in unit.rows[3:]] == [
@@ -506,16 +475,14 @@ def test_rows_of_before_it_was_known_that_a_lost_rank_logs_their_names_are_flagg
 def test_rows_of_new_names_that_waited_when_a_rank_was_lost_are_flagged(number: int) -> None:
     """It is unknown whether the lost rank logged them as well: nobody has heard of what waited there."""
     unit = Unit(2)
-    unit.log_on_all({"loss": 1.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 1.0}, 0)
     for step in range(number):
         unit.log_on_all({f"acc {name}": 1.0 for name in range(500)}, step)  # several rounds
     unit.die(1)
     unit.settle()
     for _ in range(2):
         unit.exchange()
-    unit.log(0, {"acc 0": 1.0, "later": 1.0}, number)
-    unit.settle()
+    unit.write(0, {"acc 0": 1.0, "later": 1.0}, number)
     assert [(row.step, row.missing) for row in unit.rows[1:]] == [*((step, 1) for step in range(number)), (number, 0)]
 
 
@@ -523,10 +490,8 @@ def test_names_of_one_rank_are_not_flagged_when_another_one_is_lost() -> None:
     unit = Unit(2)
     for step in range(5):
         unit.log(0, {"throughput": 1.0}, step)
-        unit.log(1, {"other": 1.0}, step)
-        unit.settle()
+        unit.write(1, {"other": 1.0}, step)
         unit.give_up(new_only=False)
-        unit.exchange()
     unit.die(1)
     unit.log(0, {"throughput": 1.0}, 5)
     unit.close()
@@ -538,10 +503,8 @@ def test_uneven_counts_are_not_flagged() -> None:
     unit = Unit(2)
     for step in (0, 1):
         unit.log_on_all({"val": 1.0}, step)
-    unit.log(0, {"val": 5.0}, 2)
-    unit.settle()
-    unit.log_on_all({"val": 2.0}, 0)
-    unit.settle()
+    unit.write(0, {"val": 5.0}, 2)
+    unit.write_on_all({"val": 2.0}, 0)
     assert shown(unit) == [
         *((step, {"val": 1.0}, 0, False) for step in (0, 1)),
         (2, {"val": 5.0}, 0, False),
@@ -551,11 +514,9 @@ def test_uneven_counts_are_not_flagged() -> None:
 
 def test_at_most_some_rows_wait() -> None:
     unit = Unit(2, most_open=10)
-    unit.log_on_all({"loss": 1.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 1.0}, 0)
     for step in range(1, 100):
-        unit.log(0, {"loss": 1.0}, step)
-        unit.settle()
+        unit.write(0, {"loss": 1.0}, step)
         assert len(unit.machines[0].table.open) <= 10
     assert [(row.step, row.missing) for row in unit.rows] == [(0, 0), *((step, 1) for step in range(1, 100))]
 
@@ -565,8 +526,7 @@ def test_at_most_some_rows_wait() -> None:
 
 def test_late_values_do_not_replace_forgotten_rows() -> None:
     unit = Unit(2, remembered=10)
-    unit.log_on_all({"loss": 0.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 0.0}, 0)
     unit.stall(1)
     for step in range(1, 50):
         unit.log(0, {"loss": 0.0}, step)
@@ -586,8 +546,7 @@ def test_steps_before_the_forgotten_ones_are_written() -> None:
     steps = [*range(100, 150), *range(50)]
     for step in steps:
         unit.log_on_all({"loss": 1.0}, step)
-        unit.log(0, {"own": 1.0}, step)
-        unit.settle()
+        unit.write(0, {"own": 1.0}, step)
         unit.give_up(new_only=True)
     unit.close()
     assert [row.step for row in unit.rows if row.names == ("loss",)] == steps
@@ -631,11 +590,9 @@ def test_memory_does_not_grow(is_lost: bool) -> None:
 
 def test_the_cost_of_a_round_is_independent_of_open_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Unit(2)
-    unit.log_on_all({"loss": 1.0, "lr": 1.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 1.0, "lr": 1.0}, 0)
     for step in range(1, 300):
-        unit.log(0, {"loss": 1.0}, step)
-    unit.settle()
+        unit.write(0, {"loss": 1.0}, step)
     looked_at: list[int] = []
     candidates = table.Conclusion._candidates
 
@@ -646,11 +603,9 @@ def test_the_cost_of_a_round_is_independent_of_open_cells(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(table.Conclusion, "_candidates", counted)
     for step in (3000, 3001):
-        unit.log(0, {"lr": 0.1}, step)
-        unit.settle()
+        unit.write(0, {"lr": 0.1}, step)
         looked_at.clear()
-        unit.log(1, {"lr": 0.1}, step)
-        unit.settle()
+        unit.write(1, {"lr": 0.1}, step)
         assert looked_at == [1, 1]
 
 
@@ -696,8 +651,7 @@ def test_ranks_with_equal_calls_are_one(is_another: bool, monkeypatch: pytest.Mo
 
 def test_calls_of_an_interrupted_round_are_put_back() -> None:
     unit = Unit(3)
-    unit.log_on_all({"loss": 1.0}, 0)
-    unit.settle()
+    unit.write_on_all({"loss": 1.0}, 0)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "lr": 1.0}, 1, own=f"{rank}")
     unit.undo([0, 2])
