@@ -247,7 +247,7 @@ def test_an_orderly_departure_does_not_compensate_for_a_lost_rank() -> None:
 @pytest.mark.parametrize("half", [1, 2])
 def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: int, half: int) -> None:
     @seed(half)
-    @settings(max_examples=500, deadline=None, database=None)
+    @settings(max_examples=250, deadline=None, database=None)
     @given(schedules())
     def play(schedule: Schedule) -> None:
         schedule.play(fan_out)
