@@ -29,10 +29,8 @@ from driving import Row, RunFile
 DEGRADED = "dist_wandb/degraded"
 LIGHTNING_X, X = "trainer/global_step", "global_step"
 # Names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`.
-REGULAR = frozenset(
-    {"loss", "burst", "thread", "metric", "beside", "common", "own", "note", "often", "second", "third"}
-)
-REGULAR |= {"third", "fifth", "split", "turned", "axis"}
+REGULAR = frozenset({"loss", "burst", "thread", "metric", "beside", "common", "own", "note"})
+REGULAR |= {"often", "second", "third", "fifth", "split", "turned", "axis"}
 
 _Cell = tuple[str, int]  # column and cell
 
