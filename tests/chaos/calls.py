@@ -12,32 +12,19 @@ from ledger import Entry
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of `log` on one rank.
+    """One call of `log` on one rank."""
 
-    Args:
-        rank: Global rank.
-        number: Number of earlier calls of this rank in the session, in the order in which they were recorded.
-        session: Number of the session.
-        step: The step that was passed; `None` for none.
-        axes: Values of the user's axis.
-        cells: Cell and number by name.
-        weight: The weight that was passed, or 1.
-        pid: The process, which may be a child of the rank's.
-        began: When it was recorded.
-        ended: When it returned; infinity if it may not have.
-        places: Where its row may lie on the x axis: one place, unless other calls of the rank overlapped with it.
-    """
-
-    rank: int
-    number: int
+    rank: int  # global rank
+    number: int  # number of earlier calls of this rank in the session, in the order in which they were recorded
     session: int
-    step: int | None
-    axes: Mapping[str, float]
-    cells: Mapping[str, tuple[int, float]]
-    weight: float
-    pid: int
-    began: float
-    ended: float
+    step: int | None  # the step that was passed; `None` for none
+    axes: Mapping[str, float]  # values of the user's axis
+    cells: Mapping[str, tuple[int, float]]  # cell and number by name
+    weight: float  # the weight that was passed, or 1
+    pid: int  # the process, which may be a child of the rank's
+    began: float  # when it was recorded
+    ended: float  # when it returned; infinity if it may not have
+    # where its row may lie on the x axis: one place, unless other calls of the rank overlapped with it
     places: set[int] = field(default_factory=set)
 
     @property

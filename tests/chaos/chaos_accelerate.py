@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from accelerate import Accelerator
-from chaos_rank import ChaosError, see_others_begin, stop
+from chaos_rank import break_off, see_others_begin
 from drawing import from_json, value_of
 from ledger import Ledger, watch_messages
 
@@ -33,12 +33,7 @@ def main(spec_file: str, directory: str) -> None:
             if fault.row == row:
                 if rank == 0:
                     see_others_begin(spec, Path(directory))
-                ledger.write("fault", kind=fault.kind)
-                if fault.kind == "kill":
-                    os.kill(os.getpid(), 9)
-                if fault.kind == "raise":
-                    raise ChaosError
-                stop(os.getpid(), fault.value)
+                break_off(ledger, fault)
         time.sleep(spec.lag(rank, row))
         names = ["loss", *(["own_0"] if rank == 0 else [])]
         values = {name: value_of(rank, row) for name in names}

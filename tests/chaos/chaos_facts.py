@@ -28,49 +28,30 @@ _DISK_FULL = "could be written to disk"
 
 @dataclass(frozen=True)
 class Writer:
-    """A rank that has a run in a session.
+    """A rank that has a run in a session."""
 
-    Args:
-        rank: Global rank.
-        session: Number of the session.
-        run_id: Id of the run.
-        directory: Rank whose directory contains the files; `None` if it is not the directory of one rank.
-        primary: Whether the rank writes plain names.
-        label: Label under which it writes its own values; `None` if it does not write them.
-        unit: Ranks whose values are reduced together.
-    """
-
-    rank: int
+    rank: int  # global rank
     session: int
     run_id: str
-    directory: int | None
-    primary: bool
-    label: str | None
-    unit: frozenset[int]
+    directory: int | None  # rank whose directory contains the files; `None` if it is not the directory of one rank
+    primary: bool  # whether the rank writes plain names
+    label: str | None  # label under which it writes its own values; `None` if it does not write them
+    unit: frozenset[int]  # ranks whose values are reduced together
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The events of a job, according to its ranks.
-
-    Args:
-        spec: The job.
-        opened: Sessions that each rank opened.
-        fatal: The fault that ended a rank early, by rank.
-        broken: Ranks that did not reach the end of their script.
-        reported_lost: Ranks whose logged values may be lost, according to a warning.
-        left_alone: Ranks whose values are no longer reduced with those of the others, according to their own warning.
-        given_up: Ranks without which others continued, according to their warnings.
-        disk_full: Ranks that could not write all of their run to disk, according to their own warning.
-    """
+    """The events of a job, according to its ranks."""
 
     spec: Spec
-    opened: dict[int, list[int]]
-    fatal: dict[int, str]
-    broken: frozenset[int]
-    reported_lost: frozenset[int]
-    given_up: frozenset[int]
+    opened: dict[int, list[int]]  # sessions that each rank opened
+    fatal: dict[int, str]  # the fault that ended a rank early, by rank
+    broken: frozenset[int]  # ranks that did not reach the end of their script
+    reported_lost: frozenset[int]  # ranks whose logged values may be lost, according to a warning
+    given_up: frozenset[int]  # ranks without which others continued, according to their warnings
+    # ranks whose values are no longer reduced with those of the others, according to their own warning
     left_alone: frozenset[int]
+    # ranks that could not write all of their run to disk, according to their own warning
     disk_full: frozenset[int] = frozenset()
 
     @classmethod

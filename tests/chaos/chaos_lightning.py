@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from chaos_rank import ChaosError, stop
+from chaos_rank import break_off
 from drawing import Spec, from_json, value_of
 from ledger import Ledger, watch_messages
 from lightning.pytorch import LightningModule, Trainer
@@ -35,7 +35,7 @@ class Model(LightningModule):
         assert self.ledger is not None
         for fault in self.spec.faults_of(self.global_rank):
             if fault.row == batch_idx:
-                self.suffer(fault.kind, fault.value)
+                break_off(self.ledger, fault)
         time.sleep(self.spec.lag(self.global_rank, batch_idx))
         value = value_of(self.global_rank, batch_idx)
         names = ["loss", *(["own_0"] if self.global_rank == 0 else [])]
@@ -45,15 +45,6 @@ class Model(LightningModule):
         self.ledger.done(number)
         result: torch.Tensor = self.layer(batch[0]).mean()
         return result
-
-    def suffer(self, kind: str, value: float) -> None:
-        assert self.ledger is not None
-        self.ledger.write("fault", kind=kind)
-        if kind == "kill":
-            os.kill(os.getpid(), 9)
-        if kind == "raise":
-            raise ChaosError
-        stop(os.getpid(), value)
 
     def on_train_end(self) -> None:
         assert self.ledger is not None

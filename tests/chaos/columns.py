@@ -24,21 +24,13 @@ class Meaning:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The numbers of one name in one writer's run.
+    """The numbers of one name in one writer's run."""
 
-    Args:
-        name: Name that the ranks logged.
-        column: Name in the rows.
-        reduction: How the numbers of several ranks are reduced; `"own"` for numbers of one rank only.
-        cells: The contributions that are reduced.
-        has_faults: Whether ranks may be missing.
-    """
-
-    name: str
-    column: str
-    reduction: str
-    cells: Cells
-    has_faults: bool
+    name: str  # name that the ranks logged
+    column: str  # name in the rows
+    reduction: str  # how the numbers of several ranks are reduced; `"own"` for numbers of one rank only
+    cells: Cells  # the contributions that are reduced
+    has_faults: bool  # whether ranks may be missing
 
     def meaning(self, value: Any) -> Meaning | None:
         """Return the meaning of a number, or a text; `None` if it is not the reduction of any ranks' numbers."""

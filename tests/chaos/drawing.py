@@ -54,36 +54,22 @@ _LAYOUTS = ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 1), (2, 2), (1, 2), (2
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of one rank.
+    """A fault of one rank."""
 
-    Args:
-        kind: One of `FATAL`, `ABSENT` and `OTHER`, or `FULL`.
-        rank: Global rank.
-        row: Row of the last session before which the fault happens.
-        value: An exit code, or a number of seconds.
-    """
-
-    kind: str
-    rank: int
-    row: int
-    value: float
+    kind: str  # one of `FATAL`, `ABSENT` and `OTHER`, or `FULL`
+    rank: int  # global rank
+    row: int  # row of the last session before which the fault happens
+    value: float  # an exit code, or a number of seconds
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How a rank falls behind now and then.
+    """How a rank falls behind now and then."""
 
-    Args:
-        rank: Global rank.
-        every: Number of rows from one time to the next.
-        first: The first row before which it sleeps.
-        seconds: How long it sleeps.
-    """
-
-    rank: int
-    every: int
-    first: int
-    seconds: float
+    rank: int  # global rank
+    every: int  # number of rows from one time to the next
+    first: int  # the first row before which it sleeps
+    seconds: float  # how long it sleeps
 
     def before(self, row: int) -> float:
         """Return for how many seconds the rank sleeps before a row."""
@@ -92,62 +78,33 @@ class Lag:
 
 @dataclass(frozen=True)
 class Spec:
-    """A job.
+    """A job."""
 
-    Args:
-        seed: The seed from which the job was drawn.
-        launcher: One of `LAUNCHERS`.
-        strategy: Strategy of Lightning; empty for other launchers.
-        nodes: Number of ranks of each node.
-        run_mode: Argument of `dist_wandb.init`, like the next four.
-        rank_scope: See `run_mode`.
-        reduce: See `run_mode`.
-        spread: See `run_mode`.
-        per_rank: See `run_mode`.
-        weighted: Whether numbers have weights.
-        steps: Whether rows are logged with a step.
-        axis: The pattern of the names on an x axis of the user's; empty for none.
-        axis_differs: Whether its values differ between ranks.
-        rows: Number of rows of each session.
-        pace: Seconds between two rows.
-        streams: The values logged in each row, of `STREAMS`.
-        sessions: Number of sessions, one after the other.
-        nested: Whether a second session is opened within the first.
-        guarded: Whether only rank 0 opens a session.
-        ending: How a session ends, of `ENDINGS`.
-        meets: Whether the rank that hosts the job's store waits until the others have ended.
-        server: Behaviour of W&B's server, of `SERVERS`.
-        nofile: Largest number of descriptors of a rank; 0 for the limit of the system.
-        limits: `join_timeout`, `peer_timeout`, `finish_timeout` and `heartbeat`.
-        lags: Ranks that are behind now and then.
-        faults: Faults of ranks.
-    """
-
-    seed: int
-    launcher: str
-    strategy: str
-    nodes: tuple[int, ...]
-    run_mode: str
-    rank_scope: str
-    reduce: Any
-    spread: bool
-    per_rank: bool
-    weighted: bool
-    steps: bool
-    axis: str
-    axis_differs: bool
-    rows: int
-    pace: float
-    streams: tuple[str, ...]
-    sessions: int
-    nested: bool
-    guarded: bool
-    ending: str
-    meets: bool
-    server: str
-    nofile: int
-    limits: dict[str, float]
-    lags: tuple[Lag, ...]
+    seed: int  # the seed from which the job was drawn
+    launcher: str  # one of `LAUNCHERS`
+    strategy: str  # strategy of Lightning; empty for other launchers
+    nodes: tuple[int, ...]  # number of ranks of each node
+    run_mode: str  # argument of `dist_wandb.init`, like the next four
+    rank_scope: str  # see `run_mode`
+    reduce: Any  # see `run_mode`
+    spread: bool  # see `run_mode`
+    per_rank: bool  # see `run_mode`
+    weighted: bool  # whether numbers have weights
+    steps: bool  # whether rows are logged with a step
+    axis: str  # the pattern of the names on an x axis of the user's; empty for none
+    axis_differs: bool  # whether its values differ between ranks
+    rows: int  # number of rows of each session
+    pace: float  # seconds between two rows
+    streams: tuple[str, ...]  # the values logged in each row, of `STREAMS`
+    sessions: int  # number of sessions, one after the other
+    nested: bool  # whether a second session is opened within the first
+    guarded: bool  # whether only rank 0 opens a session
+    ending: str  # how a session ends, of `ENDINGS`
+    meets: bool  # whether the rank that hosts the job's store waits until the others have ended
+    server: str  # behaviour of W&B's server, of `SERVERS`
+    nofile: int  # largest number of descriptors of a rank; 0 for the limit of the system
+    limits: dict[str, float]  # `join_timeout`, `peer_timeout`, `finish_timeout` and `heartbeat`
+    lags: tuple[Lag, ...]  # ranks that are behind now and then
     faults: tuple[Fault, ...]
 
     @property

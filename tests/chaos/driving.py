@@ -35,50 +35,29 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFile:
-    """One ``.wandb`` file.
-
-    Args:
-        run_id: Id of the run.
-        writer: Rank whose directory contains it; `None` if the directory does not name a rank.
-        rows: History rows.
-        exit_code: Exit code of the run; `None` if the file has no end.
-        problem: Parts that could not be read.
-    """
+    """One ``.wandb`` file."""
 
     run_id: str
-    writer: int | None
+    writer: int | None  # rank whose directory contains it; `None` if the directory does not name a rank
     rows: list[Row]
-    exit_code: int | None = 0
-    problem: str = ""
+    exit_code: int | None = 0  # exit code of the run; `None` if the file has no end
+    problem: str = ""  # parts that could not be read
 
 
 @dataclass
 class Evidence:
-    """The evidence of a job.
-
-    Args:
-        spec: The job.
-        entries: Entries of all ledgers, ordered by time.
-        codes: Exit codes of the started commands; `None` for one that had to be killed.
-        output: All output.
-        files: Runs on disk, in the order of their starts.
-        arrived: Rows of the runs at the server, by run id.
-        unknown: Requests that the server does not know.
-        alive: Processes that outlived the job.
-        left: Remaining files in the directory for temporary files.
-        seconds: Duration of the job.
-    """
+    """The evidence of a job."""
 
     spec: Spec
-    entries: list[ledger.Entry]
-    codes: list[int | None]
+    entries: list[ledger.Entry]  # entries of all ledgers, ordered by time
+    codes: list[int | None]  # exit codes of the started commands; `None` for one that had to be killed
     output: str = ""
-    files: list[RunFile] = field(default_factory=list)
-    arrived: dict[str, list[Row]] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    alive: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    files: list[RunFile] = field(default_factory=list)  # runs on disk, in the order of their starts
+    arrived: dict[str, list[Row]] = field(default_factory=dict)  # rows of the runs at the server, by run id
+    unknown: list[str] = field(default_factory=list)  # requests that the server does not know
+    alive: list[str] = field(default_factory=list)  # processes that outlived the job
+    left: list[str] = field(default_factory=list)  # remaining files in the directory for temporary files
+    seconds: float = 0.0  # duration of the job
 
 
 def play(spec: Spec, limit: float, keep: Path | None = None) -> Evidence:

@@ -28,38 +28,18 @@ from driving import Row, RunFile
 
 DEGRADED = "dist_wandb/degraded"
 LIGHTNING_X, X = "trainer/global_step", "global_step"
-REGULAR = (  # names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`
-    *(
-        "loss",
-        "burst",
-        "thread",
-        "metric",
-        "beside",
-        "common",
-        "own",
-        "note",
-        "often",
-        "second",
-        "third",
-        "fifth",
-        "split",
-    ),
-    *("turned", "axis"),
-)
+# Names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`.
+REGULAR = frozenset({"loss", "burst", "thread", "metric", "beside", "common", "own", "note"})
+REGULAR |= {"often", "second", "third", "fifth", "split", "turned", "axis"}
 
 _Cell = tuple[str, int]  # column and cell
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken promise.
+    """A broken promise."""
 
-    Args:
-        kind: Its kind in a word or two.
-        text: Description.
-    """
-
-    kind: str
+    kind: str  # its kind in a word or two
     text: str
 
 
@@ -101,25 +81,15 @@ class _Written:
 
 @dataclass(frozen=True)
 class RowRules:
-    """The check of the rows of one writer.
-
-    Args:
-        spec: The job.
-        facts: What happened in it.
-        excused: Counts what is no violation, but should be rare.
-        files: The files of the writer's run.
-        writer: The writer.
-        columns: What its run contains.
-        calls: The calls of the ranks whose numbers it contains.
-    """
+    """The check of the rows of one writer."""
 
     spec: Spec
-    facts: Facts
-    excused: Counter[str]
-    files: Sequence[RunFile]
+    facts: Facts  # what happened in it
+    excused: Counter[str]  # counts what is no violation, but should be rare
+    files: Sequence[RunFile]  # the files of the writer's run
     writer: Writer
-    columns: Sequence[Column]
-    calls: Sequence[Call]
+    columns: Sequence[Column]  # what its run contains
+    calls: Sequence[Call]  # the calls of the ranks whose numbers it contains
 
     def violations(self) -> Iterator[Violation]:
         for written in self._rows:

@@ -112,19 +112,13 @@ def test_a_planted_difference_is_found(name: str) -> None:
     assert kinds(of_stock(), ours) == expected
 
 
-def test_a_mean_may_differ_in_its_last_digit() -> None:
+def test_means_and_truth_values_of_several_ranks_are_numbers() -> None:
     stock, ours = of_stock(), of_ours()
-    stock.rows[0]["loss"], ours.rows[0]["loss"] = 0.1, 0.10000000000000002
-    assert kinds(stock, ours) == []
-
-
-def test_truth_values_of_several_ranks_are_numbers() -> None:
-    ours = of_ours()
-    ours.rows[2]["ok"] = 1
+    stock.rows[0]["loss"], ours.rows[0]["loss"], ours.rows[2]["ok"] = 0.1, 0.10000000000000002, 1
     terms = Terms(axes=TERMS.axes, has_peers=True)
-    assert kinds(of_stock(), ours, terms) == []
+    assert kinds(stock, ours, terms) == []
     ours.rows[2]["ok"] = 0
-    assert kinds(of_stock(), ours, terms) == ["value"]
+    assert kinds(stock, ours, terms) == ["value"]
 
 
 def test_calls_at_one_position_of_a_frameworks_axis_may_be_one_row_but_not_leave_one_without_values() -> None:
@@ -134,82 +128,60 @@ def test_calls_at_one_position_of_a_frameworks_axis_may_be_one_row_but_not_leave
     later = {"step": 2, "epoch": 0, "loss": 0.25}
     stock = Recorded(rows=[{**row, "_step": number} for number, row in enumerate([*parts, later])])
     assert kinds(stock, Recorded(rows=[whole, later]), terms) == []
-    assert kinds(stock, Recorded(rows=[*parts, later]), terms) == []
     assert kinds(stock, Recorded(rows=[whole, {"step": 1, "epoch": 0}, later]), terms) == ["row of the axis alone"]
     assert kinds(stock, Recorded(rows=[{**whole, "step": 2}, later]), terms) == ["value"]
     assert kinds(stock, Recorded(rows=[parts[0], later, parts[1]]), terms) != []
 
 
-def test_a_flag_is_allowed_after_a_failure_only() -> None:
-    ours = of_ours()
-    ours.rows[1][DEGRADED] = 1
-    assert kinds(of_stock(), ours, Terms(axes=TERMS.axes, is_failing=True)) == []
-
-
 # --- what stock has to play -------------------------------------------------------------------------------------------
 
+Calls = list[tuple[dict[str, Any], int | None, bool | None]]  # values, step and commit
+Played = tuple[list[tuple[int | None, bool | None]], dict[int, int]]  # step and commit; the positions that differ
+A, B, C = {"a": 1}, {"b": 1}, {"c": 1}
+TRANSLATED: dict[str, tuple[Calls, Played, Played | None]] = {
+    # Calls; what stock plays in comparison with one process, and with several ranks (`None`: the same).
+    "parts of a row": (
+        [(A, None, None), (B, None, False), (C, None, None)],
+        ([(None, None), (None, False), (None, None)], {}),
+        None,
+    ),
+    "steps that go backwards": (
+        [(A, 5, None), (A, 3, None), (A, 4, None), (A, 9, None)],
+        ([(5, None), (6, None), (7, None), (9, None)], {6: 3, 7: 4}),
+        None,
+    ),
+    "no step after one": (
+        [(A, 5, None), (B, None, None), (C, None, None), (A, 6, None)],
+        ([(5, None), (None, None), (None, None), (7, None)], {6: 5, 7: 6}),
+        None,
+    ),
+    "a name twice at a step": (
+        [(A, 1, None), (A, 1, None), (A, 2, None)],
+        ([(1, None), (1, None), (2, None)], {}),
+        ([(1, None), (2, None), (3, None)], {2: 1, 3: 2}),
+    ),
+    "another value of the axis": (
+        [({**A, "samples": 8}, 1, None), ({**B, "samples": 8}, 1, None), ({**C, "samples": 9}, 1, None)],
+        ([(1, None)] * 3, {}),
+        ([(1, None), (1, None), (2, None)], {2: 1}),
+    ),
+    "a step after its commit": ([(A, 1, True), (B, 1, None)], ([(1, True), (2, None)], {2: 1}), None),
+}
 
-def script(*calls: tuple[dict[str, Any], int | None, bool | None]) -> Script:
-    """Return a script of calls of `log`: values, step and commit."""
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_stock_plays_the_calls_whose_rows_are_wanted(name: str) -> None:
+    calls, in_one, between_ranks = TRANSLATED[name]
     operations: list[Operation] = [
-        {
-            "do": "log",
-            "values": values,
-            **({} if step is None else {"step": step}),
-            **({} if commit is None else {"commit": commit}),
-        }
+        {"do": "log", "values": values, **({} if step is None else {"step": step}), "commit": commit}
         for values, step, commit in calls
     ]
-    end: Operation = {"do": "end", "how": "return"}
     axis: Operation = {"do": "define", "name": "a", "options": {"step_metric": "samples"}}
-    return Script("s", "run", {}, 0.0, (axis, *operations, end))
-
-
-def translated(given: Script, *, has_peers: bool) -> tuple[list[tuple[int | None, bool | None]], dict[int, int]]:
-    """Return step and commit of the calls of stock, and the positions that differ."""
-    result = for_stock(given, has_peers=has_peers)
-    logs = [operation for operation in result.script.operations if operation["do"] == "log"]
-    return [(operation.get("step"), operation.get("commit")) for operation in logs], result.x_of
-
-
-@pytest.mark.parametrize("has_peers", [False, True])
-def test_a_script_that_w_and_b_takes_as_it_is_stays_so(has_peers: bool) -> None:
-    for given in (
-        script(({"a": 1}, None, None), ({"b": 1}, None, False), ({"c": 1}, None, None)),
-        script(({"a": 1}, 0, None), ({"b": 1}, 0, None), ({"a": 1}, 10, True), ({"a": 1}, 20, False)),
-    ):
-        assert for_stock(given, has_peers=has_peers).script == given
-        assert for_stock(given, has_peers=has_peers).x_of == {}
-
-
-@pytest.mark.parametrize("has_peers", [False, True])
-def test_steps_that_go_backwards_get_the_next_step(has_peers: bool) -> None:
-    given = script(({"a": 1}, 5, None), ({"a": 2}, 3, None), ({"a": 3}, 4, None), ({"a": 4}, 9, None))
-    assert translated(given, has_peers=has_peers) == ([(5, None), (6, None), (7, None), (9, None)], {6: 3, 7: 4})
-
-
-@pytest.mark.parametrize("has_peers", [False, True])
-def test_without_a_step_rows_lie_at_the_last_one(has_peers: bool) -> None:
-    given = script(({"a": 1}, 5, None), ({"b": 1}, None, None), ({"c": 1}, None, None), ({"d": 1}, 6, None))
-    assert translated(given, has_peers=has_peers) == ([(5, None), (None, None), (None, None), (7, None)], {6: 5, 7: 6})
-
-
-def test_a_repeated_name_is_overwritten_in_one_process_and_kept_between_ranks() -> None:
-    given = script(({"a": 1}, 1, None), ({"a": 2}, 1, None), ({"a": 3}, 2, None))
-    assert translated(given, has_peers=False) == ([(1, None), (1, None), (2, None)], {})
-    assert translated(given, has_peers=True) == ([(1, None), (2, None), (3, None)], {2: 1, 3: 2})
-
-
-def test_between_ranks_another_value_of_the_axis_begins_a_row() -> None:
-    values: list[dict[str, Any]] = [{"a": 1, "samples": 8}, {"b": 2, "samples": 8}, {"c": 3, "samples": 9}]
-    given = script(*[(each, 1, None) for each in values])
-    assert translated(given, has_peers=True) == ([(1, None), (1, None), (2, None)], {2: 1})
-
-
-def test_a_step_after_its_commit_is_a_new_row() -> None:
-    given = script(({"a": 1}, 1, True), ({"b": 2}, 1, None))
-    for has_peers in (False, True):
-        assert translated(given, has_peers=has_peers) == ([(1, True), (2, None)], {2: 1})
+    given = Script("s", "run", {}, 0.0, (axis, *operations, {"do": "end", "how": "return"}))
+    for has_peers, expected in ((False, in_one), (True, between_ranks or in_one)):
+        played = for_stock(given, has_peers=has_peers)
+        logs = [operation for operation in played.script.operations if operation["do"] == "log"]
+        assert ([(log.get("step"), log["commit"]) for log in logs], played.x_of) == expected
 
 
 def test_scripts_are_drawn_with_all_their_kinds() -> None:
@@ -219,10 +191,5 @@ def test_scripts_are_drawn_with_all_their_kinds() -> None:
     assert {operation["do"] for operation in operations} == {"log", "define", "summary", "config", "behind", "end"}
     logs = [operation for operation in operations if operation["do"] == "log"]
     assert {operation.get("commit") for operation in logs} == {None, True, False}
-    kinds_of_values = {type(value) for operation in logs for value in operation["values"].values()}
-    assert kinds_of_values == {float, int, str, bool, dict}
-    assert {operation["how"] for operation in operations if operation["do"] == "end"} == {"return", "raise", "code"}
-    defined = {(operation["name"], *operation["options"]) for operation in operations if operation["do"] == "define"}
-    assert {("*", "step_metric"), ("val/*", "step_metric"), ("samples",), ("loss", "summary")} <= defined
     moves = [for_stock(each, has_peers=True).script != each for each in scripts]
     assert 5 < sum(moves) < 50

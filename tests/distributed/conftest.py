@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,3 +14,8 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     """Create units; their threads are ended after the test."""
     with making() as make:
         yield make
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "dist_wandb")

@@ -6,14 +6,13 @@ import functools
 import logging
 import math
 import re
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface, turns
+from dist_wandb.exchange import collective, interface
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import forming, generations, membership
@@ -33,7 +32,6 @@ from dist_wandb.exchange.membership.generations import Departures, publish_opene
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.settings.reduction import DEGRADED
 
@@ -42,8 +40,18 @@ def has_rows(unit: Ranks, number: int) -> bool:
     return len(unit.run.rows) == number
 
 
-def has_at_least(unit: Ranks, number: int) -> bool:
-    return len(unit.run.rows) >= number
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def keys_of(store: HashStore, rank: int, size: int) -> JobStore:
+    """Return the keys of the unit, as a rank sees them."""
+    return JobStore(store, "test", Topology(rank, rank, 0, size, size, 1), 20).below("unit/")
+
+
+def begin_opening(unit: Ranks, rank: int) -> None:
+    """Publish that a rank opens its session, which it does not do yet."""
+    publish_opened(keys_of(unit.store, rank, unit.size), Unit("", rank, unit.size, rank, range(unit.size)))
 
 
 def is_empty(exchange: CollectiveExchange) -> bool:
@@ -61,9 +69,7 @@ def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., Ranks], size: int) -> None:
     unit = ranks(size)
-    for rank in range(size):
-        unit.log(rank, {"loss": float(rank), "epoch": 3}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank), "epoch": 3}, 0)
     start = time.monotonic()
     before = [exchange.rounds.table.round for exchange in unit.exchanges.values()]
     groups: list[Any] = [exchange.group for exchange in unit.exchanges.values()]
@@ -84,40 +90,10 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     assert not unit.flagged()
 
 
-def test_a_row_has_weighted_means_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, reduce={"tokens": "sum", "*_max": "max", "lr": "first"}, spread=["loss"])
-    for rank in range(3):
-        values = {"loss": float(rank), "tokens": 10 * rank, "norm_max": float(-rank), "lr": rank + 0.5}
-        unit.log(rank, values, 7, {"loss": rank + 1.0})
-    unit.close()
-    (row,) = unit.run.rows
-    std = math.sqrt(sum((rank + 1) * (rank - 8 / 6) ** 2 for rank in range(3)) / 6)
-    spread = {"loss/min": 0.0, "loss/max": 2.0, "loss/std": pytest.approx(std), "loss/argmax_rank": 2}
-    assert row == {"loss": 8 / 6, "tokens": 30, "norm_max": 0.0, "lr": 0.5, "global_step": 7, **spread}
-
-
-def test_nanmean_and_its_spread_ignore_ranks_with_nan(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, reduce={"reward": "nanmean", "*": "mean"}, spread=["reward"])
-    for step in range(3):  # at the last step no rank has a number
-        for rank in range(3):
-            is_nan = step in (2, rank)
-            unit.log(rank, {"reward": math.nan if is_nan else float(-rank), "clipped": None if is_nan else 1.0}, step)
-    unit.close()
-    assert unit.last("reward/argmax_rank") == {0: 1, 1: 0}
-    assert unit.last("reward/std") == {0: 0.5, 1: 1.0}
-    rewards = unit.last("reward")
-    assert math.isnan(rewards.pop(2))
-    assert rewards == {0: -1.5, 1: -1.0}
-    assert unit.last("clipped") == {0: 1.0, 1: 1.0}
-    assert not unit.flagged()
-
-
 def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone by then, with its host, and the remaining ranks have to continue."""
     unit = ranks(3, spread=["loss"], first=10)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(-rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(-rank)}, 0)
 
     def peek(*_: object, **__: object) -> None:
         raise RendezvousError("the store is gone")
@@ -130,31 +106,6 @@ def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks], mon
     monkeypatch.undo()
     unit.close()
     assert unit.last("loss/argmax_rank") == {0: 10, 1: 11, 2: 12}
-
-
-def test_nan_and_infinity_are_kept_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, reduce={"sum": "sum"})
-    for rank, nan, inf in ((0, 1.0, math.inf), (1, math.nan, 1.0)):
-        unit.log(rank, {"nan": nan, "inf": inf, "same": 2**53, "sum": 2**52}, 0)
-    unit.close()
-    (row,) = unit.run.rows
-    assert math.isnan(row["nan"])
-    assert (row["inf"], row["same"], row["sum"]) == (math.inf, 2**53, 2**53)
-
-
-def test_metrics_are_merged_from_their_states(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
-    metrics = [torchmetrics.MeanMetric() for _ in range(3)]
-    for step in range(3):
-        for rank, metric in enumerate(metrics):
-            if rank <= step:
-                metric.update(float(rank), weight=rank + 1)
-            unit.log(rank, {"mean": metric, "loss": float(rank)}, step)
-    unit.close()
-    seen = {step: [rank for rank in range(3) for _ in range(max(0, step + 1 - rank))] for step in range(3)}
-    wanted = {step: sum(r * (r + 1) for r in s) / sum(r + 1 for r in s) for step, s in seen.items()}
-    assert unit.last("mean") == pytest.approx(wanted)
-    assert unit.last("loss") == dict.fromkeys(range(3), 1.0)
 
 
 # Their states, or other attributes, change with the first update.
@@ -193,35 +144,6 @@ def test_metrics_are_complete_if_the_primary_has_no_data(
     assert not caplog.messages
 
 
-def test_ranks_may_log_different_names_in_different_orders(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
-    for step in range(5):
-        unit.log(0, {"a": 1.0, "b": 2.0}, step)
-        unit.log(1, {"b": 4.0, "a": 3.0}, step)
-        unit.log(2, {"c": 5.0}, step)
-    unit.close()
-    assert unit.last("a") == dict.fromkeys(range(5), 2.0)
-    assert unit.last("b") == dict.fromkeys(range(5), 3.0)
-    assert unit.last("c") == dict.fromkeys(range(5), 5.0)
-    assert not unit.flagged()
-
-
-def test_names_of_one_rank_are_written_without_further_logs(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, kind=CollectiveExchange)
-    for step in range(20):
-        unit.log(1, {"only": float(step)}, step)
-    eventually(lambda: len(unit.last("only")) == 20)
-    assert not unit.flagged()
-
-
-def test_a_session_without_any_row_ends_at_once(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
-    start = time.monotonic()
-    unit.close()
-    assert time.monotonic() - start < SOON
-    assert unit.run.rows == []
-
-
 def test_a_rank_without_rows_leaves_before_the_others_open(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2, 1)
     start = time.monotonic()
@@ -234,19 +156,23 @@ def test_a_rank_without_rows_leaves_before_the_others_open(ranks: Callable[..., 
     assert not unit.flagged()
 
 
-def test_a_secondary_may_finish_long_before_the_others(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank)}, 0)
+@pytest.mark.parametrize("notice", [True, False])
+def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, notice: bool
+) -> None:
+    """Without notice: on a starved machine its process may end before its thread has published it."""
+    unit = ranks(3, limits=HASTY)
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
+    unit.lose_soon(3.0)  # its connections may stay open, unlike those of a process
     unit.close(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank)}, 1)
-    unit.exchanges[2].leave()
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank)}, 2)
+    unit.exchanges[2].leave() if notice else unit.die(2, notice=False)
+    for step in range(1, 4):
+        unit.log_all(lambda rank: {"loss": float(rank)}, step, ranks=range(2))
     unit.close(0, 1)
-    assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5}
-    assert not unit.flagged(), "a rank that leaves with notice is not missing"
+    assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5, 3: 0.5}
+    assert not unit.flagged()
+    assert not warnings(caplog)
+    assert unit.exchanges[0].lost == frozenset()
 
 
 def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
@@ -255,9 +181,7 @@ def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
     """A mean needs nothing more, but spreads, metric states and tables are requested when all ranks have logged."""
     monkeypatch.setattr(collective, "_LAST_ROUND", 0.01)
     unit = ranks(3, spread=["spread"])
-    for rank in range(3):
-        unit.log(rank, {"loss": 0.0, "spread": 0.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 0.0, "spread": 0.0}, 0)
     metrics = [torchmetrics.MeanMetric() for _ in range(3)]
     for rank, metric in enumerate(metrics):
         metric.update(float(rank))
@@ -268,8 +192,7 @@ def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
     end.start()
     end.join(1.0)
     assert end.is_alive(), "the others still need it"
-    for rank in range(2):
-        unit.log(rank, parts[rank], 1)
+    unit.log_all(parts.__getitem__, 1, ranks=range(2))
     unit.close(0, 1)
     end.join(SOON)
     assert not end.is_alive()
@@ -284,8 +207,7 @@ def test_a_flush_on_all_ranks_writes_names_of_single_ranks(ranks: Callable[..., 
     """With Lightning's ThroughputMonitor, rank 0 alone logs `epoch` a second time at each step."""
     unit = ranks(2)
     for step in range(3):
-        for rank in range(2):
-            unit.log(rank, {"loss": 1.0, "epoch": 0}, step)
+        unit.log_all({"loss": 1.0, "epoch": 0}, step)
         unit.log(0, {"throughput": 5.0, "epoch": 0}, step)
     start = time.monotonic()
     unit.flush()
@@ -297,9 +219,7 @@ def test_a_flush_on_all_ranks_writes_names_of_single_ranks(ranks: Callable[..., 
 
 def test_a_flush_that_waits_for_a_silent_rank_times_out(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
     unit.log(0, {"loss": 2.0}, 1)
     start = time.monotonic()
     assert not unit.exchanges[0].flush(0.5)
@@ -318,7 +238,7 @@ def test_uneven_counts_without_a_step_are_reported_at_the_end(
         for call in range(count):
             unit.log(rank, {"loss": float(call), "even": 1.0} if call < 4 else {"loss": float(call)}, calls=call)
     unit.close()
-    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    (message,) = warnings(caplog)
     assert "'loss' was logged without a step 4 times by ranks 0, 2, 5 times by rank 1." in message
     assert "Pass step= to log" in message
 
@@ -332,114 +252,13 @@ def test_an_x_axis_that_differs_between_the_ranks_of_a_row_is_reported_once(
             unit.log(rank, {"loss": 1.0, "epoch": call // (2 + rank)}, calls=call)
     unit.close()
     assert [row["epoch"] for row in unit.run.rows] == [0, 0, 1, 1, 2, 2], "that of rank 0"
-    messages = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    messages = warnings(caplog)
     assert messages, "each rank reports it once"
     assert len(messages) == len(unit.exchanges)
     assert all("values of 'epoch', the x axis, differ in one row" in message for message in messages)
 
 
 # --- failing ranks ----------------------------------------------------------------------------------------------------
-
-
-def test_survivors_continue_without_a_rank_that_dies(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = ranks(3, reduce="sum")
-    for step in range(5):
-        for rank in range(3):
-            unit.log(rank, {"ones": 1, "mine": rank}, step)
-    unit.flush()
-    unit.die(2)
-    for step in range(5, 10):
-        for rank in range(2):
-            unit.log(rank, {"ones": 1, "mine": rank}, step)
-    unit.close(0, 1)
-    assert unit.last("ones") == {step: 3 if step < 5 else 2 for step in range(10)}
-    assert unit.flagged() == dict.fromkeys(range(5, 10), 1)
-    reported = [record.message for record in caplog.records if "Rank 2 failed after" in record.message]
-    assert len(reported) == 1, "one survivor reports it, for all"
-    assert "step 4" in reported[0]
-
-
-def test_a_rank_that_has_closed_and_is_gone_without_notice_is_not_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    """As on a starved machine, on which its process ends before its thread has published it."""
-    unit = ranks(3, limits=HASTY)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.close(2)
-    unit.die(2, notice=False)
-    for step in range(1, 4):
-        for rank in range(2):
-            unit.log(rank, {"loss": float(rank)}, step)
-    unit.close(0, 1)
-    assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5, 3: 0.5}
-    assert not unit.flagged()
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert unit.exchanges[0].lost == frozenset()
-
-
-def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, reduce="sum", limits=HASTY)
-    stall = Stall()
-    for step in range(3):
-        for rank in range(3):
-            unit.log(rank, {"ones": 1}, step)
-    unit.flush()
-    unit.lose_soon(1.0)
-    unit.log(2, {"stall": stall.number()}, 3)
-    for step in range(3, 6):
-        for rank in range(2):
-            unit.log(rank, {"ones": 1}, step)
-    eventually(lambda: unit.last("ones").get(5) == 2)
-    assert unit.flagged() == dict.fromkeys(range(3, 6), 1)
-    stall.over.set()
-    for step in range(3, 6):
-        unit.log(2, {"ones": 1}, step)
-    eventually(lambda: unit.last("ones") == dict.fromkeys(range(6), 3))
-    for step in range(6, 9):
-        for rank in range(3):
-            unit.log(rank, {"ones": 1}, step)
-    unit.close()
-    assert unit.last("ones") == dict.fromkeys(range(9), 3)
-    assert unit.flagged().keys() == set(range(3, 6)), "rows after its return are complete"
-
-
-def test_late_ranks_join_and_earlier_rows_are_corrected(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = ranks(3, 0, 1, reduce="sum", limits=replace(QUICK, join_timeout=2.0))  # enough for these two
-    for step in range(3):
-        for rank in range(2):
-            unit.log(rank, {"ones": 1}, step)
-    eventually(lambda: len(unit.run.rows) == 3)
-    unit.open(2)
-    for step in range(5):
-        unit.log(2, {"ones": 1}, step)
-    for rank in range(2):
-        unit.log(rank, {"ones": 1}, 4)
-    eventually(lambda: [unit.last("ones").get(step) for step in (0, 1, 2, 4)] == [3, 3, 3, 3])
-    unit.close()
-    assert not unit.flagged(), "nobody waited for a rank that had not opened a session"
-    (missing, joined) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "rank 2 has not opened a session, so the run has the numbers of the other ranks" in missing
-    assert "rank 2 opened a session" in joined
-    assert "and has joined" in joined
-
-
-def test_the_only_rank_writes_its_own_numbers_without_a_flag(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    """As with `init` under `if rank == 0`: the other ranks do not open a session."""
-    unit = ranks(3, 0, limits=replace(QUICK, join_timeout=0.3))
-    unit.log(0, {"loss": 2.0}, 0)
-    eventually(lambda: len(unit.run.rows) == 1)
-    unit.close(0)
-    assert unit.last("loss") == {0: 2.0}
-    assert not unit.flagged()
-    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "no other rank has opened a session, so the run has rank 0's own numbers" in message
 
 
 def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason_is_true(
@@ -454,7 +273,7 @@ def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason
     unit.close()
     assert [row["loss"] for row in unit.run.rows] == [1.0] * 3 + [1.5] * 3
     assert not unit.flagged(), "a rank that has never logged may be one that never does"
-    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    (message,) = warnings(caplog)
     assert "It had not logged anything before, and the others waited 0.5 s for it." in message
     assert "order" not in message
 
@@ -465,8 +284,7 @@ def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
 ) -> None:
     unit = ranks(4, *present, reduce="sum", limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     for step in range(3):
-        for rank in present:
-            unit.log(rank, {"ones": 1}, step)
+        unit.log_all({"ones": 1}, step, ranks=present)
     eventually(lambda: unit.last("ones") == dict.fromkeys(range(3), len(present)))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "others may still come"
     unit.open(2)
@@ -475,9 +293,10 @@ def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
     eventually(lambda: unit.last("ones") == dict.fromkeys(range(3), len(present) + 1))
     unit.close()
     assert not unit.flagged()
-    joined, missing = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    joined, missing = warnings(caplog)
     assert "rank 2 opened a session" in joined
-    assert f"rank{'s 1, 3 have' if len(present) == 1 else ' 3 has'} not opened a session" in missing
+    assert "and has joined" in joined
+    assert f"rank{'s 1, 3 have' if len(present) == 1 else ' 3 has'} not opened a session, so the run has" in missing
 
 
 def test_ranks_wait_for_a_primary_that_is_opening_its_run(
@@ -512,44 +331,25 @@ def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: p
     assert "what rank 1 logged after the start may be lost" in caplog.text
 
 
-def test_the_only_rank_ends_immediately(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
-    unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
-    unit.log(0, {"loss": 2.0}, 0)
-    unit.close(0)
-    assert unit.run.rows == [{"loss": 2.0, "global_step": 0}]
-    assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
-
-
+@pytest.mark.parametrize("is_published", [True, False])
 def test_a_rank_that_opens_its_session_slowly_is_waited_for(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, is_published: bool
 ) -> None:
-    monkeypatch.setattr(generations, "APART", 0.0)
-    unit = ranks(2, 0)
-    topology = Topology(1, 1, 0, 2, 2, 1)
-    publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
-    unit.log(0, {"loss": 1.0}, 0)
-    assert not unit.exchanges[0]._lifecycle.ended.is_set()
-    unit.exchanges[0].detach()
-    time.sleep(0.5)  # several polls
-    unit.open(1)
-    unit.log(1, {"loss": 2.0}, 0)
-    unit.close()
-    assert unit.last("loss") == {0: 1.5}
-
-
-def test_a_rank_that_is_about_to_publish_that_it_opens_its_session_is_waited_for(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """It is counted before it has published that it opens its session, and before rank 0 counts."""
     monkeypatch.setattr(generations, "APART", 0.0)
     store = HashStore()
-    keys = JobStore(store, "test", Topology(1, 1, 0, 2, 2, 1), 20).below("unit/")
-    index = keys.count("opened/count")  # it is counted before its entry is set, and before rank 0 counts
+    keys = keys_of(store, 1, 2)
+    index = None if is_published else keys.count("opened/count")
     unit = ranks(2, 0, store=store)
+    if is_published:
+        begin_opening(unit, 1)
     unit.log(0, {"loss": 1.0}, 0)
     unit.exchanges[0].detach()
     time.sleep(0.5)  # several polls
-    keys.publish(f"opened/{index}", 1)
-    keys.count("opened/of/1")
+    assert not unit.exchanges[0].has_ended
+    if not is_published:
+        keys.publish(f"opened/{index}", 1)
+        keys.count("opened/of/1")
     unit.open(1)
     unit.log(1, {"loss": 2.0}, 0)
     unit.close()
@@ -560,76 +360,23 @@ def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(3, 0, 1, limits=replace(QUICK, join_timeout=1.0, peer_timeout=1.0))
-    topology = Topology(2, 2, 0, 3, 3, 1)
-    publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 2, 3, 2, range(3)))
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 0)
+    begin_opening(unit, 2)
+    unit.log_all({"loss": 1.0}, 0, ranks=range(2))
     unit.close()
     assert unit.flagged() == {0: 1}
     assert "Rank 2 opened a session, but did not take part" in caplog.text
     assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
 
 
-def test_a_rank_that_dies_before_another_one_has_opened_its_session_is_lost_if_that_ends_first(
+def test_a_rank_that_dies_while_it_opens_its_session_is_lost_if_the_only_other_one_ends_first(
     ranks: Callable[..., Ranks],
 ) -> None:
     unit = ranks(2, 0, limits=replace(QUICK, finish_timeout=1.0))
-    topology = Topology(1, 1, 0, 2, 2, 1)
-    publish_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
+    begin_opening(unit, 1)
     unit.log(0, {"loss": 1.0}, 0)
     unit.together(lambda exchange: exchange.close())
     assert unit.flagged() == {0: 1}
     assert unit.exchanges[0].lost == {1}, "so that the run ends as failed"
-
-
-def arrived(exchange: CollectiveExchange) -> int:
-    """Return the number of ranks that have arrived, as seen by one of them."""
-    membership = exchange._worker.participation.membership
-    return 0 if membership is None else membership.presence._arrivals.count()
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_that_opens_after_all_others_have_ended_is_warned_and_does_not_wait(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    late = size - 1
-    unit = ranks(size, *range(late), limits=replace(QUICK, join_timeout=1))
-    for rank in range(late):
-        unit.log(rank, {"loss": 1.0}, 0)
-    eventually(lambda: arrived(unit.exchanges[0]) == late)
-    monkeypatch.setattr(generations, "APART", 0.0)
-    unit.close(*range(late))
-    eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
-    unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)
-    caplog.clear()  # its thread may learn it at once
-    unit.open(late)
-    unit.log(late, {"loss": 5.0}, 0)
-    assert not unit.exchanges[late].close()  # it reports this loss itself
-    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert f"rank {late} opened its session after the other ranks had ended theirs" in message
-    assert unit.last("loss") == {0: 1.0}
-
-
-def test_late_ranks_join_a_rank_that_was_alone(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
-    unit = ranks(3, 0, reduce="sum", limits=replace(QUICK, join_timeout=0.3))
-    for step in range(3):
-        unit.log(0, {"ones": 1}, step)
-    eventually(lambda: len(unit.run.rows) == 3)
-    assert not unit.flagged()
-    unit.open(1)
-    for step in range(5):
-        unit.log(1, {"ones": 1}, step)
-    unit.log(0, {"ones": 1}, 3)
-    eventually(lambda: [unit.last("ones").get(step) for step in range(4)] == [2, 2, 2, 2])
-    assert not unit.flagged(), "the third rank has never opened a session"
-    assert "rank 1 opened a session" in caplog.text
-    unit.open(2)
-    for step in range(5):
-        unit.log(2, {"ones": 1}, step)
-    unit.log(0, {"ones": 1}, 4)
-    eventually(lambda: unit.last("ones") == dict.fromkeys(range(5), 3))
-    unit.close()
-    assert unit.last("ones") == dict.fromkeys(range(5), 3)
 
 
 def test_a_rank_that_failed_before_the_others_began_is_reported(
@@ -638,8 +385,7 @@ def test_a_rank_that_failed_before_the_others_began_is_reported(
     unit = ranks(3, 1, limits=replace(QUICK, join_timeout=30))
     unit.die(1)
     unit.open(0, 2)
-    for rank in (0, 2):
-        unit.log(rank, {"loss": 2.0}, 0)
+    unit.log_all({"loss": 2.0}, 0, ranks=(0, 2))
     unit.close(0, 2)
     assert unit.flagged() == {0: 1}
     assert (
@@ -652,9 +398,7 @@ def test_the_wait_for_a_rank_that_stops_logging_a_name_times_out_and_names_it(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     for exchange in unit.exchanges.values():
         wait_for_peers(exchange, 0.5)
     unit.log(0, {"loss": 5.0}, 1)
@@ -670,28 +414,6 @@ def test_the_wait_for_a_rank_that_stops_logging_a_name_times_out_and_names_it(
     assert "a corrected row follows" not in caplog.text.lower(), "an earlier message announced the correction"
 
 
-def test_a_stall_is_reported_once_for_all_names_and_steps(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = ranks(2)
-    names = [f"layer{number}" for number in range(50)]
-    for step in range(6):
-        for rank in range(2):
-            if rank == 0 or step < 2:
-                unit.log(rank, dict.fromkeys(names, float(rank)), step)
-        if step == 1:
-            unit.flush()
-            for exchange in unit.exchanges.values():
-                wait_for_peers(exchange, 0.5)
-    eventually(lambda: unit.last("layer49").get(5) == 0.0)
-    for step in range(2, 6):
-        unit.log(1, dict.fromkeys(names, 1.0), step)
-    unit.close()
-    assert unit.last("layer0") == unit.last("layer49") == dict.fromkeys(range(6), 0.5)
-    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "rank 1 has not logged 50 names ('layer0', 'layer1', 'layer2', …) at step 2" in message
-
-
 def test_names_that_change_with_each_step_are_reported_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -701,15 +423,14 @@ def test_names_that_change_with_each_step_are_reported_once(
     def is_written(step: int, value: float) -> bool:
         return unit.last(f"step{step}/loss") == {step: value}
 
-    for rank in range(2):
-        unit.log(rank, {"loss": 0.5}, 0)
+    unit.log_all({"loss": 0.5}, 0)
     for step in range(1, 5):
         unit.log(0, {f"step{step}/loss": 1.0}, step)
         eventually(functools.partial(is_written, step, 1.0))
         unit.log(1, {f"step{step}/loss": 3.0}, step)
         eventually(functools.partial(is_written, step, 2.0))
     unit.close()
-    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    (message,) = warnings(caplog)
     assert "rank 1 logged 'step1/loss' at step 1 after the other ranks' row was written" in message
     assert (
         "rank 1 was further behind, as after the loss of another rank, or logs its names in another order than"
@@ -718,12 +439,11 @@ def test_names_that_change_with_each_step_are_reported_once(
 
 
 def test_rows_that_a_device_never_computes_count_as_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(collective, "_LAST_WAIT", 0.5)
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
     unit.exchanges[0].put(Contribution({"loss": Stall().number(asked=True)}, 1))
     assert unit.together(lambda exchange: exchange.close(0.5)) == [False, True]
     assert unit.last("loss") == {0: 1.0}
@@ -733,9 +453,7 @@ def test_rows_that_a_device_never_computes_count_as_lost(
 
 def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
-    for rank in range(2):
-        unit.log(rank, {"loss": 0.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 0.0}, 0)
     for step in range(1, 400):
         unit.log(0, {"loss": float(step)}, step)
     eventually(lambda: len(unit.run.rows) >= 300)
@@ -743,31 +461,9 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: any("more than 50 rows wait" in record.message for record in caplog.records))
 
 
-def test_log_keeps_pace_with_an_exchange_that_moves(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "_STANDSTILL", 60.0)  # on a busy machine
-    unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
-    most = 0
-
-    def log(exchange: CollectiveExchange) -> None:
-        nonlocal most
-        rank = exchange._rank
-        for step in range(2000):
-            unit.log(rank, {"loss": float(rank)}, step)
-            most = max(most, exchange._worker.turns.backlog)
-
-    unit.together(log)
-    unit.close()
-    assert unit.last("loss") == dict.fromkeys(range(2000), 0.5)
-    assert most <= 50 + 256 + 64  # `log` counts them every 64th time
-
-
 def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     unit.log(0, {"loss": 5.0}, 1)
     start = time.monotonic()
     unit.exchanges[0].close(failed=True)
@@ -809,8 +505,11 @@ def test_what_a_failing_rank_has_logged_is_written(
         assert all(f"{rank}" in "".join(lines) for rank in failing)
 
 
-def slow_run(unit: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let W&B take no more than a hundred rows in a second, and report its progress often."""
+def test_finish_writes_everything_however_long_it_takes(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timeout limits the waiting for other ranks, of which one does not answer."""
+    unit = ranks(2)
     log = unit.run.log
 
     def slow(row: Row, commit: bool | None = None) -> None:
@@ -819,14 +518,6 @@ def slow_run(unit: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(unit.run, "log", slow)
     monkeypatch.setattr(interface, "_QUIET", 0.2)
-
-
-def test_finish_writes_everything_however_long_it_takes(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The timeout limits the waiting for other ranks, of which one does not answer."""
-    unit = ranks(2)
-    slow_run(unit, monkeypatch)
     for step in range(150):
         unit.log(0, {"loss": 1.0}, step)
     assert unit.exchanges[0].close(0.3) is False
@@ -835,55 +526,6 @@ def test_finish_writes_everything_however_long_it_takes(
     assert unit.exchanges[0].unwritten == 0
     assert "rank 0 writes its last rows: " in caplog.text
     assert re.search("of 15[01] are left", caplog.text)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_ends_the_waiting_and_then_the_writing(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    unit = ranks(2)
-    slow_run(unit, monkeypatch)
-    for step in range(150):
-        unit.log(0, {"loss": 1.0}, step)
-
-    def press() -> None:
-        for before in range(times):
-            eventually(functools.partial(has_at_least, unit, 20 * before))
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    pressing = threading.Timer(0.3, press)
-    pressing.start()
-    with pytest.raises(KeyboardInterrupt):
-        unit.exchanges[0].close()
-    pressing.join()
-    written = [row["global_step"] for row in unit.run.rows]
-    lost = unit.exchanges[0].unwritten
-    assert written == list(range(len(written)))
-    if times == 1:
-        assert (len(written), lost) == (150, 0)
-    else:
-        assert 20 <= len(written) < 150
-        assert 150 <= len(written) + lost < 160  # those that are written until the thread sees the interrupt
-        assert f"about {lost} rows of rank 0 are lost: writing them was interrupted" in caplog.text
-
-
-def test_a_row_that_fails_does_not_affect_others(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
-    unit = ranks(2)
-    refused = unit.run.log
-
-    def log(row: Row, commit: bool | None = None) -> None:
-        if row["global_step"] in (1, 2):
-            raise TypeError("W&B does not take this")
-        refused(row, commit)
-
-    unit.run.log = log  # type: ignore[method-assign]
-    for step in range(4):
-        for rank in range(2):
-            unit.log(rank, {"loss": 1.0, "accuracy": 1.0}, step)
-    unit.close()
-    assert unit.last("loss").keys() == {0, 3}
-    assert caplog.text.count("could not write a row") == 1
-    assert "rank 0 has lost values: 4 that W&B refused." in caplog.text
 
 
 class Ragged(torchmetrics.Metric):
@@ -915,45 +557,14 @@ def test_a_metric_that_raises_while_its_states_are_sent_does_not_affect_other_ro
     assert "'ragged' on rank 0 has no part in its row" in caplog.text
 
 
-def test_a_metric_with_incompatible_states_does_not_affect_the_rest_of_its_row(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = ranks(2)
-    own = [torchmetrics.ConfusionMatrix("multiclass", num_classes=3 + rank) for rank in range(2)]
-    for step in range(3):
-        for rank, metric in enumerate(own):
-            metric.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
-            unit.log(rank, {"confusion": metric, "loss": float(rank)}, step)
-    unit.close()
-    assert unit.last("loss") == dict.fromkeys(range(3), 0.5)
-    assert not unit.last("confusion")
-    message, at_end = caplog.messages
-    assert "'confusion' (MulticlassConfusionMatrix) is left out of its row: rank 0 could not compute it" in message
-    assert "State 'confmat' of MulticlassConfusionMatrix is a tensor of shape" in message
-    assert "rank 0 has lost values: 3 that could not be computed" in at_end
-
-
-def test_numbers_too_large_for_their_spread_do_not_raise(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, spread=["*"])
-    for step in range(3):
-        for rank in range(2):
-            unit.log(rank, {"perplexity": 1e160 if (rank, step) == (1, 1) else 1.0}, step)
-    unit.close()
-    assert unit.last("perplexity") == {0: 1.0, 1: 5e159, 2: 1.0}
-    assert unit.last("perplexity/std") == {0: 0.0, 1: math.inf, 2: 0.0}
-
-
 def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, limits=HASTY)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank), "own": 1.0}, 0)
     stall = Stall()
     unit.lose_soon(1.0)
     unit.log(0, {"loss": stall.number()}, 1)
     for step in range(1, 6):
-        for rank in (1, 2):
-            unit.log(rank, {"loss": float(rank)}, step)
+        unit.log_all(lambda rank: {"loss": float(rank)}, step, ranks=(1, 2))
         unit.log(1, {"own": float(step)}, step)
     for rank in (1, 2):
         eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
@@ -970,9 +581,7 @@ def test_contributions_to_a_cancelled_round_are_sent_again(ranks: Callable[..., 
     """It arrives while the contributions to that round are still under way, and so has the round to itself."""
     unit = ranks(2, reduce="sum", limits=HASTY)
     for step in range(2):
-        for rank in range(2):
-            unit.log(rank, {"ones": 1, "mine": rank}, step)
-    unit.flush()
+        unit.write_all(lambda rank: {"ones": 1, "mine": rank}, step)
     stall = Stall()
     unit.lose_soon(1.0)
     unit.log(0, {"ones": stall.number(), "mine": 5}, 2)
@@ -988,9 +597,7 @@ def test_contributions_to_a_cancelled_round_are_sent_again(ranks: Callable[..., 
 def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ranks]) -> None:
     """Its rows wait for the device, in their order; its thread does not."""
     unit = ranks(2, limits=replace(QUICK, peer_timeout=1.5))
-    for rank in range(2):
-        unit.log(rank, {"loss": 0.0, "other": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 0.0, "other": 1.0}, 0)
     stall = Stall()
     unit.log(1, {"loss": stall.number(asked=True)}, 1)
     unit.log(1, {"loss": 3.0}, 2)
@@ -1041,12 +648,9 @@ def test_a_rank_that_cannot_continue_with_others_says_why_and_what_is_lost(
     expected: str,
 ) -> None:
     unit = ranks(3)
-    for rank in range(3):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
     unit.die(0)
-    for rank in (1, 2):
-        unit.log(rank, {"loss": 1.0}, 1)
+    unit.log_all({"loss": 1.0}, 1, ranks=(1, 2))
     eventually(lambda: kept(unit.exchanges[1]) == 1)
 
     def regroup(*_: object) -> None:
@@ -1062,8 +666,7 @@ def test_a_rank_that_cannot_continue_with_others_says_why_and_what_is_lost(
 def test_after_all_ranks_have_closed_none_is_absent(ranks: Callable[..., Ranks]) -> None:
     """Not even if one has yet to read that the others have left: complete rows would be flagged again."""
     unit = ranks(3)
-    for rank in range(3):
-        unit.log(rank, {"loss": 1.0}, 0)
+    unit.log_all({"loss": 1.0}, 0)
     unit.close()
     eventually(lambda: all(exchange.has_ended for exchange in unit.exchanges.values()))
     assert [exchange.rounds.table.ranks.lost for exchange in unit.exchanges.values()] == [{}] * 3
@@ -1073,9 +676,7 @@ def test_an_exchange_that_cannot_continue_is_reported(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
 
     def fail(*_arguments: Any, **_named: Any) -> None:
         raise KeyError("a bug of ours")
@@ -1087,26 +688,6 @@ def test_an_exchange_that_cannot_continue_is_reported(
     assert unit.exchanges[0].flush(1) is False
     assert unit.exchanges[0].close(1) is False
     assert unit.exchanges[0]._worker.inbox.unread <= 2
-
-
-class Lingering(Limits):
-    linger: ClassVar[float] = 60.0
-
-
-def test_rows_wait_for_the_next_unless_a_flush_waits(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, limits=Lingering(**asdict(QUICK)))
-    for step in range(5):
-        for rank in range(2):
-            unit.log(rank, {"loss": 1.0}, step)
-        unit.flush()
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 5)
-    time.sleep(0.5)
-    assert len(unit.run.rows) == 5, "the row waits for the next one"
-    start = time.monotonic()
-    unit.flush()
-    assert time.monotonic() - start < SOON
-    assert len(unit.run.rows) == 6
 
 
 def test_a_signal_handler_may_log_wherever_it_interrupts_log(ranks: Callable[..., Ranks]) -> None:
@@ -1134,8 +715,3 @@ def test_a_signal_handler_may_log_wherever_it_interrupts_log(ranks: Callable[...
     thread.join(SOON)
     assert not thread.is_alive(), "the handler waits for a lock that the interrupted thread holds"
     assert len(handled) > 10
-
-
-@pytest.fixture(autouse=True)
-def _log_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "dist_wandb")

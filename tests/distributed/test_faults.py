@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections import defaultdict
@@ -17,26 +16,34 @@ from units import QUICK, Ranks
 from dist_wandb import gathered
 from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport import group as groups
+
+IN_ONE_GROUP = ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first")
+IN_A_TREE = ("collect", "send_to_first", "receive_from_first")
 
 
-@pytest.fixture(autouse=True)
-def _log_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "dist_wandb")
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_failures_neither_lose_nor_duplicate_numbers(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    faults = Faults(seed, (5, 25))
-    for name in ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first"):
+def break_some(monkeypatch: pytest.MonkeyPatch, faults: Faults, names: tuple[str, ...]) -> None:
+    for name in names:
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
-    unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "seed"),
+    [*((3, 3, seed) for seed in range(6)), *((5, 2, seed) for seed in range(4)), *((7, 3, seed) for seed in range(2))],
+)
+def test_random_failures_neither_lose_nor_duplicate_numbers(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, size: int, most: int, seed: int
+) -> None:
+    """In a tree, a result on its way down reaches some members and not others: it is in the former's checkpoints."""
+    monkeypatch.setattr(groups, "FAN_OUT", most)
+    faults = Faults(seed, (5, 25) if size == most else (60, 250))
+    break_some(monkeypatch, faults, IN_ONE_GROUP if size == most else IN_A_TREE)
+    unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))
     schedule = random.Random(seed)
     wanted: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    means = [torchmetrics.SumMetric() for _ in range(3)]
-    for step in range(40):
-        for rank in schedule.sample(range(3), 3):
+    means = [torchmetrics.SumMetric() for _ in range(size)]
+    for step in range(30):
+        for rank in schedule.sample(range(size), size):
             values = {
                 name: schedule.randrange(100) for name in ("x", "y", f"late-{step // 10}") if schedule.random() > 0.1
             }
@@ -50,9 +57,9 @@ def test_random_failures_neither_lose_nor_duplicate_numbers(
     assert faults.number > 1, "the test must disturb"
     for name, steps in wanted.items():
         assert unit.last(name) == steps
-    assert unit.last("steps") == {step: 3.0 * (step + 1) for step in range(40)}
+    assert unit.last("steps") == {step: float(size) * (step + 1) for step in range(30)}
     tables = {step: table.data for step, table in unit.last("table").items()}
-    assert tables == {step: [[rank, step, rank] for rank in range(3)] for step in range(0, 40, 4)}
+    assert tables == {step: [[rank, step, rank] for rank in range(size)] for step in range(0, 30, 4)}
     assert not unit.flagged()
 
 
@@ -63,8 +70,7 @@ def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
     """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""
     monkeypatch.setattr(rounds, "MOST_VALUES", 50)
     faults = Faults(seed, (4, 16))
-    for name in ("reduce", "reduce_tensors", "tally", "send_to_first", "receive_from_first"):
-        monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
+    break_some(monkeypatch, faults, IN_ONE_GROUP)
     unit = ranks(3, reduce="sum", spread=["x"])
     wanted: dict[int, int] = defaultdict(int)
     schedule = random.Random(seed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import logging
 import tempfile
 import threading
 import time
@@ -14,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
@@ -86,8 +83,7 @@ def test_images_of_all_ranks_become_one_panel_with_their_captions(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     unit = ranks(3, run=Looking())
-    for rank in range(3):
-        unit.log(rank, {"samples": gathered(images(50 * rank, rank), caption=["cat", None][:rank])}, 1)
+    unit.log_all(lambda rank: {"samples": gathered(images(50 * rank, rank), caption=["cat", None][:rank])}, 1)
     unit.close()
     assert unit.run.rows == [
         {
@@ -96,18 +92,6 @@ def test_images_of_all_ranks_become_one_panel_with_their_captions(
         }
     ]
     assert not list(tmp_path.iterdir()), "temporary files for W&B are removed"
-
-
-def test_cells_may_be_images_dates_infinities_and_mappings(ranks: Callable[..., Ranks]) -> None:
-    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
-    unit = ranks(2)
-    for rank in range(2):
-        cells = [Image.new("L", (4, 4), 7 * rank), moment, float("inf"), {"a": [rank, None]}]
-        unit.log(rank, {"table": gathered([cells], ["image", "at", "score", "more"])}, 0)
-    unit.close()
-    for rank, row in enumerate(written(unit)[0]):
-        assert row[2:] == [moment, float("inf"), {"a": [rank, None]}]
-    assert [row[1].format for row in written(unit)[0]] == ["png", "png"]
 
 
 def test_columns_that_differ_are_matched_by_name(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
@@ -134,14 +118,6 @@ def test_a_name_may_be_logged_twice_at_a_step_and_without_a_step(ranks: Callable
     assert unit.run.rows[-1]["table"].data == whole(3, 3)
 
 
-def test_columns_may_have_different_types_on_each_rank(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2)
-    unit.log(0, {"table": gathered([[1]], ["a"])}, 0)
-    unit.log(1, {"table": gathered([["one"], [None]], ["a"])}, 0)
-    unit.close()
-    assert written(unit)[0] == [[0, 1], [1, "one"], [1, None]]
-
-
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
@@ -162,8 +138,7 @@ def test_bytes_are_bounded_and_sent_in_pieces(
     monkeypatch.setattr(fused_gathers, "_MOST_BYTES", 20_000)
     monkeypatch.setattr(gloo, "PIECE", 1000)
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
+    unit.log_all(lambda rank: {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
     unit.close()
     assert written(unit, "small")[0] == whole(1, 1)
     assert written(unit)[0] == [[rank, "x" * 990] for rank in range(2) for _ in range(9)]
@@ -182,16 +157,13 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
     monkeypatch.setattr(gloo.GlooGroup, "send_to_first", send_slowly)
     monkeypatch.setattr(gloo, "PIECE", 1000)
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
         wait_for_peers(exchange, 5.0)
     unit.log(0, {"loss": 1.0}, 1)
     eventually(lambda: all(exchange._worker.pacer._rounds for exchange in unit.exchanges.values()))
-    for rank in range(2):
-        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * (1 + 10 * rank), ["text"])}, 1)
+    unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * (1 + 10 * rank), ["text"])}, 1)
     eventually(lambda: 1 in written(unit))
     time.sleep(0.2)
     unit.log(1, {"loss": 2.0}, 1)
@@ -207,9 +179,7 @@ def test_pending_tables_are_bounded(
 ) -> None:
     monkeypatch.setattr(attachment, "_MOST_WAITING", 5000)  # two tables, each with 1 KiB besides its rows
     unit = ranks(2, limits=replace(QUICK, heartbeat=1))
-    for rank in range(2):
-        unit.log(rank, {"table": table(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"table": table(rank)}, 0)
     for step in range(1, 5):
         unit.log(0, {"table": gathered([["x" * 990]], ["text"])}, step)
     eventually(lambda: "wait on rank 0 for other ranks" in caplog.text)
@@ -219,22 +189,6 @@ def test_pending_tables_are_bounded(
     assert [len(written(unit)[step]) for step in range(5)] == [2, 1, 1, 2, 2]
 
 
-def test_only_the_latest_complete_tables_are_kept(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 8 * SMALL)
-    unit = ranks(2)
-    for step in range(30):
-        for rank in range(2):
-            unit.log(rank, {"table": table(rank)}, step)
-    unit.flush()
-    assert written(unit) == dict.fromkeys(range(30), whole(1, 1))
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 30)
-    unit.flush()
-    for exchange in unit.exchanges.values():
-        assert len(exchange._rows.attachments.kept()) <= 9
-    unit.close()
-
-
 # --- failing ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -242,25 +196,11 @@ def test_a_table_of_one_rank_is_written_and_does_not_delay_numbers(ranks: Callab
     unit = ranks(3, kind=CollectiveExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
-        for rank in range(3):
-            unit.log(rank, {"loss": 1.0}, step)
+        unit.log_all({"loss": 1.0}, step)
     eventually(lambda: len(unit.last("table")) == 2)
     assert written(unit)[1] == [[1, *row] for row in rows_of(1, 2)]
     assert unit.last("loss") == {0: 1.0, 1: 1.0}
     unit.close()
-
-
-def test_a_table_without_a_dead_rank_is_flagged(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
-    for rank in range(3):
-        unit.log(rank, {"table": table(rank)}, 0)
-    unit.flush()
-    for rank in range(2):
-        unit.log(rank, {"table": table(rank)}, 1)
-    unit.die(2)
-    unit.close(0, 1)
-    assert written(unit) == {0: whole(1, 1, 1), 1: whole(1, 1)}
-    assert unit.flagged() == {1: 1}
 
 
 def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
@@ -278,8 +218,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
         return collect(group, data)
 
     monkeypatch.setattr(gloo.GlooGroup, "collect", die)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank), "table": table(rank)}, 0)
+    unit.log_all(lambda rank: {"loss": float(rank), "table": table(rank)}, 0)
     assert dying.wait(30)
     unit.die(2)
     unit.close(0, 1)
@@ -320,15 +259,12 @@ def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
 ) -> None:
     monkeypatch.setattr(attachment, "_MOST_DELIVERED", 0)
     unit = ranks(3, limits=HASTY)
-    for rank in range(3):
-        unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()
     unit.lose_soon(1.0)
     unit.log(0, {"loss": stall.number()}, 1)
     for step in (1, 2):
-        for rank in (1, 2):
-            unit.log(rank, {"table": table(rank)}, step)
+        unit.log_all(lambda rank: {"table": table(rank)}, step, ranks=(1, 2))
     eventually(lambda: kept(unit.exchanges[1]) == 2)
     stall.over.set()
     unit.close()
@@ -339,9 +275,7 @@ def test_images_logged_immediately_before_a_failure_are_written(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ranks(2, run=Looking())
-    for rank in range(2):
-        unit.log(rank, {"loss": 1.0}, 0)
-    unit.flush()
+    unit.write_all({"loss": 1.0}, 0)
     png = cells.png_of
 
     def png_slowly(*arguments: Any) -> bytes:
@@ -366,13 +300,7 @@ def test_values_that_cannot_be_encoded_or_decoded_do_not_affect_other_rows(
     assert "'samples' on rank 1 cannot be sent" in caplog.text
     monkeypatch.setattr(fused_gathers, "framed", lambda *parts: b"".join(part[:-1] for part in parts))
     for step in (1, 2):
-        for rank in range(2):
-            unit.log(rank, {"loss": 1.0, "table": table(rank)}, step)
+        unit.log_all(lambda rank: {"loss": 1.0, "table": table(rank)}, step)
     unit.close()
     assert unit.last("loss") == {1: 1.0, 2: 1.0}
     assert "bytes that a rank sent as a table or images cannot be read: they are cut off" in caplog.text
-
-
-@pytest.fixture(autouse=True)
-def _log_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "dist_wandb")

@@ -13,6 +13,7 @@ import pytest
 from units import HASTY, QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.job.job_store import JobStore
 
 
@@ -27,8 +28,7 @@ def test_ranks_that_cannot_connect_report_it_and_continue_alone(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     unit = ranks(2)
     for step in range(3):
-        for rank in range(2):
-            unit.log(rank, {"loss": float(rank)}, step)
+        unit.log_all(lambda rank: {"loss": float(rank)}, step)
     eventually(lambda: len(unit.run.rows) == 3)
     assert unit.last("loss") == dict.fromkeys(range(3), 0.0)
     assert unit.flagged() == dict.fromkeys(range(3), 1)
@@ -45,9 +45,7 @@ def test_rows_lack_a_rank_that_left_before_its_numbers_were_received(
 ) -> None:
     """Its `finish` timed out: its contributions are lost, so it does not count as a rank that finished."""
     unit = ranks(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     stall = Stall()
     unit.log(0, {"loss": stall.number()}, 1)
     time.sleep(0.3)
@@ -70,9 +68,8 @@ def test_the_writer_reports_rows_as_flagged_only_if_they_are(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, has_logged: bool
 ) -> None:
     """Its last row has not been exchanged in time, because the other rank is behind, or will never log it."""
-    unit = ranks(2)
-    for rank in range(2) if has_logged else [0]:
-        unit.log(rank, {"loss": float(rank)}, 0)
+    unit = ranks(2, **({} if has_logged else {"kind": CollectiveExchange}))
+    unit.log_all(lambda rank: {"loss": float(rank)}, 0, ranks=range(2) if has_logged else [0])
     unit.flush(0)
     unit.log(0, {"loss": 2.0}, 1)
     assert unit.exchanges[0].close(0.2) is False
@@ -120,9 +117,7 @@ def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
 ) -> None:
     """The exchange waits for a rank that is gone; the remaining ranks have logged meanwhile, without a round."""
     unit = ranks(3, limits=HASTY)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     unit.lose_soon(4.0)
     for exchange in unit.exchanges.values():
         wait_for_peers(exchange, 4.0)
@@ -184,13 +179,10 @@ def test_a_rank_that_leaves_while_the_others_regroup_is_not_waited_for(
 
     monkeypatch.setattr(JobStore, "publish", publish_slowly)
     unit = ranks(3, limits=replace(QUICK, peer_timeout=60.0, finish_timeout=60.0))
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank)}, 0)
-    unit.flush()
+    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     start = time.monotonic()
     unit.die(2)
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank)}, 1)
+    unit.log_all(lambda rank: {"loss": float(rank)}, 1, ranks=range(2))
     unit.close(0, 1)
     assert time.monotonic() - start < SOON
     assert unit.last("loss") == {0: 1.0, 1: 0.5}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from stalling import Wire, wired_store
 from units import QUICK, Ranks, Stall, eventually, making
+from wire import Wire, wired_store
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Demand
@@ -55,8 +55,7 @@ def unit(wire: Wire, limits: Limits) -> Iterator[Ranks]:
 
 
 def log(unit: Ranks, step: int) -> None:
-    for rank in range(2):
-        unit.log(rank, {"loss": float(rank + step)}, step)
+    unit.log_all(lambda rank: {"loss": float(rank + step)}, step, ranks=range(2))
 
 
 def job_store(store: dist.Store, timeout: float = 0.3) -> JobStore:

@@ -38,38 +38,25 @@ class Logged(NamedTuple):
 
 
 class Unit:
-    """The ranks of a unit.
-
-    Args:
-        size: Number of ranks.
-        axes: Names of x axes that all ranks know.
-        always: Further arguments of all `Rounds`.
-
-    Attributes:
-        calls: The calls that the others received, or may still receive.
-        rows: All rows, as rank 0 writes them.
-        owns: What each life kept for rows, in the order in which it got it back.
-        reduced: In how many rounds numbers were reduced.
-        lost: Cells whose values came too late.
-        is_checked: Whether the states of the ranks are compared after each round.
-    """
+    """The ranks of a unit; `axes` are x axes that all know, `always` further arguments of all `Rounds`."""
 
     def __init__(self, size: int, axes: Iterable[str] = (), **always: Any) -> None:
         self._always = always
         self._axes = tuple(axes)
         self.machines = [self._machine(rank, size) for rank in range(size)]
-        self.calls: list[Logged] = []
-        self.rows: list[Row] = []
-        self.owns: dict[Life, list[str]] = {}
+        self.calls: list[Logged] = []  # that the others received, or may still receive
+        self.rows: list[Row] = []  # as rank 0 writes them
+        self.owns: dict[Life, list[str]] = {}  # what each life kept for rows, in the order in which it got it back
         self.now = 0.0
-        self.rounds = self.reduced = 0
+        self.rounds = 0
+        self.reduced = 0  # in how many rounds numbers were reduced
         self.closed = False
-        self.is_checked = True
+        self.is_checked = True  # whether the states of the ranks are compared after each round
         self.lives: Counter[int] = Counter()
         self.dead: set[int] = set()  # died, and did not start again
         self.away: set[int] = set()  # take no part, but may return
         self.absent: set[int] = set()  # have not opened a session yet
-        self.lost: set[Key] = set()
+        self.lost: set[Key] = set()  # whose values came too late
         self.undone: list[Logged] = []  # calls of ranks that died, which the others never received
         self.usual_at_death: dict[Life, set[str]] = {}  # the names that a rank was known to log
         self.times: list[tuple[int, float]] = []  # rounds, and when they were
@@ -124,6 +111,15 @@ class Unit:
         for rank in self.members:
             self.log(rank, values, step)
 
+    def write(self, rank: int, values: Values, step: int | None = None) -> None:
+        """Let a rank log, and the others receive it."""
+        self.log(rank, values, step)
+        self.settle()
+
+    def write_on_all(self, values: Values, step: int | None = None) -> None:
+        self.log_on_all(values, step)
+        self.settle()
+
     # Ranks come and go
 
     def resize(self) -> None:
@@ -174,8 +170,7 @@ class Unit:
     def reduce(self) -> tuple[list[float], list[float]]:
         packed = [self.machines[rank].pack() for rank in self.members]
         assert len({(len(sums), len(maxima)) for sums, maxima in packed}) == 1
-        sums = [sum(column) for column in zip(*(sums for sums, _ in packed), strict=True)]
-        return sums, [max(column) for column in zip(*(maxima for _, maxima in packed), strict=True)]
+        return reduced(packed)
 
     def exchange(self, first: Sequence[int] | None = None) -> Outcome:
         """Run one round.
@@ -233,10 +228,11 @@ class Unit:
         self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
-    def give_up(self, *, new_only: bool) -> None:
-        """Let rank 0 give up waiting for everything that was received so far."""
+    def give_up(self, *, new_only: bool) -> Outcome:
+        """Let rank 0 give up waiting for everything that was received so far, and run a round."""
         machine = self.machines[self.members[0]]
         machine.give_up(**{"new" if new_only else "every": machine.table.round})
+        return self.exchange()
 
     def settle(self, seconds: float = 1.0) -> None:
         """Let everything that waits be received; calls become old."""
@@ -263,6 +259,12 @@ class Unit:
             return
         states = {json.dumps(self.machines[rank].snapshot()) for rank in self.members}
         assert len(states) == 1
+
+
+def reduced(given: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
+    """Return the sums and maxima of what ranks give."""
+    sums = [sum(column) for column in zip(*(sums for sums, _ in given), strict=True)]
+    return sums, [max(column) for column in zip(*(maxima for _, maxima in given), strict=True)]
 
 
 def _common(outcome: Outcome) -> tuple[object, ...]:

@@ -44,13 +44,7 @@ _GLOO_ADDRESS = 150  # bytes, about, that gloo puts into the store for each memb
 
 
 class Task(greenlet):  # type: ignore[misc]  # it ships no types
-    """One thread of one rank.
-
-    Args:
-        world: The world in which it runs.
-        rank: The rank of the thread.
-        function: Its function.
-    """
+    """One thread of one rank."""
 
     def __init__(self, world: World, rank: int, function: Callable[[], Any]) -> None:
         super().__init__(function, world.hub)
@@ -67,30 +61,21 @@ class World:
         message: Latency of a message, in seconds; random latencies are up to twice as long.
         call: The same for a call of the store.
         is_random: Whether these latencies are random, or constant.
-
-    Attributes:
-        now: The time, in seconds.
-        messages: Number of messages that each rank has sent.
-        sent: Bytes that each rank has sent.
-        dead: The time at which ranks were killed, by rank.
-        closing: Seconds until others see that a connection was closed.
-        effects: Number of effects of each rank that others could have seen.
-        doomed: The number of effects at which a rank is to die, by rank.
     """
 
     def __init__(self, seed: int = 0, message: float = 0.0, call: float = 0.0, *, is_random: bool = False) -> None:
         self.hub = getcurrent()
-        self.now = 0.0
+        self.now = 0.0  # seconds
         self.random = random.Random(seed)
-        self.messages: Counter[int] = Counter()
-        self.sent: Counter[int] = Counter()
-        self.effects: Counter[int] = Counter()
-        self.dead: dict[int, float] = {}
-        self.doomed: dict[int, int] = {}
+        self.messages: Counter[int] = Counter()  # that each rank has sent
+        self.sent: Counter[int] = Counter()  # bytes that each rank has sent
+        self.effects: Counter[int] = Counter()  # of each rank, that others could have seen
+        self.dead: dict[int, float] = {}  # when ranks were killed
+        self.doomed: dict[int, int] = {}  # by rank, the number of effects at which it is to die
         self.rooms: dict[str, Room] = {}
         self.groups_of: defaultdict[int, list[ProcessGroup]] = defaultdict(list)
         self.is_over = False
-        self.closing = message
+        self.closing = message  # seconds until others see that a connection was closed
         self._message, self._call, self._is_random = message, call, is_random
         self._due: list[tuple[float, int, Task, int, bool]] = []
         self._number = 0
@@ -370,11 +355,7 @@ class _Connecting:
 
 
 class Room:
-    """The place where the members of one process group leave messages for each other.
-
-    Args:
-        size: Number of members.
-    """
+    """The place where the members of one process group leave messages for each other."""
 
     def __init__(self, size: int) -> None:
         self.size = size

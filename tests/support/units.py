@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -52,18 +52,17 @@ QUICK, HASTY = (kind(join_timeout=30, peer_timeout=30, finish_timeout=60, heartb
 
 
 class RecordingRun:
-    """Records the logged rows."""
+    """Records the logged rows; those that are left open too, once the next one begins."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self._open: Row = {}
 
     def log(self, row: Row, commit: bool | None = None) -> None:
-        if commit is False:
-            self._open.update(row)
-            return
-        self.rows.append({name: value for name, value in {**self._open, **row}.items() if name != "_timestamp"})
-        self._open = {}
+        self._open.update({name: value for name, value in row.items() if name != "_timestamp"})
+        if commit is not False and self._open:
+            self.rows.append(self._open)
+            self._open = {}
 
 
 class PatientExchange(CollectiveExchange):
@@ -93,32 +92,20 @@ def _itself(job_store: JobStore) -> JobStore:
 
 @dataclass
 class Ranks:
-    """The ranks of one unit; rank 0 writes.
-
-    Args:
-        size: Number of ranks.
-        limits: Limits of the ranks.
-        kind: Pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged
-            them.
-        first: Global rank of rank 0 of the unit.
-        axes: Names that are x axes of the user.
-        per_node: Number of ranks on each node; all if `None`.
-        is_opening: Returns whether rank 0 is still opening its run.
-        failure: Returns why it could not open it.
-        move: Opens the exchange with another primary, given its rank.
-    """
+    """The ranks of one unit; rank 0 writes."""
 
     size: int
-    limits: Limits = QUICK
+    limits: Limits = QUICK  # limits of the ranks
+    # pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged them
     kind: type[CollectiveExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
-    axes: Sequence[str] = ()
-    first: int = 0
-    per_node: int | None = None
-    is_opening: Callable[[], bool] = lambda: False
-    failure: Callable[[], str | None] = lambda: None
-    move: Callable[[int], None] | None = None
+    axes: Sequence[str] = ()  # names that are x axes of the user
+    first: int = 0  # global rank of rank 0 of the unit
+    per_node: int | None = None  # number of ranks on each node; all if `None`
+    is_opening: Callable[[], bool] = lambda: False  # returns whether rank 0 is still opening its run
+    failure: Callable[[], str | None] = lambda: None  # returns why it could not open it
+    move: Callable[[int], None] | None = None  # opens the exchange with another primary, given its rank
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
     run: RecordingRun = field(default_factory=RecordingRun)
@@ -147,6 +134,16 @@ class Ranks:
                 value.use(rank, wandb_media.image)
         x = -1 - calls if step is None else step
         self.exchanges[rank].put(Contribution(copied_row(metrics, rank), step, True, weight, x))
+
+    def log_all(self, values: Row | Callable[[int], Row], step: int, ranks: Iterable[int] | None = None) -> None:
+        """Log a row on some ranks; by default on all that have opened their session."""
+        for rank in self.exchanges if ranks is None else ranks:
+            self.log(rank, values(rank) if callable(values) else values, step)
+
+    def write_all(self, values: Row | Callable[[int], Row], step: int) -> None:
+        """Log a row on all ranks, and wait until it is written."""
+        self.log_all(values, step)
+        self.flush()
 
     def together(self, action: Callable[[CollectiveExchange], Any], *ranks: int) -> list[Any]:
         exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]

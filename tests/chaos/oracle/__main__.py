@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import traceback
@@ -52,15 +51,13 @@ def main() -> int:
         for job in as_completed(jobs):
             error = job.exception()
             if error is None:
-                results += _shown(job.result(), options)
+                results += _shown(job.result())
             else:  # the other jobs must run
                 broken += 1
                 traceback.print_exception(error)
     differing = _sum_up(results, time.monotonic() - begin)
     if options.shrink:
         _shrink(results)
-    if options.json:
-        options.json.write_text(json.dumps(_as_json(results), indent=1) + "\n", encoding="utf-8")
     return 1 if differing or broken else 0
 
 
@@ -76,8 +73,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--guards", action="store_true", help="also with two ranks of which only rank 0 logs, or opens")
     parser.add_argument("--jobs", type=int, default=2, help="number of jobs that run in parallel (default: 2)")
     parser.add_argument("--shrink", action="store_true", help="then shrink one script of each kind in each variant")
-    parser.add_argument("--quiet", action="store_true", help="only print the kinds of differences")
-    parser.add_argument("--json", type=Path, help="a file for the results")
     return parser.parse_args()
 
 
@@ -91,9 +86,9 @@ def _frameworks(name: str) -> int:
     return 1 if any(result.differences for result in results) else 0
 
 
-def _shown(results: Sequence[Result], options: argparse.Namespace) -> Sequence[Result]:
+def _shown(results: Sequence[Result]) -> Sequence[Result]:
     for result in results:
-        if result.differences and not options.quiet:
+        if result.differences:
             sys.stdout.write(f"{result}\n\n")
     sys.stdout.flush()
     return results
@@ -126,17 +121,6 @@ def _shrink(results: Sequence[Result]) -> None:
     for (variant, kind), result in smallest.items():
         sys.stdout.write(f"\n--- {variant}, {kind}: {shrunk(result.script, result.variant, kind)}\n")
         sys.stdout.flush()
-
-
-def _as_json(results: Sequence[Result]) -> list[dict[str, object]]:
-    return [
-        {
-            "script": result.script.name,
-            "variant": str(result.variant),
-            "differences": [[difference.kind, difference.text] for difference in result.differences],
-        }
-        for result in results
-    ]
 
 
 if __name__ == "__main__":

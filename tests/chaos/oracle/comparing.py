@@ -47,24 +47,16 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class Terms:
-    """What is known of two runs that are compared.
+    """What is known of two runs that are compared."""
 
-    Args:
-        x_of: The position of a row on our x axis by stock's step, where they differ.
-        x: Name of our x axis; empty if stock has the same one, so that it counts as a value.
-        is_failing: Whether the script ends with a failure.
-        has_peers: Whether our run is that of a job of several ranks.
-        axes: The names of the user's x axes.
-        unlike: Further names that are not compared, in rows, summary and config.
-        joined: If given, consecutive rows with equal values of these names, and no other name in common, are one row.
-    """
-
+    # the position of a row on our x axis by stock's step, where they differ
     x_of: Mapping[int, int] = field(default_factory=dict)
-    x: str = X
-    is_failing: bool = False
-    has_peers: bool = False
-    axes: frozenset[str] = frozenset()
-    unlike: frozenset[str] = frozenset()
+    x: str = X  # name of our x axis; empty if stock has the same one, so that it counts as a value
+    is_failing: bool = False  # whether the script ends with a failure
+    has_peers: bool = False  # whether our run is that of a job of several ranks
+    axes: frozenset[str] = frozenset()  # the names of the user's x axes
+    unlike: frozenset[str] = frozenset()  # further names that are not compared, in rows, summary and config
+    # if given, consecutive rows with equal values of these names, and no other name in common, are one row
     joined: frozenset[str] = frozenset()
 
     def of_user(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,15 +118,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference.
+    """One difference."""
 
-    Args:
-        kind: Its kind, such as ``row split``.
-        text: What differs.
-    """
-
-    kind: str
-    text: str
+    kind: str  # its kind, such as ``row split``
+    text: str  # what differs
 
 
 def compare(stock: Recorded, ours: Recorded, terms: Terms) -> list[Difference]:

@@ -21,27 +21,16 @@ _LONGEST = 150.0  # seconds for a job, on a busy machine
 
 @dataclass(frozen=True)
 class Framework:
-    """The scripts of one framework.
-
-    Args:
-        name: Its name.
-        file: The file that plays them.
-        scripts: Their names, which are the ids of their runs.
-        x: Name of our x axis; empty if stock has the same one.
-        axes: Names of the user's x axes.
-        joined: Names that each call at one step has, if stock gives W&B no step.
-        unlike: Names whose values differ by nature.
-        starts_ranks: Whether the framework starts the ranks itself.
-    """
+    """The scripts of one framework."""
 
     name: str
-    file: str
-    scripts: tuple[str, ...]
-    x: str = ""
-    axes: frozenset[str] = frozenset()
-    joined: frozenset[str] = frozenset()
-    unlike: frozenset[str] = frozenset()
-    starts_ranks: bool = False
+    file: str  # the file that plays them
+    scripts: tuple[str, ...]  # their names, which are the ids of their runs
+    x: str = ""  # name of our x axis; empty if stock has the same one
+    axes: frozenset[str] = frozenset()  # names of the user's x axes
+    joined: frozenset[str] = frozenset()  # names that each call at one step has, if stock gives W&B no step
+    unlike: frozenset[str] = frozenset()  # names whose values differ by nature
+    starts_ranks: bool = False  # whether the framework starts the ranks itself
 
 
 _TIMES = ("runtime", "samples_per_second", "steps_per_second")
@@ -78,19 +67,12 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class FrameworkResult:
-    """The result of one script.
+    """The result of one script."""
 
-    Args:
-        name: Names of framework and script.
-        ranks: Number of ranks.
-        differences: What differs from stock, except what is intended.
-        rows: Rows of both runs, side by side.
-    """
-
-    name: str
+    name: str  # names of framework and script
     ranks: int
-    differences: list[Difference]
-    rows: str
+    differences: list[Difference]  # what differs from stock, except what is intended
+    rows: str  # rows of both runs, side by side
 
     def __str__(self) -> str:
         found = "\n".join(f"  {one.kind}: {one.text}" for one in self.differences) or "  equal"

@@ -24,23 +24,16 @@ _LONGEST_WRITE = 20.0  # seconds that wandb's process may need after `finish` to
 
 @dataclass
 class Recorded:
-    """The contents of one ``.wandb`` file.
+    """The contents of one ``.wandb`` file."""
 
-    Args:
-        rows: The rows, in the order of writing, with all of W&B's values.
-        summary: The values by flat name, such as ``val/acc.max``; a dot of a name itself is ``\\.``.
-        config: The values by name.
-        axes: The user's x axis of each defined name or pattern, and ours.
-        exit_code: Exit code of the run; `None` if the file has no end.
-        problem: Why nothing could be read.
-    """
-
+    # the rows, in the order of writing, with all of W&B's values
     rows: list[dict[str, Any]] = field(default_factory=list)
+    # the values by flat name, such as ``val/acc.max``; a dot of a name itself is ``\.``
     summary: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    axes: dict[str, str] = field(default_factory=dict)
-    exit_code: int | None = None
-    problem: str = ""
+    config: dict[str, Any] = field(default_factory=dict)  # the values by name
+    axes: dict[str, str] = field(default_factory=dict)  # the user's x axis of each defined name or pattern, and ours
+    exit_code: int | None = None  # exit code of the run; `None` if the file has no end
+    problem: str = ""  # why nothing could be read
 
     def axis_of(self, name: str) -> str:
         """Return the x axis of a name: its own, else that of the longest matching pattern; empty for wandb's step."""

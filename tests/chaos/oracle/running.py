@@ -23,15 +23,10 @@ _EACH, _START = 12.0, 90.0  # seconds for a script, and for the start of a job, 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a script with this package.
-
-    Args:
-        ranks: Number of ranks.
-        guard: What only rank 0 does: nothing (`none`), `log`, or `init` as well.
-    """
+    """A way to run a script with this package."""
 
     ranks: int
-    guard: str = "none"
+    guard: str = "none"  # what only rank 0 does: nothing (`none`), `log`, or `init` as well
 
     def __str__(self) -> str:
         return {
@@ -46,19 +41,12 @@ VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "i
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one script in one variant.
-
-    Args:
-        script: The script.
-        variant: The variant.
-        differences: What differs from stock, except what is intended.
-        rows: Rows of both runs, side by side.
-    """
+    """The result of one script in one variant."""
 
     script: Script
     variant: Variant
-    differences: list[Difference]
-    rows: str
+    differences: list[Difference]  # what differs from stock, except what is intended
+    rows: str  # rows of both runs, side by side
 
     def __str__(self) -> str:
         head = f"{self.script.name}, {self.variant}"

@@ -25,21 +25,13 @@ STEPS = ("none", "each", "equal", "mixed", "back")
 
 @dataclass(frozen=True)
 class Script:
-    """A script.
+    """A script."""
 
-    Args:
-        name: Its name, which is the id of its run.
-        by: Whether it calls ``run.log`` (`run`) or ``wandb.log`` (`module`).
-        config: Config given to `init`.
-        pace: Seconds after each call of `log` in a job of several ranks.
-        operations: What it does between `init` and the end.
-    """
-
-    name: str
-    by: str
-    config: dict[str, Any]
-    pace: float
-    operations: tuple[Operation, ...]
+    name: str  # its name, which is the id of its run
+    by: str  # whether it calls ``run.log`` (`run`) or ``wandb.log`` (`module`)
+    config: dict[str, Any]  # config given to `init`
+    pace: float  # seconds after each call of `log` in a job of several ranks
+    operations: tuple[Operation, ...]  # what it does between `init` and the end
 
     def __str__(self) -> str:
         owner = "run" if self.by == "run" else "wandb"
@@ -68,15 +60,10 @@ class Script:
 
 @dataclass(frozen=True)
 class ForStock:
-    """A script as stock wandb plays it.
-
-    Args:
-        script: The script.
-        x_of: The documented position on our x axis by wandb's step, where they differ.
-    """
+    """A script as stock wandb plays it."""
 
     script: Script
-    x_of: dict[int, int]
+    x_of: dict[int, int]  # the documented position on our x axis by wandb's step, where they differ
 
 
 def to_json(scripts: Sequence[Script]) -> str:

@@ -31,29 +31,39 @@ class BrokenError(Exception):
     """The exchange failed."""
 
 
-class RecordingGroup:
-    """A group that records what a member contributes, and then fails."""
+class TwoStepGroup:
+    """A group that records what each member contributes, and fails; then it returns the reduced numbers.
 
-    def __init__(self) -> None:
-        self.received: list[tuple[torch.Tensor, torch.Tensor]] = []
+    Besides its own data, a member collects what was `sent`; `None`: more bytes than are accepted were announced.
+    """
+
+    def __init__(self, sent: Sequence[bytes] | None = ()) -> None:
+        self.is_complete = False
+        self._received: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._sent = sent
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.received.append((sums.clone(), maxima.clone()))
-        raise BrokenError
-
-
-class ReducingGroup:
-    """A group that returns the reduced numbers of the members."""
-
-    def __init__(self, received: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._sums = torch.stack([sums for sums, _ in received]).sum(0)
-        self._maxima = torch.stack([maxima for _, maxima in received]).amax(0)
-
-    def reduce_tensors(self, _sums: torch.Tensor, _maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._sums.clone(), self._maxima.clone()
+        if not self.is_complete:
+            self._received.append((sums.clone(), maxima.clone()))
+            raise BrokenError
+        return torch.stack([one for one, _ in self._received]).sum(0), torch.stack([o for _, o in self._received]).amax(
+            0
+        )
 
     def collect(self, *data: bytes) -> list[bytes]:
-        return [b"".join(data)]
+        if self._sent is None:
+            raise ConfigurationError("Member 1 of the group announced 9 bytes")
+        return [b"".join(data), *self._sent]
+
+
+def exchange(group: Any, key: Key, members: Sequence[FusedMetrics], completing: Sequence[FusedMetrics] = ()) -> None:
+    """Exchange the states of a cell; only some members get the result."""
+    for one in members:
+        with pytest.raises(BrokenError):
+            one.exchange([key], group)
+    group.is_complete = True
+    for one in completing:
+        one.exchange([key], group)
 
 
 class Unit:
@@ -95,14 +105,8 @@ class Unit:
 
     def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
         """Exchange the states of a cell between some ranks; on some of them the result does not arrive."""
-        recording: Any = RecordingGroup()
-        for rank in members:
-            with pytest.raises(BrokenError):
-                self.fused(rank).exchange([key], recording)
-        reducing: Any = ReducingGroup(recording.received)
-        for rank in members:
-            if rank not in broken_on:
-                self.fused(rank).exchange([key], reducing)
+        fused = {rank: self.fused(rank) for rank in members}
+        exchange(TwoStepGroup(), key, [*fused.values()], [fused[rank] for rank in members if rank not in broken_on])
 
     def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
         """Write a cell on rank 0; return the row."""
@@ -224,25 +228,7 @@ def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:
     assert unit.finish(key, 3) == {"sum": 4.0, DEGRADED: 1, "global_step": 0}
 
 
-def test_a_metric_has_no_value_if_all_its_ranks_are_lost_before_their_states_arrive() -> None:
-    unit = Unit(3)
-    unit.exchange(unit.keep(0), range(3))
-    key = unit.keep(1, ranks=[1, 2])
-    unit.exchange(key, [0])
-    assert unit.finish(key, 2) == {}
-
-
-def test_late_states_correct_a_value() -> None:
-    unit = Unit(2)
-    first = unit.keep(0, ranks=[0])
-    unit.exchange(first, range(2))
-    assert unit.finish(first, 1)["sum"] == 1.0
-    unit.keep_late(1, first)
-    unit.exchange(first, range(2))
-    assert unit.finish(first, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
-
-
-def test_many_later_values_do_not_prevent_a_correction() -> None:
+def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
     unit = Unit(2)
     late = unit.keep(0, ranks=[0])
     unit.exchange(late, range(2))
@@ -286,20 +272,10 @@ def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.
     assert "the states of 'cat' on rank 0 cannot be sent: RuntimeError('device lost')" in caplog.text
 
 
-class MalformedGroup(ReducingGroup):
-    """A group in which a member announces more bytes than are accepted, or sends something else."""
-
-    def __init__(self, received: Sequence[tuple[torch.Tensor, torch.Tensor]], sent: bytes | None) -> None:
-        super().__init__(received)
-        self._sent = sent
-
-    def collect(self, *data: bytes) -> list[bytes]:
-        if self._sent is None:
-            raise ConfigurationError("Member 1 of the group announced 9 bytes")
-        return [*super().collect(*data), self._sent]
+TWO_STATES = framed(encode([torch.tensor([1.0]), torch.tensor([2.0])]))  # as of another class of the same name
 
 
-@pytest.mark.parametrize("sent", [None, b"", b"\xff" * 12, (5).to_bytes(8, "little") + b"four"])
+@pytest.mark.parametrize("sent", [None, b"", b"\xff" * 12, (5).to_bytes(8, "little") + b"four", TWO_STATES])
 def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -310,30 +286,12 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     snapshot = take_snapshot(metric)
     key = Key(one.series("cat", snapshot, ()), 1, 0)
     one.keep(key, snapshot)
-    recording = RecordingGroup()
-    with pytest.raises(BrokenError):
-        one.exchange([key], recording)  # type: ignore[arg-type]  # implements only the methods that are needed
-    one.exchange([key], MalformedGroup(recording.received, sent))  # type: ignore[arg-type]
+    exchange(TwoStepGroup(None if sent is None else [sent]), key, [one], [one])
     assert one.pop_values(key)[0] == {}
-    assert "'cat': left out of their rows on rank 0" in caplog.text
+    reason = "The gathered states of CatMetric do not fit" if sent == TWO_STATES else "'cat': left out of their rows"
+    assert reason in caplog.text
     assert ("A rank did not send the states of 1 metrics" in caplog.text) is (sent == b"")
     assert lost == {"that could not be computed": 1}
-
-
-def test_states_of_another_number_affect_only_their_own_value(caplog: pytest.LogCaptureFixture) -> None:
-    """As from a rank with another class of the same name."""
-    metric = torchmetrics.CatMetric()
-    metric.update(1.0)
-    blob = encode([torch.tensor([1.0]), torch.tensor([2.0])])
-    one = FusedMetrics(0, merges=True, lost=Counter())
-    key = Key(one.series("cat", take_snapshot(metric), ()), 1, 0)
-    one.keep(key, take_snapshot(metric))
-    recording = RecordingGroup()
-    with pytest.raises(BrokenError):
-        one.exchange([key], recording)  # type: ignore[arg-type]  # implements only the methods that are needed
-    one.exchange([key], MalformedGroup(recording.received, framed(blob)))  # type: ignore[arg-type]
-    assert one.pop_values(key)[0] == {}
-    assert "The gathered states of CatMetric do not fit. Run the same code on all ranks" in caplog.text
 
 
 def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -342,9 +300,7 @@ def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCapt
     (flat, wide) = (take_snapshot(metric) for metric in shaped([1.0], [1.0, 2.0]))
     key = Key(one.series("shaped", wide, ()), 0, 0)
     one.keep(key, flat)
-    recording = RecordingGroup()
-    with pytest.raises(BrokenError):
-        one.exchange([key], recording)  # type: ignore[arg-type]
+    exchange(TwoStepGroup(), key, [one])
     assert (
         "the states of 'shaped' on rank 0 do not fit their layout, so this rank has no part in its row" in caplog.text
     )
@@ -355,7 +311,8 @@ def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptu
     lost = Counter[str]()
     one = FusedMetrics(0, merges=True, lost=lost)
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
-    one.exchange([key], RecordingGroup())  # type: ignore[arg-type]
+    group: Any = TwoStepGroup()
+    one.exchange([key], group)
     assert one.pop_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()
     assert one.series("odd", take_snapshot(metric), [key.name]) != key.name

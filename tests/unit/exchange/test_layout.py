@@ -6,17 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.transport.group import FAN_OUT, GroupLayout, Tree, tree_of
+from dist_wandb.exchange.transport.group import FAN_OUT, Tree, tree_of
 
 NODES = st.lists(st.integers(-1, 6), min_size=2, max_size=60)
 
 
 def trees_of(members: list[int], nodes: list[int], fan_out: int) -> dict[int, Tree]:
     return {member: tree_of(members, nodes, member, fan_out) for member in members}
-
-
-def groups_of(trees: dict[int, Tree]) -> dict[str, GroupLayout]:
-    return {group.name: group for tree in trees.values() for group in tree.path}
 
 
 @given(NODES, st.integers(2, 8), st.integers(0, 5))
@@ -34,25 +30,6 @@ def test_each_member_is_connected_to_the_first_member(nodes: list[int], fan_out:
             assert 2 <= len(group.members) <= fan_out
             for other in group.members:
                 assert group.members in [seen.members for seen in trees[other].path if seen.name == group.name]
-
-
-@given(NODES, st.integers(2, 8))
-def test_ranks_of_a_node_are_grouped_before_other_nodes(nodes: list[int], fan_out: int) -> None:
-    members = list(range(len(nodes)))
-    if len(members) <= fan_out:
-        return
-    groups = groups_of(trees_of(members, nodes, fan_out))
-    for node in set(nodes):
-        of_node = [member for member in members if nodes[member] == node]
-        inside = {
-            member for group in groups.values() for member in group.members[1:] if nodes[group.members[0]] == node
-        }
-        assert set(of_node[1:]) <= inside
-        assert all(
-            len({nodes[member] for member in group.members}) == 1 or group.members[0] in of_node[:1]
-            for group in groups.values()
-            if group.members[0] in of_node
-        )
 
 
 @given(st.integers(2, 3000), st.integers(2, 32))

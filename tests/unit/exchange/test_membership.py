@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.exchange.membership import membership
-from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
+from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
@@ -189,30 +189,6 @@ def test_early_departures_are_not_members_and_are_recorded() -> None:
     assert began == on_one_node(0, (0, 2), gone={1: Departure("failed", 1)})
 
 
-def test_late_ranks_read_the_generation_and_ask_to_join() -> None:
-    job = Job(3)
-    before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
-    late = job.rank(2)
-    assert late.arrive(LONG) == before
-    assert job.rank(0).joining(before) == set()
-    with ThreadPoolExecutor(1) as pool:
-        joined = pool.submit(late.join, before, LONG)
-        while not job.rank(0).joining(before):
-            time.sleep(0.01)
-        following = job.rank(0).admit(before, knows(4), {"a": 1})
-        assert joined.result() == following == on_one_node(1, (0, 1, 2), (2,), 4, 0)
-    assert late.generations.state(following) == {"a": 1}
-
-
-def test_joining_after_all_others_have_left_raises_over() -> None:
-    job = Job(3)
-    before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
-    for index in range(2):
-        job.rank(index).leave(before, knows(1), "finished")
-    with pytest.raises(Over):
-        job.rank(2).join(before, LONG)
-
-
 def test_one_rank_claims_the_next_generation_after_a_break() -> None:
     job = Job(32)
     before = job.begin()
@@ -240,15 +216,6 @@ def test_a_departed_rank_is_not_waited_for_but_its_checkpoint_counts() -> None:
     assert job.rank(0).generations.checkpoint_before(following) == knows(7, "a")
 
 
-def test_a_dead_rank_is_lost_after_the_timeout() -> None:
-    job = Job(3)
-    before = job.begin()
-    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1))
-    assert (following.members, following.lost, following.gone) == ((0, 1), (2,), {})
-    again = set_of(job.together(lambda rank: rank.regroup(following, knows(8), SHORT), 0, 1))
-    assert (again.number, again.lost) == (2, (2,)), "later ranks learn of it, too"
-
-
 @pytest.mark.usefixtures("brief_terms")
 def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for_again() -> None:
     job = Job(4)
@@ -272,16 +239,6 @@ def test_members_wait_less_for_each_other_after_a_broken_generation() -> None:
         with pytest.raises(BrokenError):
             own.form(generation, lambda: False)
     assert found == [100.0, 100.0, 5.0]
-
-
-def test_another_rank_regroups_if_the_first_reader_dies() -> None:
-    job = Job(4)
-    before = job.begin()
-    job.rank(3).generations.summaries(before).append((3, 6))  # the first one; then it dies
-    began = time.monotonic()
-    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
-    assert following.members == (0, 1, 2, 3), "its checkpoint was there, so the next generation finds that it is gone"
-    assert time.monotonic() - began < LONG / 2
 
 
 @pytest.mark.slow
@@ -417,12 +374,6 @@ def test_global_ranks_of_unknown_members_follow_from_their_index(leader: Any, sc
         known = {other.index: other.global_rank for other in units if other.name == unit.name}
         assert {index: unit.global_rank_of(index) for index in known} == known
         assert unit.ranks_per_node == 4
-
-
-def test_an_uneven_layout_has_no_ranks_per_node() -> None:
-    assert unit_of(Topology(1, 0, 1, 3, 2, 2), "global").ranks_per_node is None
-    assert unit_of(Topology(1, None, None, 3, None, None), "global").ranks_per_node is None
-    assert unit_of(Topology(1, 1, 0, 2, 2, 1), "global").ranks_per_node is None
 
 
 def test_the_latest_of_very_many_generations_is_found() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Overdue, Pacer
@@ -23,38 +21,6 @@ def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 
     for number in range(1, int(2 * (until - start)) + 2):
         overdue = pacer.begin_round(start + (number - 1) / 2, number, oldest)
     return overdue
-
-
-# --- when the next round is due ---------------------------------------------------------------------------------------
-
-
-def left(pacer: Pacer, now: float, oldest: float | None = None, *, awaits: bool = False) -> Any:
-    return pytest.approx(pacer.left(now, oldest, awaits=awaits, is_flushing=False))
-
-
-def test_an_idle_rank_takes_part_once_per_heartbeat_and_sooner_if_its_rows_wait_for_others(pacer: Pacer) -> None:
-    pacer.end_round(10.0, has_taken=True, is_flushing=False)
-    assert left(pacer, 10.1) == 0.9
-    assert left(pacer, 10.1, awaits=True) == 0.15
-
-
-def test_a_call_waits_for_more_and_longer_if_the_others_have_not_offered_their_part(pacer: Pacer) -> None:
-    pacer.end_round(10.0, has_taken=True, is_flushing=False)
-    assert left(pacer, 10.1, oldest=10.05) == 0.2
-    assert left(pacer, 10.1, oldest=9.0) == -0.85
-    pacer.end_round(10.0, has_taken=False, is_flushing=False)
-    assert left(pacer, 10.1, oldest=9.0) == 0.15
-
-
-def test_rounds_of_a_flush_follow_each_other_after_pauses_that_double(pacer: Pacer) -> None:
-    pacer.end_round(10.0, has_taken=True, is_flushing=False)
-    pauses = []
-    for _ in range(9):
-        pauses.append(pacer.left(10.0, None, awaits=True, is_flushing=True))
-        pacer.end_round(10.0, has_taken=True, is_flushing=True)
-    assert pauses == pytest.approx([0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0])
-    pacer.end_round(10.0, has_taken=True, is_flushing=False)
-    assert pacer.left(10.0, None, awaits=True, is_flushing=True) == 0.0
 
 
 # --- patience ---------------------------------------------------------------------------------------------------------
@@ -124,21 +90,6 @@ def test_patience_scales_with_the_heartbeat() -> None:
     assert not pacer.has_flushed_alone(2.0, is_settled=True)
     assert not pacer.has_flushed_alone(2.5, is_settled=True)
     assert pacer.has_flushed_alone(2.51, is_settled=True)
-
-
-def test_rapid_rounds_are_recorded_at_intervals(pacer: Pacer) -> None:
-    for number in range(100):
-        pacer.begin_round(number / 128, number, 0)
-    noted = [number for number, _ in pacer._rounds]
-    assert noted == list(range(0, 100, 3))
-
-
-@pytest.mark.parametrize(("oldest", "first"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (9, 8), (100, 8)])
-def test_the_record_starts_at_or_just_before_the_oldest_cells_round(pacer: Pacer, oldest: int, first: int) -> None:
-    for number in (0, 4, 8):
-        pacer.begin_round(number / 4, number, 0)
-    pacer.begin_round(2.01, 9, oldest)  # too soon to be recorded
-    assert next(number for number, _ in pacer._rounds) == first
 
 
 # --- flushes and intervals --------------------------------------------------------------------------------------------

@@ -9,17 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+import row_units
 import torch
 import wandb
 from hypothesis import given
 from hypothesis import strategies as st
+from row_units import reduced
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from units import RecordingRun
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.model import Topology
@@ -29,20 +31,6 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
 from dist_wandb.settings.reduction import DEGRADED, EQUAL_BY_NATURE, PerRank, Reduce, check_per_rank, check_reduce
-
-
-class Written:
-    """A run that remembers its rows; those that are left open too, once the next one begins."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._open: dict[str, Any] = {}
-
-    def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
-        self._open.update({name: value for name, value in row.items() if name != "_timestamp"})
-        if commit is not False and self._open:
-            self.rows.append(self._open)
-            self._open = {}
 
 
 class Reduction:
@@ -55,10 +43,7 @@ class Reduction:
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         if not self.is_known:
             self.given.append((sums, maxima))
-        return (
-            [sum(column) for column in zip(*(lists[0] for lists in self.given), strict=True)],
-            [max(column) for column in zip(*(lists[1] for lists in self.given), strict=True)],
-        )
+        return reduced(self.given)
 
 
 class Unit:
@@ -75,8 +60,9 @@ class Unit:
         step_metric: str | None = "global_step",
         axes: Sequence[str] = (),
     ) -> None:
-        self.runs = [Written() for _ in range(size)]
-        self.rounds = [Rounds(rank, size) for rank in range(size)]
+        self.runs = [RecordingRun() for _ in range(size)]
+        self.protocol = row_units.Unit(size)
+        self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
         for rank, run in enumerate(self.runs):
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
@@ -87,7 +73,6 @@ class Unit:
             self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, lambda: axes, **arguments))
         self.calls = [0] * size
         self.last: list[int | None] = [None] * size
-        self.now = 0.0
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -101,24 +86,20 @@ class Unit:
         x = self.last[rank]
         contribution = Contribution(metrics, step, commit, weight, -1 - self.calls[rank] if x is None else x)
         self.calls[rank] += commit is not False
-        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank], self.now))
+        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank], self.protocol.now))
 
     def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
+        """Log the values of each rank; a list has the weight of each."""
         for rank, metrics in enumerate(values):
-            self.log(rank, metrics, step, weight)
+            self.log(rank, metrics, step, weight[rank] if isinstance(weight, list) else weight)
 
     def exchange(self, seconds: float = 1.0) -> bool:
         """Have a round after some time; return whether it was the last one."""
-        self.now += seconds
-        offers: dict[bytes, frozenset[int]] = {}
-        for rank, (machine, own) in enumerate(zip(self.rounds, self.ranks, strict=True)):
+        self.protocol.now += seconds
+        for machine, own in zip(self.rounds, self.ranks, strict=True):
             machine.side_data.axes = own.axes()
-            offer = machine.offer(self.now)
-            offers[offer] = offers.get(offer, frozenset()) | {rank}
-        have_numbers = [machine.plan(offers) for machine in self.rounds]
-        group = Reduction()
-        lists = [group.reduce(*machine.pack()) for machine in self.rounds][-1] if have_numbers[0] else ([], [])
-        outcomes = [machine.unpack(*lists) for machine in self.rounds]
+        self.protocol.exchange()
+        outcomes = list(self.protocol.outcomes.values())
         for machine, own in zip(self.rounds, self.ranks, strict=True):
             own.spreads.keep(machine.outbox.last)
             own.attachments.settle(machine.outbox, machine.table.names)
@@ -147,17 +128,115 @@ def finished(values: Mapping[str, float], *, step: int | None = 0, x: int = 0, m
     return Row(tuple(values), (0,) * len(values), step, x, lanes, {}, (1,) * len(values), missing)
 
 
+# --- calls of all ranks, and the rows that they become ----------------------------------------------------------------
+
+THREE = Later(HostCopy([torch.tensor(3)]), 0)
+AB = [{"a": 0.0, "b": -0.0}, {"a": 1.0, "b": -1.0}]
+# By name: options, calls (the values of each rank, with a step and weights), rows of the primary, rows of rank 1.
+ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "the first pattern that matches": (
+        {"reduce": {"tokens": "sum", "*_max": "max", "t*": "min"}},
+        [([{"tokens": 3, "t_max": 5, "t": 0.5, "loss": 0.25}, {"tokens": 4, "t_max": 9, "t": 0.1, "loss": 0.5}], 7)],
+        [{"tokens": 7, "t_max": 9, "t": 0.1, "loss": 0.375, "global_step": 7}],
+        [],
+    ),
+    "first values and other objects alone": (
+        {"reduce": "first"},
+        [([{"text": "a", "lr": 0.5}, {"text": "b", "lr": 0.75}], 3), ([{"text": "c"}, {"text": "d"}], 4)],
+        [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "c", "global_step": 4}],
+        [],
+    ),
+    "own values whose numbers never arrive": (
+        {"reduce": {"lr": "first"}},
+        [([{"text": "a", "lr": 0.5, "loss": 1.0}], 3), ([{"text": "b", "loss": None}], 4)],
+        [{"text": "a", "lr": 0.5, "loss": 1.0, "global_step": 3}, {"text": "b", "global_step": 4}],
+        [],
+    ),
+    "one weight for all names": ({}, [(AB, 0, [3, 1])], [{"a": 0.25, "b": -0.25, "global_step": 0}], []),
+    "a weight on a device": ({}, [(AB, 0, [THREE, 1.0])], [{"a": 0.25, "b": -0.25, "global_step": 0}], []),
+    "names without a weight": ({}, [(AB, 0, [{"a": 3}, {"a": 1}])], [{"a": 0.25, "b": -0.5, "global_step": 0}], []),
+    "the weight of a NaN": (
+        {"reduce": "nanmean"},
+        [([{"loss": math.nan}, {"loss": 5.0}], 0, [100.0, 1.0])],
+        [{"loss": 5.0, "global_step": 0}],
+        [],
+    ),
+    "a rank with weight 0": (
+        {},
+        [([{"loss": 1.0}, {"loss": math.nan}], 0, [2, 0])],
+        [{"loss": 1.0, "global_step": 0}],
+        [],
+    ),
+    "weights of 0": ({"spread": ["*"]}, [(AB, 0, 0), (AB, 1, {"a": 0.0, "b": 0.0})], [], []),
+    "weight 0 of a row with a text": (
+        {},
+        [([{"text": "a", "loss": 1.0}] * 2, 3, 0)],
+        [{"text": "a", "global_step": 3}],
+        [],
+    ),
+    "a name twice at a step": (
+        {},
+        [([{"loss": value, "text": f"at {value}"}] * 2, 0) for value in (1, 2)],
+        [{"loss": value, "text": f"at {value}", "global_step": 0} for value in (1, 2)],
+        [],
+    ),
+    "an axis": (
+        {"axes": ["epoch"]},
+        [([{"loss": 1.0, "epoch": 2}, {"loss": 3.0, "epoch": 20}], 1), ([{"epoch": 7}, {"epoch": 8}], 3)],
+        [{"loss": 2.0, "epoch": 2, "global_step": 1}, {"epoch": 7, "global_step": 3}],
+        [],
+    ),
+    "an axis with a chosen reduction": (
+        {"axes": ["samples"], "reduce": {"samples": "sum", "*": "mean"}},
+        [([{"loss": 1.0, "samples": 10}, {"loss": 3.0, "samples": 20}], 0)],
+        [{"loss": 2.0, "samples": 30, "global_step": 0}],
+        [],
+    ),
+    "calls without a step": (
+        {},
+        [([{"text": "alone"}],), ([{"loss": 1.0}] * 2,), ([{"loss": 2.0}] * 2,)],
+        [{"text": "alone", "global_step": 0}, {"loss": 1.0, "global_step": 1}, {"loss": 2.0, "global_step": 2}],
+        [],
+    ),
+    "labels": (
+        {"run_mode": "shared", "reduce": {"lr": "first", "*": "mean"}, "per_rank": ["loss", "text", "lr"]},
+        [([{"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}, {"loss": 2.0, "text": "b", "lr": 2.0, "more": [1]}], 5)],
+        [{"loss": 1.5, "rank-0/loss": 1.0, "text": "a", "lr": 1.0, "rank-0/lr": 1.0, "more": [1], "global_step": 5}],
+        [{"rank-1/loss": 2.0, "rank-1/text": "b", "rank-1/lr": 2.0, "global_step": 5}],
+    ),
+    "labels without a step": (  # with the count of each rank
+        {"run_mode": "shared"},
+        [([{}, {"only here": 1.0}],), ([{"loss": 1.0}, {"loss": 2.0}],)],
+        [{"loss": 1.5, "rank-0/loss": 1.0, "global_step": 1}, {"only here": 1.0, "global_step": 0}],
+        [{"rank-1/only here": 1.0, "global_step": 0}, {"rank-1/loss": 2.0, "global_step": 1}],
+    ),
+    "labels of None": (
+        {"run_mode": "shared"},
+        [([{"loss": None, "nobody": None}, {"loss": 3.0, "nobody": None}], 0)],
+        [{"loss": 3.0, "global_step": 0}],
+        [{"rank-1/loss": 3.0, "global_step": 0}],
+    ),
+    "labels on an axis": (
+        {"run_mode": "shared", "axes": ["samples"]},
+        [([{"loss": 1.0, "samples": 10}, {"loss": 2.0, "samples": 20}], 5)],
+        [{"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5}],
+        [{"rank-1/loss": 2.0, "samples": 20, "global_step": 5}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_calls_of_all_ranks_become_rows(name: str) -> None:
+    options, calls, rows, labelled = ROWS[name]
+    unit = Unit(2, **options)
+    for call in calls:
+        unit.log_on_all(*call)
+    assert unit.runs[1].rows == labelled, "at once"
+    assert unit.close() == rows
+    assert unit.runs[1].rows == labelled
+
+
 # --- reductions -------------------------------------------------------------------------------------------------------
-
-
-def test_numbers_are_reduced_by_the_first_pattern_that_matches() -> None:
-    unit = Unit(reduce={"tokens": "sum", "*_max": "max", "t*": "min", "*": "mean"})
-    metrics = [
-        {"tokens": 3, "t_max": 5, "time": 0.5, "loss": 0.25},
-        {"tokens": 4, "t_max": 9, "time": 0.1, "loss": 0.5},
-    ]
-    unit.log_on_all(metrics, step=7)
-    assert unit.close() == [{"tokens": 7, "t_max": 9, "time": 0.1, "loss": 0.375, "global_step": 7}]
 
 
 NAN = float("nan")
@@ -177,47 +256,16 @@ NAN = float("nan")
         ("mean", [1.0, None, 4.0], 2.5),
         ("sum", [None, None, 4], 4),
         ("max", [None, -1.0, None], -1.0),
+        ("nanmean", [NAN] * 3, NAN),
+        ("mean", [NAN] * 3, NAN),
     ],
 )
 def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | None], expected: float) -> None:
     unit = Unit(3, reduce={"loss": reduce})
     unit.log_on_all([{"loss": value, "other": 1.0} for value in values], 0)
     (row,) = unit.close()
-    assert row == {"loss": expected, "other": 1.0, "global_step": 0}
-    assert type(row["loss"]) is type(expected)
-
-
-@pytest.mark.parametrize("reduce", ["nanmean", "mean"])
-def test_the_mean_is_nan_if_all_ranks_have_nan(reduce: Any) -> None:
-    unit = Unit(2, reduce=reduce)
-    unit.log_on_all([{"loss": NAN}] * 2, 0)
-    assert math.isnan(unit.close()[0]["loss"])
-
-
-def test_a_name_that_is_none_on_all_ranks_is_not_in_the_row() -> None:
-    unit = Unit(2)
-    unit.log_on_all([{"loss": None, "other": 1.0}] * 2, 0)
-    assert unit.close() == [{"other": 1.0, "global_step": 0}]
-
-
-def test_none_values_have_no_label() -> None:
-    unit = Unit(2, run_mode="shared")
-    unit.log_on_all([{"loss": None}, {"loss": 3.0}], 0)
-    assert unit.close() == [{"loss": 3.0, "global_step": 0}]
-    assert unit.runs[1].rows == [{"rank-1/loss": 3.0, "global_step": 0}]
-
-
-def test_nanmean_ignores_the_weight_of_a_nan() -> None:
-    unit = Unit(3, reduce="nanmean")
-    for rank, (value, weight) in enumerate([(1.0, 3.0), (NAN, 100.0), (5.0, 1.0)]):
-        unit.log(rank, {"loss": value}, 0, weight)
-    assert unit.close() == [{"loss": 2.0, "global_step": 0}]
-
-
-def test_a_name_without_a_matching_pattern_is_averaged() -> None:
-    unit = Unit(reduce={"tokens": "sum"})
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
-    assert unit.close() == [{"loss": 1.5, "global_step": 0}]
+    assert repr(row.pop("loss")) == repr(expected)  # by text: NaN is not equal to itself
+    assert row == {"other": 1.0, "global_step": 0}
 
 
 def test_unused_patterns_are_kept_in_order() -> None:
@@ -225,23 +273,6 @@ def test_unused_patterns_are_kept_in_order() -> None:
     assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
     assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
-
-
-def test_first_values_and_other_objects_are_written_in_the_primarys_row() -> None:
-    unit = Unit(reduce={"lr": "first", "*": "mean"})
-    posted = [unit.log(rank, {"text": f"of {rank}", "lr": rank + 0.5, "loss": rank}, 3) for rank in range(2)]
-    assert posted == [["loss"], ["loss"]]
-    assert unit.rows == []
-    assert unit.close() == [{"text": "of 0", "lr": 0.5, "loss": 0.5, "global_step": 3}]
-
-
-def test_first_values_and_other_objects_alone_are_rows() -> None:
-    unit = Unit(reduce="first")
-    unit.log_on_all([{"text": "a", "lr": 0.5}, {"text": "b", "lr": 0.75}], 3)
-    unit.log_on_all([{"text": "c"}, {"text": "d"}], 4)
-    unit.exchange()
-    assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}]
-    assert unit.close() == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "c", "global_step": 4}]
 
 
 def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> None:
@@ -252,46 +283,6 @@ def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> N
     assert unit.rows == []
     unit.log(1, {"loss": 2.0}, 0)
     assert unit.close() == [{"text": "a", "loss": 1.5, "global_step": 0}]
-
-
-def test_posting_waits_for_numbers_that_are_being_copied() -> None:
-    unit = Unit()
-    copy = HostCopy([torch.tensor(1.0), torch.tensor(3.0)])
-    for rank in range(2):
-        unit.log(rank, {"loss": Later(copy, rank)}, 0, weight={"loss": Later(copy, rank)})
-    assert unit.close() == [{"loss": 2.5, "global_step": 0}]
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weights", [(3, 1), (Later(HostCopy([torch.tensor(3)]), 0), 1.0)], ids=["numbers", "later"])
-def test_one_weight_applies_to_all_names(weights: tuple[Any, Any]) -> None:
-    unit = Unit()
-    for rank, weight in enumerate(weights):
-        unit.log(rank, {"a": float(rank), "b": float(-rank)}, 0, weight)
-    assert unit.close() == [{"a": 0.25, "b": -0.25, "global_step": 0}]
-
-
-def test_names_without_a_weight_have_weight_1() -> None:
-    unit = Unit()
-    for rank, weight in enumerate((3, 1)):
-        unit.log(rank, {"a": float(rank), "b": float(rank)}, 0, {"a": weight})
-    assert unit.close() == [{"a": 0.25, "b": 0.5, "global_step": 0}]
-
-
-def test_a_rank_with_weight_0_is_left_out() -> None:
-    unit = Unit()
-    unit.log(0, {"loss": 1.0}, 0, weight=2)
-    unit.log(1, {"loss": math.nan}, 0, weight=0)
-    assert unit.close() == [{"loss": 1.0, "global_step": 0}]
-
-
-def test_nothing_is_written_if_all_weights_are_0() -> None:
-    unit = Unit(spread=["*"])
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0, weight=0)
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 1, weight={"loss": 0.0})
-    assert unit.close() == []
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
@@ -305,29 +296,6 @@ def test_an_invalid_weight_from_a_device_is_an_error_and_nothing_is_posted(value
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
-
-
-def test_each_rank_of_a_shared_run_writes_its_numbers_under_its_label() -> None:
-    unit = Unit(run_mode="shared")
-    unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 2.0, "text": "b"}], 5)
-    assert unit.runs[1].rows == [{"rank-1/text": "b", "rank-1/loss": 2.0, "global_step": 5}]  # at once
-    assert unit.close() == [{"loss": 1.5, "rank-0/loss": 1.0, "text": "a", "global_step": 5}]  # one row
-    assert len(unit.runs[1].rows) == 1
-
-
-def test_labelled_rows_without_a_step_use_the_ranks_own_count() -> None:
-    unit = Unit(run_mode="shared")
-    unit.log(1, {"only here": 1.0})
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}])
-    assert unit.runs[1].rows[-1] == {"rank-1/loss": 2.0, "global_step": 1}
-    assert {"loss": 1.5, "rank-0/loss": 1.0, "global_step": 0} in unit.close()
-
-
-def test_first_values_are_labelled_too() -> None:
-    unit = Unit(run_mode="shared", reduce="first")
-    unit.log_on_all([{"lr": 1.0}, {"lr": 2.0}], 5)
-    assert unit.close() == [{"lr": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
-    assert unit.runs[1].rows == [{"rank-1/lr": 2.0, "global_step": 5}]
 
 
 @pytest.mark.parametrize(
@@ -382,22 +350,6 @@ def test_the_x_axis_has_no_label() -> None:
     assert unit.runs[1].rows == [{"rank-1/loss": 0.5, "global_step": 3}]
 
 
-def test_objects_other_than_numbers_are_labelled_on_secondary_ranks() -> None:
-    unit = Unit(run_mode="shared", reduce={"lr": "first", "*": "mean"}, per_rank=["loss", "text", "lr"])
-    unit.log_on_all([{"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}] * 2, 5)
-    own = {"rank-1/loss": 1.0, "rank-1/text": "a", "rank-1/lr": 1.0, "global_step": 5}
-    assert unit.runs[1].rows == [own]
-    plain = {"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}
-    assert unit.close() == [{**plain, "rank-0/loss": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
-
-
-@pytest.mark.parametrize("run_mode", ["auto", "new"])
-def test_other_modes_have_no_labels(run_mode: RunMode) -> None:
-    unit = Unit(run_mode=run_mode)
-    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
-    assert unit.close() == [{"loss": 1.5, "global_step": 0}]
-
-
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 def test_first_is_the_value_of_rank_0_in_all_modes(run_mode: RunMode) -> None:
     unit = Unit(3, run_mode=run_mode, reduce={"lr": "first"}, spread=["*"] if run_mode == "new" else (), per_rank=False)
@@ -429,14 +381,6 @@ def test_the_spread_has_min_max_std_and_argmax_rank() -> None:
     }
 
 
-def test_equal_integers_have_zero_spread_at_the_lowest_rank() -> None:
-    unit = Unit(3, spread=["*"])
-    unit.log_on_all([{"n": 2**53 - 1}] * 3, 0)
-    (row,) = unit.close()
-    assert (row["n/min"], row["n/max"], row["n/std"], row["n/argmax_rank"]) == (2**53 - 1, 2**53 - 1, 0.0, 0)
-    assert type(row["n/max"]) is int
-
-
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), st.sampled_from(["mean", "sum", "max"]))
 def test_the_spread_is_weighted_like_the_mean_with_any_reduction(values: list[float], reduction: Any) -> None:
     unit = Unit(len(values), spread=["x"], reduce=reduction)
@@ -451,41 +395,35 @@ def test_the_spread_is_weighted_like_the_mean_with_any_reduction(values: list[fl
     assert row["x/argmax_rank"] == values.index(max(values))
 
 
-def test_ranks_with_weight_0_are_left_out_of_the_spread() -> None:
-    unit = Unit(3, spread=["x"])
-    for rank, (value, weight) in enumerate([(1.0, 1), (2.0, 2), (100.0, 0)]):
-        unit.log(rank, {"x": value}, 0, weight=weight)
+@pytest.mark.parametrize(
+    ("values", "weights", "spread"),  # the mean, the least, the largest, the deviation and the rank
+    [
+        ([2**53 - 1] * 3, None, (2**53 - 1, 2**53 - 1, 2**53 - 1, 0.0, 0)),
+        ([1.0, 1e160, 1.0], None, (pytest.approx(1e160 / 3), 1.0, 1e160, math.inf, 1)),
+        ([1.0, 2.0, 100.0], [1, 2, 0], (pytest.approx(5 / 3), 1.0, 2.0, pytest.approx(math.sqrt(2) / 3), 1)),
+        ([None, 1.0, 3.0], None, (2.0, 1.0, 3.0, 1.0, 2)),
+        ([None, -2.0, math.nan], None, (-2.0, -2.0, -2.0, 0.0, 1)),
+    ],
+)
+def test_the_spread_is_that_of_the_ranks_with_a_number(values: list[Any], weights: Any, spread: Any) -> None:
+    unit = Unit(3, spread=["*"], reduce="nanmean")
+    unit.log_on_all([{"x": value} for value in values], 0, weights)
     (row,) = unit.close()
-    assert row["x"] == pytest.approx(5 / 3)
-    assert row["x/std"] == pytest.approx(math.sqrt(2) / 3)  # of 1, 2 and 2
-    assert (row["x/min"], row["x/max"], row["x/argmax_rank"]) == (1.0, 2.0, 1)
-
-
-@pytest.mark.parametrize("without_part", [None, math.nan])
-def test_argmax_rank_ignores_ranks_without_a_number(without_part: float | None) -> None:
-    unit = Unit(2, spread=["x"], reduce="nanmean")
-    unit.log_on_all([{"x": without_part}, {"x": -math.inf}], 0)
-    (row,) = unit.close()
-    assert (row["x"], row["x/max"], row["x/argmax_rank"]) == (-math.inf, -math.inf, 1)
-
-
-def test_the_spread_covers_only_contributing_ranks() -> None:
-    unit = Unit(3, spread=["x"])
-    unit.log(1, {"x": 1.0}, 0)
-    unit.log(2, {"x": 3.0}, 0)
-    (row,) = unit.close()
-    assert (row["x"], row["x/std"], row["x/argmax_rank"]) == (2.0, 1.0, 2)
+    assert tuple(row[name] for name in ("x", "x/min", "x/max", "x/std", "x/argmax_rank")) == spread
+    assert type(row["x/max"]) is type(values[spread[-1]])
 
 
 # --- the content of a row ---------------------------------------------------------------------------------------------
 
 
-def test_values_of_one_step_are_one_row() -> None:
+def test_values_of_one_step_are_one_row_with_the_number_of_missing_ranks() -> None:
     """As in wandb: a call with a step leaves its row open for further values of this step."""
     unit = Unit(1)
-    unit.ranks[0].writing.write([finished({"a": 1.0}), finished({"b": 2.0}), finished({"c": 3.0}, step=1, x=1)])
+    rows = [finished({"a": 1.0}, missing=3), finished({"b": 2.0}, missing=3), finished({"c": 3.0}, step=1, x=1)]
+    unit.ranks[0].writing.write(rows)
     unit.ranks[0].writing.end_row()
-    assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"c": 3.0, "global_step": 1}]
+    assert unit.rows == [{"a": 1.0, "b": 2.0, DEGRADED: 3, "global_step": 0}, {"c": 3.0, "global_step": 1}]
+    assert DEGRADED == "dist_wandb/degraded"
 
 
 def test_a_row_left_open_is_ended_after_some_time() -> None:
@@ -495,16 +433,6 @@ def test_a_row_left_open_is_ended_after_some_time() -> None:
     assert unit.rows == []
     unit.ranks[0].writing.end_row(time.monotonic() + 5.0)
     assert unit.rows == [{"a": 1.0, "global_step": 0}]
-
-
-def test_a_name_logged_twice_at_a_step_gives_two_rows_in_order() -> None:
-    unit = Unit()
-    for value in (1.0, 2.0):
-        unit.log_on_all([{"loss": value, "text": f"at {value}"}] * 2, 0)
-    assert unit.close() == [
-        {"loss": 1.0, "text": "at 1.0", "global_step": 0},
-        {"loss": 2.0, "text": "at 2.0", "global_step": 0},
-    ]
 
 
 def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
@@ -518,48 +446,6 @@ def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
         {"a": 0.5, "b": 0.5, "global_step": 0},
         {"c": 0.5, "global_step": 5},
         {"d": 0.5, "global_step": 5},
-    ]
-
-
-def test_a_row_has_the_axis_of_its_owners_call() -> None:
-    unit = Unit(axes=["epoch"])
-    for step in range(3):
-        unit.log_on_all([{"loss": 1.0, "epoch": step}, {"loss": 3.0, "epoch": 10 * step}], step)
-    unit.log_on_all([{"epoch": 7}, {"epoch": 8}], 3)
-    expected = [{"loss": 2.0, "epoch": step, "global_step": step} for step in range(3)]
-    assert unit.close() == [*expected, {"epoch": 7, "global_step": 3}]
-
-
-def test_an_axis_with_a_chosen_reduction_is_reduced() -> None:
-    unit = Unit(axes=["samples"], reduce={"samples": "sum", "*": "mean"})
-    unit.log_on_all([{"loss": 1.0, "samples": 10}, {"loss": 3.0, "samples": 20}], 0)
-    assert unit.close() == [{"loss": 2.0, "samples": 30, "global_step": 0}]
-
-
-def test_labelled_rows_have_the_axis_of_their_call() -> None:
-    unit = Unit(run_mode="shared", axes=["samples"])
-    unit.log_on_all([{"loss": 1.0, "samples": 10}, {"loss": 2.0, "samples": 20}], 5)
-    assert unit.runs[1].rows == [{"rank-1/loss": 2.0, "samples": 20, "global_step": 5}]
-    assert unit.close() == [{"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5}]
-
-
-def test_a_row_is_flagged_with_the_number_of_missing_ranks() -> None:
-    unit = Unit(1)
-    unit.ranks[0].writing.write([finished({"a": 1.0, "b": 2.0}, missing=3), finished({"d": 4.0}, step=1, x=1)])
-    unit.ranks[0].writing.end_row()
-    assert unit.rows == [{"a": 1.0, "b": 2.0, DEGRADED: 3, "global_step": 0}, {"d": 4.0, "global_step": 1}]
-    assert DEGRADED == "dist_wandb/degraded"
-
-
-def test_rows_without_a_step_use_the_call_count() -> None:
-    unit = Unit()
-    unit.log(0, {"text": "alone"})
-    for value in (1.0, 2.0):
-        unit.log_on_all([{"loss": value}] * 2)
-    assert unit.close() == [
-        {"text": "alone", "global_step": 0},
-        {"loss": 1.0, "global_step": 1},
-        {"loss": 2.0, "global_step": 2},
     ]
 
 
@@ -624,34 +510,7 @@ def test_the_last_position_is_described_as_step_or_row() -> None:
     assert rows.writing.last_position == "row 5"
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-def test_own_values_whose_numbers_never_arrive_are_written_at_the_end() -> None:
-    unit = Unit(reduce={"lr": "first"})
-    unit.log(0, {"text": "a", "lr": 0.5, "loss": 1.0}, 3)
-    unit.exchange()
-    unit.log(0, {"text": "b", "loss": None}, 4)
-    assert unit.close() == [
-        {"text": "a", "lr": 0.5, "loss": 1.0, "global_step": 3},
-        {"text": "b", "global_step": 4},
-    ]
-
-
-def test_weight_0_on_all_ranks_keeps_objects_other_than_numbers() -> None:
-    unit = Unit()
-    unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3, weight=0)
-    assert unit.close() == [{"text": "a", "global_step": 3}]
-
-
 # --- without other ranks ----------------------------------------------------------------------------------------------
-
-
-def test_write_own_writes_a_contribution_unchanged() -> None:
-    unit = Unit(1)
-    unit.ranks[0].posting.write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
-    unit.ranks[0].posting.write_own(Contribution({"loss": 2.0}, None))
-    assert unit.rows == [{"loss": 1.0, "text": "a", "global_step": 3}, {"loss": 2.0}]
 
 
 def test_text_stays_in_the_row_of_a_metric_that_adopts_another_layout() -> None:

@@ -157,26 +157,17 @@ Row = tuple[int, tuple[str, ...], float]  # step, names, and how long the rank w
 
 @dataclass(frozen=True)
 class Schedule:
-    """The events of a job.
+    """The events of a job."""
 
-    Args:
-        size: Number of ranks.
-        per_node: Number of ranks on each node.
-        rows: The rows that all ranks log.
-        other_rows: The rows that some ranks log instead.
-        deaths: By rank: the number of effects that others can see, store calls and messages, after which it dies.
-            They are counted from the time when all groups have formed.
-        late: A rank that arrives when the others have begun without it.
-        seed: Seed of the durations of messages and store calls.
-    """
-
-    size: int
-    per_node: int
-    rows: Sequence[Row]
-    other_rows: Mapping[int, Sequence[Row]] = field(default_factory=dict)
+    size: int  # number of ranks
+    per_node: int  # number of ranks on each node
+    rows: Sequence[Row]  # the rows that all ranks log
+    other_rows: Mapping[int, Sequence[Row]] = field(default_factory=dict)  # the rows that some ranks log instead
+    # by rank: the number of effects that others can see, store calls and messages, after which it dies. They are
+    # counted from the time when all groups have formed
     deaths: Mapping[int, int] = field(default_factory=dict)
-    late: int | None = None
-    seed: int = 0
+    late: int | None = None  # a rank that arrives when the others have begun without it
+    seed: int = 0  # seed of the durations of messages and store calls
 
     def play(self, fan_out: int) -> Job:
         """Run it with groups of at most that many members, and check the result."""
@@ -247,7 +238,7 @@ def test_an_orderly_departure_does_not_compensate_for_a_lost_rank() -> None:
 @pytest.mark.parametrize("half", [1, 2])
 def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: int, half: int) -> None:
     @seed(half)
-    @settings(max_examples=500, deadline=None, database=None)
+    @settings(max_examples=250, deadline=None, database=None)
     @given(schedules())
     def play(schedule: Schedule) -> None:
         schedule.play(fan_out)

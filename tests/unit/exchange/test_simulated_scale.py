@@ -20,7 +20,7 @@ def small() -> dict[str, Any]:
 
 
 def test_store_requests_and_bytes_per_rank_do_not_grow_with_the_number_of_ranks(small: dict[str, Any]) -> None:
-    large = simulate(160)
+    large = simulate(136)
     for found in (small, large):
         assert found["delivered"] == [2 * found["ranks"], 2 * found["ranks"]]
         assert found["members"] == [found["ranks"], found["ranks"]]

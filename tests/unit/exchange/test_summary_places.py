@@ -27,7 +27,7 @@ def recorded(unit: Unit, rank: int = 0) -> list[Place]:
 def log(unit: Unit, rank: int, metrics: dict[str, Any], step: int | None, follows: int, commit: Any = None) -> None:
     x = -1 if step is None else step
     contribution = Contribution(metrics, step, commit, None, x, follows=follows)
-    unit.ranks[rank].posting.post(contribution, unit.rounds[rank], unit.now)
+    unit.ranks[rank].posting.post(contribution, unit.rounds[rank], unit.protocol.now)
 
 
 def test_a_row_has_the_place_of_the_writing_ranks_call() -> None:

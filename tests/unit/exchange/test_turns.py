@@ -1,4 +1,4 @@
-"""The times of a rank's turns, by what it logged and what it waits for."""
+"""The times of a rank's turns, by what it logged and what it waits for; and what waits in its inbox."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from units import Stall
 
 from dist_wandb.exchange import turns as turns_module
-from dist_wandb.exchange.interface import Demand, Lifecycle
+from dist_wandb.exchange.interface import Demand, Flush, Lifecycle
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.turns import Turns
+from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.turns import Inbox, Turns
 from dist_wandb.settings.options import Limits
 
 LIMITS = Limits(heartbeat=3.0, max_pending_rows=300)
@@ -122,10 +124,11 @@ def test_many_calls_wait_for_no_more(rank: Rank) -> None:
     assert rank.wait(Outcome()) == []
 
 
-def test_a_flush_waits_for_nothing_at_first(rank: Rank) -> None:
+def test_rounds_of_a_flush_follow_each_other_after_pauses_that_double(rank: Rank) -> None:
     rank.log()
     rank.inbox.flushes = [object()]
-    assert [rank.wait(Outcome()) for _ in range(3)] == [[], [0.01], [0.02]]
+    pauses = [pause for _ in range(11) for pause in rank.wait(Outcome())]
+    assert pauses == [*(0.01 * 2**number for number in range(9)), 3.0]
     assert rank.rounds.intent is Intent.PAUSING
 
 
@@ -134,7 +137,6 @@ def test_nobody_waits_if_there_is_more_or_the_rank_closes(rank: Rank) -> None:
     rank.lifecycle.ask(Demand.CLOSE)
     assert rank.wait(Outcome()) == []
     assert rank.rounds.intent is Intent.CLOSING
-    assert time.monotonic() > 0.0
 
 
 def test_log_waits_shortly_for_an_exchange_that_stands_still(rank: Rank) -> None:
@@ -147,3 +149,69 @@ def test_log_waits_shortly_for_an_exchange_that_stands_still(rank: Rank) -> None
 def test_log_waits_no_longer_once_the_rank_closes(rank: Rank) -> None:
     rank.lifecycle.ask(Demand.CLOSE)
     assert not any(rank.put() for _ in range(600))
+
+
+# --- the inbox --------------------------------------------------------------------------------------------------------
+
+
+def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> None:
+    posted: list[Contribution] = []
+    inbox, stall = Inbox(posted.append), Stall()
+    contributions = [
+        Contribution({"loss": 1.0}, 0),
+        Contribution({"loss": stall.number(asked=True)}, 1),
+        Contribution({"loss": 2.0}, 2),
+    ]
+    for contribution in contributions:
+        inbox.put(contribution)
+    assert (inbox.unread, inbox.computing, inbox.is_empty) == (3, 0, False)
+    assert inbox.drain()
+    assert posted == contributions[:1]
+    assert (inbox.unread, inbox.computing, inbox.is_empty) == (0, 2, False)
+    assert not inbox.drain()
+    stall.over.set()
+    assert inbox.drain()
+    assert posted == contributions
+    assert inbox.is_empty
+    assert not inbox.drain()
+
+
+def test_flushes_are_answered_once_and_a_wake_takes_effect_at_once() -> None:
+    inbox, flushes = Inbox(lambda _: None), [Flush(), Flush(together=True)]
+    inbox.wake()
+    assert inbox.drain(60.0), "waking the thread takes effect at once"
+    for flush in flushes:
+        inbox.wake(flush)
+    inbox.drain()
+    assert inbox.flushes == flushes
+    inbox.answer(flushes[:1])
+    assert [flush.is_set() for flush in flushes] == [True, False]
+    assert inbox.flushes == flushes[1:]
+
+
+def test_a_flush_ends_lingering() -> None:
+    posted: list[Contribution] = []
+    inbox = Inbox(posted.append)
+    inbox.wake(Flush())
+    began = time.monotonic()
+    inbox.linger(60.0, is_open=lambda: True)
+    inbox.linger(60.0, is_open=lambda: False)
+    assert time.monotonic() - began < 30.0
+    assert len(inbox.flushes) == 1
+
+
+def test_many_contributions_end_lingering() -> None:
+    posted: list[Contribution] = []
+    inbox = Inbox(posted.append)
+    for step in range(300):
+        inbox.put(Contribution({"loss": 1.0}, step))
+
+    def put_more() -> bool:
+        for step in range(300, 600):
+            inbox.put(Contribution({"loss": 1.0}, step))
+        return True
+
+    began = time.monotonic()
+    inbox.linger(60.0, is_open=put_more)
+    assert time.monotonic() - began < 30.0
+    assert [contribution.step for contribution in posted] == list(range(600))
