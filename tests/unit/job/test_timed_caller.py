@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes import wait_until
@@ -71,13 +70,6 @@ def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TimedCaller(10).call(threading.current_thread) is not thread
 
 
-def test_concurrent_calls_do_not_wait_for_each_other() -> None:
-    caller, meeting = TimedCaller(SOON), threading.Barrier(3)
-    with ThreadPoolExecutor(3) as pool:
-        made = [pool.submit(caller.call, meeting.wait) for _ in range(3)]
-        assert sorted(each.result() for each in made) == [0, 1, 2]
-
-
 def test_another_thread_makes_the_next_call_after_a_timeout(over: threading.Event) -> None:
     before = TimedCaller(SOON).call(threading.get_ident)
     with pytest.raises(UnansweredError):
@@ -113,15 +105,6 @@ def test_a_slow_call_is_given_up_and_later_ones_fail_at_once(over: threading.Eve
     with pytest.raises(UnansweredError, match="stopped answering"):
         caller.call(lambda: calls.append(1))
     assert (calls, time.monotonic() - began < SOON) == ([], True)
-
-
-def test_calls_are_possible_again_after_a_given_up_call_returns(over: threading.Event) -> None:
-    caller = TimedCaller(0.1)
-    with pytest.raises(UnansweredError):
-        caller.call(over.wait)
-    over.set()
-    settle(SOON)
-    assert caller.call(lambda: 7) == 7
 
 
 def test_a_call_gets_half_a_second_after_waiting_is_over(over: threading.Event) -> None:

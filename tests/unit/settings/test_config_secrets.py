@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -220,19 +219,3 @@ def test_long_text_is_searched_in_linear_time(text: str) -> None:
     began = time.perf_counter()
     is_secret(text[:1000], text)
     assert time.perf_counter() - began < 5.0
-
-
-class Name(str):
-    """A name of which one can tell whether it is still kept."""
-
-    __slots__ = ("__weakref__",)
-
-
-def test_the_cache_of_names_is_limited() -> None:
-    names = [weakref.ref(name) for name in map(Name, range(40_000)) if not is_secret(name, 1)]
-    assert len(names) == 40_000
-    assert 0 < sum(name() is not None for name in names) < 35_000
-
-
-def test_a_class_is_shown_unchanged_even_if_its_objects_have_secrets() -> None:
-    assert redacted(Account) is Account
