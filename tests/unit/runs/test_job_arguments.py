@@ -42,9 +42,3 @@ def test_only_values_that_json_can_hold_are_published() -> None:
     }
     nan = {"x": float("nan"), "y": [float("nan")]}
     assert repr(run_metadata.arguments_for_others({"config": nan})) == repr({"config": nan})
-
-
-@pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
-def test_arguments_that_describe_the_job_are_published(name: str) -> None:
-    assert run_metadata.arguments_for_others({name: "x"}) == {name: "x"}
-    assert run_metadata.arguments_for_others({name: None}) == {}

@@ -15,7 +15,6 @@ import torch
 import dist_wandb
 from dist_wandb.errors import ReadError, UnavailableError
 from dist_wandb.runs import record, wandb_private
-from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.record import Record
 
 if TYPE_CHECKING:
@@ -73,14 +72,6 @@ def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
     return Stand(fake_wandb, monkeypatch)
 
 
-def test_while_wandbs_process_is_alive_rows_go_into_its_run(stand: Stand) -> None:
-    stand.record.log({"loss": 1.0}, commit=False)
-    assert stand.lost.logged == [({"loss": 1.0}, {"commit": False})]
-    assert stand.record.finish(3) is None
-    assert stand.lost.exit_codes == [3]
-    assert stand.run is stand.lost
-
-
 def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,14 +85,6 @@ def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
     assert stand.config == {"lr": 0.1}
     assert stand.cleared == 1
     assert "Lost wandb's own process on rank 0" in caplog.text
-
-
-def test_rows_continue_if_wandbs_process_dies_while_a_session_intercepts_log(stand: Stand) -> None:
-    stand.kill()
-    taken: list[Any] = []
-    intercept(stand.lost, "log", lambda _, *args, **kwargs: taken.append((args, kwargs)))
-    stand.record.log({"loss": 2.5, "global_step": 5})
-    assert (stand.second.rows, taken) == ([{"loss": 2.5, "global_step": 5}], [])
 
 
 def test_rows_with_numpy_values_or_nan_are_not_duplicated(stand: Stand) -> None:

@@ -90,12 +90,6 @@ def test_the_mode_in_settings_ranks_between_argument_and_environment(
     assert requested.mode({"settings": settings, "mode": "online"}) == "online"
 
 
-@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
-def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert requested.mode({"settings": settings}) == "offline"
-
-
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -115,11 +109,6 @@ def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file:
     settings.parent.mkdir(exist_ok=True)
     settings.write_text("[default]\nmode = offline\n")
     assert requested.mode({}) == "offline"
-
-
-@pytest.mark.usefixtures("fresh_wandb")
-def test_by_default_wandb_is_online() -> None:
-    assert requested.mode({}) == "online"
 
 
 @pytest.mark.usefixtures("fresh_wandb")

@@ -57,10 +57,6 @@ def test_the_address_of_a_run_without_one_is_not_read(wandb_mode: str) -> None:
     assert run_metadata.url(run) is None
 
 
-def test_without_a_run_there_is_no_location() -> None:
-    assert run_metadata.location(NullRun()) == "nowhere"
-
-
 def test_the_page_of_a_group_belongs_to_its_project(fake_wandb: FakeWandb) -> None:
     opened(FIRST, "new", {})
     run: Any = fake_wandb.runs[0]
