@@ -95,19 +95,6 @@ def of_items(*items: bytes) -> bytes:
     return field_of(2, b"".join(items))
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_each_number_equals_that_of_the_reader(tmp_path: Path, number: float) -> None:
-    rows = both_ways(file_of(tmp_path, [row(0, {"x": number}), row(1, {"x": number})]))
-    assert [set(found) for found in rows] == [{"loss", "global_step", "_step", "x"}] * 2
-
-
-def test_each_notation_of_a_number(tmp_path: Path) -> None:
-    records = [row(step, {"x": text}) for step, text in enumerate([*JSON, *JSON])]
-    assert [found["x"] for found in both_ways(file_of(tmp_path, records))[: len(JSON)]] == [
-        *("5", "100000", "0.1", "Infinity", "-Infinity", "0", "1795477853.6973689", "2000000000", "7", "12345678")
-    ]
-
-
 ODD = [
     b"",
     b"  ",
@@ -133,17 +120,6 @@ def item(name: bytes, value: bytes) -> bytes:
     return field_of(1, field_of(1, name) + field_of(16, value))
 
 
-def test_values_that_wandb_does_not_write_equal_those_of_the_reader(tmp_path: Path) -> None:
-    values = [
-        *ODD,
-        *SURROGATES,
-        *(b"[%s]" % one for one in INSIDE),
-        *(b'{"a": [%s, 0.5]}' % one for one in INSIDE),
-    ]
-    rows = [of_items(item(b"x", value), item(b"y", b"1")) for value in values]
-    assert len(both_ways(file_of(tmp_path, rows))) == len(values)
-
-
 def test_no_item_hides_another_one(tmp_path: Path) -> None:
     """The rest of a row looks like its step if it begins within a name, at a byte 0x12 and the number of bytes left."""
     number = item(b"n", b"1.5")
@@ -158,6 +134,7 @@ def test_random_rows_equal_those_of_the_reader(tmp_path: Path) -> None:
     chance = random.Random(11)
     names = [b"a", b"b", b"\x12", b"\x12\x01", b"\n\x01a", b"a\x12\x05", b"n" * 130, "é".encode(), b""]
     values = [*ODD, *SURROGATES, *INSIDE, *JSON, b'"text"', b"1", b"0.5", b"true"]
+    values += [whole % one for one in INSIDE for whole in (b"[%s]", b'{"a": [%s, 0.5]}')]
     rows = []
     for _ in range(3000):
         items = [item(chance.choice(names), chance.choice(values)) for _ in range(chance.randint(0, 5))]
