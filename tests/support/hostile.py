@@ -32,21 +32,13 @@ UPLOAD = "dist-wandb-upload"
 
 @dataclass(frozen=True)
 class Tree:
-    """One hostile directory.
+    """One hostile directory."""
 
-    Args:
-        name: Name of the tree, and id of its run.
-        build: Makes the tree, given the directory that wandb would have been given, and the victim.
-        shown: How `show` treats the run; "passed over" if the tree contains no file with the name of a run file.
-        uploaded: How `sync` treats the run; "tried" if W&B's uploader fails at it.
-        problem_pattern: Pattern of the reported lines if the run is not treated as an ordinary run.
-    """
-
-    name: str
-    build: Build
-    shown: Shown
-    uploaded: Uploaded
-    problem_pattern: str
+    name: str  # also the id of its run
+    build: Build  # given the directory that wandb would have been given, and the victim
+    shown: Shown  # "passed over" if the tree contains no file with the name of a run file
+    uploaded: Uploaded  # "tried" if W&B's uploader fails at it
+    problem_pattern: str  # of the reported lines if the run is not treated as an ordinary run
 
 
 TREES: dict[str, Tree] = {}
@@ -105,13 +97,11 @@ def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
 
 
 def sparse(path: Path, size: int = HUGE) -> None:
-    """Make a sparse file with a huge size."""
     with path.open("ab") as opened:
         opened.truncate(size)
 
 
 def pipe(path: Path) -> None:
-    """Make a named pipe without a writer."""
     os.mkfifo(path)
 
 
@@ -124,7 +114,6 @@ def listening(path: Path) -> None:
 
 
 def varint(value: int) -> bytes:
-    """Encode a number as protobuf does."""
     low, rest = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
@@ -139,7 +128,6 @@ def files_record(*paths: str) -> Record:
 
 
 def artifact(**manifest: Any) -> Record:
-    """A record that asks for an artifact to be uploaded."""
     record = pb.Record()
     made = record.artifact
     made.run_id, made.project, made.type, made.name = "exp", "tests", "dataset", "stolen"
