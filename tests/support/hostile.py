@@ -101,10 +101,6 @@ def sparse(path: Path, size: int = HUGE) -> None:
         opened.truncate(size)
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def listening(path: Path) -> None:
     """Make a socket in the file system. Its address may have at most 108 bytes, so it is a path below /proc."""
     here = os.open(path.parent, os.O_RDONLY)
@@ -185,30 +181,26 @@ def _in_place_of_the_run(make: Callable[[Path, Victim], object]) -> Build:
     return build
 
 
-tree("run-is-a-pipe", "named pipe", shown="refused")(_in_place_of_the_run(lambda path, _: pipe(path)))
-tree("run-is-a-socket", "socket", shown="refused")(_in_place_of_the_run(lambda path, _: listening(path)))
-tree("run-is-a-directory", "directory", shown="refused")(_in_place_of_the_run(lambda path, _: path.mkdir()))
-tree("run-links-to-zeros", "link", shown="refused")(_in_place_of_the_run(lambda path, _: path.symlink_to("/dev/zero")))
-tree("run-links-to-a-secret", "link", shown="refused")(
-    _in_place_of_the_run(lambda path, someone: path.symlink_to(someone.home / ".ssh" / "id_rsa"))
-)
-tree("run-is-sparse", "does not start like", shown="refused")(_in_place_of_the_run(lambda path, _: sparse(path)))
-tree("run-is-empty", "is empty", shown="refused")(_in_place_of_the_run(lambda path, _: path.touch()))
-tree("run-is-other", "does not start like", shown="refused")(
-    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x07x"))
-)
-
-
 def _in_place_of_the_sidecar(make: Callable[[Path, Victim], object]) -> Build:
     return lambda place, someone: make(write_run(place, place.name) / "dist-wandb.json", someone)
 
 
-tree("sidecar-is-a-pipe", "named pipe")(_in_place_of_the_sidecar(lambda path, _: pipe(path)))
-tree("sidecar-is-a-socket", "socket")(_in_place_of_the_sidecar(lambda path, _: listening(path)))
-tree("sidecar-is-a-directory", "directory")(_in_place_of_the_sidecar(lambda path, _: path.mkdir()))
-tree("sidecar-links-to-zeros", "link")(_in_place_of_the_sidecar(lambda path, _: path.symlink_to("/dev/zero")))
-tree("sidecar-links-to-a-secret", "link")(
-    _in_place_of_the_sidecar(lambda path, someone: path.symlink_to(someone.home / ".aws" / "credentials"))
+OBSTACLES: dict[str, tuple[str, Callable[[Path, Victim], object]]] = {
+    "is-a-pipe": ("named pipe", lambda path, _: os.mkfifo(path)),
+    "is-a-socket": ("socket", lambda path, _: listening(path)),
+    "is-a-directory": ("directory", lambda path, _: path.mkdir()),
+    "links-to-zeros": ("symbolic link", lambda path, _: path.symlink_to("/dev/zero")),
+    "links-to-a-secret": ("symbolic link", lambda path, someone: path.symlink_to(someone.home / ".ssh" / "id_rsa")),
+}
+"""By name, what may be in the place of a file: reported words, and a function of the path."""
+
+for _name, (_words, _make) in OBSTACLES.items():
+    tree(f"run-{_name}", _words, shown="refused")(_in_place_of_the_run(_make))
+    tree(f"sidecar-{_name}", _words)(_in_place_of_the_sidecar(_make))
+tree("run-is-sparse", "does not start like", shown="refused")(_in_place_of_the_run(lambda path, _: sparse(path)))
+tree("run-is-empty", "is empty", shown="refused")(_in_place_of_the_run(lambda path, _: path.touch()))
+tree("run-is-other", "does not start like", shown="refused")(
+    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x00x"))
 )
 tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: sparse(path)))
 
@@ -216,7 +208,7 @@ tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: 
 @tree("uploads-of-pipes", "not uploaded it from this account")
 def _uploads_of_pipes(place: Path, _: Victim) -> None:
     for path in _of_an_upload(place):
-        pipe(path)
+        os.mkfifo(path)
 
 
 @tree("uploads-of-links", "not uploaded it from this account")
@@ -252,7 +244,7 @@ def _of_an_upload(place: Path) -> tuple[Path, Path, Path, Path]:
 def _online_log(place: Path, _: Victim) -> None:
     directory = write_run(place, place.name, online=True)
     (directory / "logs").mkdir()
-    pipe(directory / "logs" / "debug-internal.log")
+    os.mkfifo(directory / "logs" / "debug-internal.log")
 
 
 # --- what is uploaded, overwritten and deleted ------------------------------------------------------------------------
@@ -300,7 +292,7 @@ tree("output-links-to-keys", "link")(_overwriting("output.log", ".ssh/authorized
 @tree("files-are-pipes", uploaded="uploaded")
 def _pipes(place: Path, _: Victim) -> None:
     directory = write_run(place, place.name, extra=[files_record("pipe", "socket")])
-    pipe(directory / "files" / "pipe")
+    os.mkfifo(directory / "files" / "pipe")
     listening(directory / "files" / "socket")
 
 
@@ -308,7 +300,7 @@ def _pipes(place: Path, _: Victim) -> None:
 def _stalls(place: Path, someone: Victim) -> None:
     files = write_run(place, place.name) / "files"
     paths = [files / f"stall-20260101-00000{number}-rank-0.txt" for number in range(3)]
-    pipe(paths[0])
+    os.mkfifo(paths[0])
     paths[1].symlink_to(someone.home / ".ssh" / "id_rsa")
     paths[2].write_bytes(b"\x1b]0;t\x07\n\x1b[2J\n")
     sparse(paths[2])
@@ -490,16 +482,15 @@ def _run_at(run_id: str, seconds: int) -> Record:
 
 ESCAPES = "\x1b]0;TITLE\x07\x1b[31m\x9b2J\x00\r\n\u202e\u2028"
 
-tree("escapes-in-mode", "dist-wandb.json")(
-    lambda place, _: with_sidecar(place, sidecar(place.name, run_mode=f"shared{ESCAPES}"))
-)
-tree("escapes-in-scope", "dist-wandb.json")(
-    lambda place, _: with_sidecar(place, sidecar(place.name, rank_scope=f"global{ESCAPES}"))
-)
-tree("escapes-in-label", "dist-wandb.json")(
-    lambda place, _: with_sidecar(place, sidecar(place.name, label=f"rank{ESCAPES}"))
-)
-tree("nul-in-label", "dist-wandb.json")(lambda place, _: with_sidecar(place, sidecar(place.name, label="rank\0zero")))
+for _name, _given in {
+    "escapes-in-mode": {"run_mode": f"shared{ESCAPES}"},
+    "escapes-in-scope": {"rank_scope": f"global{ESCAPES}"},
+    "escapes-in-label": {"label": f"rank{ESCAPES}"},
+    "nul-in-label": {"label": "rank\0zero"},
+}.items():
+    tree(_name, "dist-wandb.json")(
+        lambda place, _, given=_given: with_sidecar(place, sidecar(place.name, **given))  # type: ignore[misc]
+    )
 tree("label-of-steps", uploaded="uploaded")(
     lambda place, _: with_sidecar(place, sidecar(place.name, label="../" * 9 + "escaped"))
 )
@@ -588,12 +579,11 @@ def healthy(top: Path, run_id: str = "healthy") -> Path:
 # --- restart records that a later start of a job would find -----------------------------------------------------------
 
 NOTES: dict[str, tuple[str, Callable[[Path, bytes, Victim], object]]] = {
-    "note-is-a-pipe": ("named pipe", lambda path, _note, _: pipe(path)),
-    "note-is-a-socket": ("socket", lambda path, _note, _: listening(path)),
-    "note-is-a-directory": ("directory", lambda path, _note, _: path.mkdir()),
+    **{
+        f"note-{name}": (words, lambda path, _note, someone, make=make: make(path, someone))  # type: ignore[misc]
+        for name, (words, make) in OBSTACLES.items()
+    },
     "note-is-sparse": ("more than", lambda path, _note, _: sparse(path)),
-    "note-links-to-zeros": ("symbolic link", lambda path, _note, _: path.symlink_to("/dev/zero")),
-    "note-links-to-a-secret": ("symbolic link", lambda path, _note, someone: path.symlink_to(someone.home / ".netrc")),
     "note-of-brackets": ("deeper", lambda path, _note, _: path.write_text("[" * 60_000)),
     "note-of-digits": ("note", lambda path, _note, _: path.write_text("9" * 60_000)),
     "note-no-utf-8": ("note", lambda path, _note, _: path.write_bytes(b"\xff\xfe{}")),

@@ -202,12 +202,6 @@ def test_batch_shell_is_distinguished_from_a_task(set_variables: Any) -> None:
     assert "srun has not started this process" in found.warnings[0]
 
 
-def test_incomplete_rank_is_reported(set_variables: Any) -> None:
-    set_variables(PALS_RANKID="3")
-    (warning,) = examine().warnings
-    assert warning.startswith("This process is treated as a job of its own, but PALS's PALS_RANKID=3 shows that")
-
-
 # --- wandb ------------------------------------------------------------------------------------------------------------
 
 
@@ -460,12 +454,6 @@ def test_trusted_server_must_be_an_address(address: str, capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         main(["doctor", "--trust-server", address])
     assert "is not the address of a server" in capsys.readouterr().err
-
-
-def test_key_of_a_settings_file_is_shown_with_its_source(set_variables: Any, tmp_path: Path) -> None:
-    settings(tmp_path / "wandb" / "settings", api_key=KEY)
-    set_variables()
-    assert (current_server.setup().key, current_server.setup().key_from) == (KEY, "a settings file of W&B's")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "huge", "directory"])

@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -201,33 +200,12 @@ def agree(at: At, number: int, requested: str | None = None, proposed: str | Non
     return agree_on_base_id(at(number, 3), rank(number, 3), requested, proposed, "DistWandbLogger/1")
 
 
-def test_all_ranks_agree_on_an_id_generated_by_rank_0(at: At, on_ranks: OnRanks) -> None:
-    agreed = on_ranks(3, lambda number: agree(at, number))
-    assert len(set(agreed)) == 1
-    assert re.fullmatch("[a-z0-9]{8}", agreed[0])
-
-
 def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
 
 
 def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(3, lambda number: agree(at, number, requested="mine", proposed="other")) == ["mine"] * 3
-
-
-def test_a_different_id_on_another_rank_warns_and_that_of_rank_0_is_used(at: At) -> None:
-    assert agree(at, 0, requested="of-rank-0") == "of-rank-0"
-    with pytest.warns(UserWarning, match="Rank 2 was given the run id 'of-rank-2', rank 0 'of-rank-0'") as warned:
-        assert agree(at, 2, requested="of-rank-2") == "of-rank-0"
-    assert len(warned) == 1
-
-
-@pytest.mark.parametrize("requested", ["same", None])
-def test_ranks_with_the_same_id_or_none_do_not_warn(at: At, requested: str | None) -> None:
-    agree(at, 0, requested="same")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert agree(at, 1, requested=requested) == "same"
 
 
 def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
@@ -285,13 +263,6 @@ def test_ranks_learn_the_layout_over_nodes(
         return learn_layout(at(number, 3), rank(number, 3), needed=True)
 
     assert on_ranks(3, learn) == [rank(number, 3).with_layout(nodes) for number in range(3)]
-
-
-def test_ranks_with_a_known_node_publish_it_without_waiting(at: At, my_node: threading.local) -> None:
-    my_node.node = "a"
-    known = Topology(0, 0, 0, 2, 2, 1)
-    assert learn_layout(at(0, timeout=SHORT), known, needed=True) is known
-    assert learn_layout(at(1), rank(1), needed=True) == Topology(1, 1, 0, 2, 2, 1)
 
 
 def test_a_rank_that_does_not_publish_its_node_is_named(at: At, my_node: threading.local) -> None:

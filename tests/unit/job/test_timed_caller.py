@@ -13,14 +13,12 @@ from processes import wait_until
 from dist_wandb.job import timed_caller
 from dist_wandb.job.timed_caller import (
     BackgroundPoll,
-    Interval,
     TimedCaller,
     UnansweredError,
     briefly,
     first_pause,
     interval,
     next_pause,
-    poll,
     settle,
 )
 
@@ -208,15 +206,3 @@ def test_the_polling_rate_of_many_ranks_is_bounded() -> None:
     assert interval(7.0, 16_384) == 7.0
     for ranks in (64, 1024, 16_384):
         assert ranks / first_pause(0.05, ranks) <= 16_384 / 0.05
-
-
-def test_polling_ends_at_the_limit() -> None:
-    calls: list[int] = []
-    assert poll(lambda: calls.append(1), 0.0, 0.05) is None
-    assert len(calls) == 1
-    assert poll(lambda: 7, 0.0, 0.05) == 7
-
-
-def test_an_interval_starts_when_the_previous_one_is_over() -> None:
-    every = Interval(0.5, 2)
-    assert [every.is_over(now) for now in (7.0, 7.4, 7.6, 8.0, 8.1)] == [True, False, True, False, True]

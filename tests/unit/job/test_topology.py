@@ -154,15 +154,6 @@ def test_torchruns_variables_identify_every_rank_of_any_layout(layout: list[int]
     assert fields(Topology.from_environ(torchrun(layout, node, local_rank))) == expected
 
 
-@given(layout=LAYOUTS, data=st.data())
-def test_sruns_variables_identify_every_rank_of_any_layout(layout: list[int], data: st.DataObject) -> None:
-    node = data.draw(st.integers(0, len(layout) - 1))
-    local_rank = data.draw(st.integers(0, layout[node] - 1))
-    rank = sum(layout[:node]) + local_rank
-    environ = slurm(rank, local_rank, node, ",".join(map(str, layout)), SLURM_NTASKS=str(sum(layout)))
-    assert fields(Topology.from_environ(environ)) == (rank, local_rank, node, sum(layout), layout[node], len(layout))
-
-
 @pytest.mark.parametrize(
     ("tasks", "node", "expected"),
     [("4(x2)", 1, (4, 2)), ("3(x2),2", 2, (2, 3)), ("2,3(x2)", 0, (2, 3)), ("1(x8)", 5, (1, 8)), ("8", 0, (8, 1))],
@@ -239,15 +230,6 @@ def test_a_rank_above_0_without_a_world_size_is_detected(variable: str) -> None:
         "used",
         "contradicts",
     }
-
-
-@pytest.mark.parametrize(
-    "step",
-    [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEPID": "4294967290"}],
-    ids=["no step", "batch step", "interactive step"],
-)
-def test_an_sbatch_shell_is_a_single_process(step: Environ) -> None:
-    assert fields(Topology.detect(SBATCH_SHELL | step)) == (0, 0, 0, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -336,10 +318,6 @@ def test_a_process_group_has_precedence_over_stale_variables() -> None:
     topology = Topology.detect({"RANK": "3", "WORLD_SIZE": "4"})
     assert fields(topology) == (0, 0, 0, 1, 1, 1)
     assert topology.origin("global_rank") == "torch.distributed"
-
-
-def test_torch_distributed_has_no_topology_without_a_process_group() -> None:
-    assert Topology.from_torch_distributed({"RANK": "3", "WORLD_SIZE": "4"}) is None
 
 
 # --- impossible values ------------------------------------------------------------------------------------------------

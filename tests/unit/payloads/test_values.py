@@ -18,7 +18,7 @@ from devices import OnStandIn, StandIn
 from processes import wait_until
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import HostCopy, Later, known
+from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.scalars import Paths, checked_weight, copied_row, copied_weight, flattened, is_number, nested
 
 DTYPES = [
@@ -298,23 +298,6 @@ def device() -> Iterator[StandIn]:
         yield stand_in
 
 
-@pytest.fixture(params=[True, False], ids=["events", "no events"])
-def either_device(device: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """A device with events and one without, whose tensors are copied when they are read."""
-    if not request.param:
-        monkeypatch.delattr(torch, "privateuseone")
-    return device
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numbers_on_a_device_are_read_later(device: StandIn, dtype: torch.dtype) -> None:
-    with device.occupied(), device.no_waiting():
-        taken = copied_row({"lr": 0.1, "x": on_device([[3]], dtype)}, 0)
-        assert isinstance(taken["x"], Later)
-        assert is_number(taken["x"])
-    assert same(taken["x"].number(), 3.0 if dtype.is_floating_point else 3)
-
-
 def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(device: StandIn) -> None:
     metrics = {
         "a": on_device(1.0),
@@ -328,33 +311,6 @@ def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(device
         assert list(taken) == ["a", "between", "b", "c", "d"]
         assert len(device.copies) == 2
     assert [taken[name].number() for name in ("d", "a", "b", "c", "a")] == [4.0, 1.0, 2**53, 3.0, 1.0]
-
-
-def test_later_changes_in_place_do_not_affect_a_number_on_a_device(either_device: StandIn) -> None:
-    total = on_device(1.0)
-    with either_device.no_waiting():
-        taken, weight = copied_row({"total": total}, 0)["total"], copied_weight(total, 0)
-    total += 5
-    assert (taken.number(), weight.number()) == (1.0, 1.0)
-
-
-def test_a_tensor_of_a_graph_on_a_device_is_detached(device: StandIn) -> None:
-    with device.no_waiting():
-        taken = copied_row({"x": on_device(0.5).requires_grad_() * 2}, 0)
-    assert taken["x"].number() == 1.0
-
-
-@pytest.mark.parametrize("value", [[1.0, 2.0], 1j], ids=["of two elements", "complex"])
-def test_vectors_on_a_device_are_read_later_unchanged(either_device: StandIn, value: Any) -> None:
-    vector = on_device(value)
-    with either_device.no_waiting():
-        taken = copied_row({"x": vector, "list": [vector, {"a": (vector, 1)}, 0.5, on_device([3.0])]}, 3)
-        vector += 1
-        assert not any(map(is_number, taken.values()))
-    found = dict(known(taken))
-    assert found["x"].tolist() == value
-    assert found["list"][0].tolist() == found["list"][1]["a"][0].tolist() == value
-    assert (found["list"][1]["a"][1], found["list"][2], found["list"][3].tolist()) == (1, 0.5, [3.0])
 
 
 def test_a_copy_is_ready_once_its_event_has_passed(device: StandIn) -> None:

@@ -14,8 +14,6 @@ import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
 
-from dist_wandb.errors import RendezvousError
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
@@ -101,17 +99,6 @@ def test_the_first_read_waits_for_the_primary_until_the_timeout(
     first = alone(0)
     assert until(lambda: second.run.id == fake_wandb.runs[0].id)
     assert second.run.url == first.url
-
-
-def test_a_lost_store_does_not_break_reads(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, second = job(TWO, lambda _: {"name": "night"})
-    assert second.run.name == "night"
-
-    def gone(*_: object, **__: object) -> None:
-        raise RendezvousError("gone")
-
-    monkeypatch.setattr(JobStore, "try_get", gone)
-    assert second.run.name == "night"
 
 
 def test_the_address_of_a_run_on_disk_is_not_read() -> None:

@@ -41,18 +41,6 @@ def test_a_null_run_accepts_every_use_at_any_depth() -> None:
         assert not deeper
 
 
-def test_a_null_run_is_falsy_and_empty() -> None:
-    run = NullRun()
-    assert repr(run) == "NullRun()"
-    assert not run
-    assert not run.config
-    assert not run.summary["best"]
-    assert len(run.config) == 0
-    assert list(run.config) == []
-    assert "lr" not in run.config
-    assert dict(run.config.items()) == {}
-
-
 def test_the_summary_of_a_null_run_returns_written_values_and_defaults() -> None:
     run: Any = NullRun()
     assert run.summary.get("best", 0) == 0
@@ -145,17 +133,6 @@ def test_a_null_run_lists_the_public_names_of_a_run() -> None:
     names = dir(NullRun())
     assert {"log", "summary", "config", "finish", "watch", "name", "url"} <= set(names)
     assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_metadata", "metadata")]
-
-
-def known_of(run: Any) -> list[str | None]:
-    return [run.id, run.name, run.url]
-
-
-def test_a_null_run_has_the_known_metadata_and_discards_assignments() -> None:
-    run: Any = NullRun("exp", "base", "https://w")
-    run.id = "other"
-    assert known_of(run) == ["exp", "base", "https://w"]
-    assert known_of(NullRun()) == [None, None, None]
 
 
 @pytest.mark.parametrize("name", ["__getstate_extra__", "__array__", "__len_hint__", "__fspath__"])

@@ -76,18 +76,6 @@ def test_a_run_that_cannot_be_opened_is_written_to_disk(
     assert "rank 0 could not open its run: Timed out initializing run. Continuing offline" in caplog.text
 
 
-def test_with_strict_a_run_that_cannot_be_opened_is_an_error(unreliable: Any) -> None:
-    unreliable(online=1)
-    with pytest.raises(UnavailableError, match="Timed out initializing run"):
-        dist_wandb.init("digits", strict=True)
-
-
-def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
-    wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
-    assert dist_wandb.init().run.offline
-    assert wandb_.opened == ["online", "offline"]
-
-
 ANSWERS = [
     "failed to rewind run: returned error 400: {}",
     "Timed out while retrying: HTTP 409: {}\nConsider increasing the init_timeout setting",
@@ -328,15 +316,6 @@ def test_the_wait_of_rows_for_all_writers_times_out(store: Any, fake_wandb: Fake
         first.log({"loss": 0.5}, step=step)
     assert first.flush(20)
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
-
-
-def test_waiting_rows_are_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
-    first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
-    first.log({"loss": 0.5}, step=0)
-    first.finish()
-    assert len(fake_wandb.runs[0].rows) == 1
 
 
 # --- under a sweep's agent --------------------------------------------------------------------------------------------

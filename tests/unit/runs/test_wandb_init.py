@@ -213,12 +213,6 @@ def test_the_users_settings_object_is_copied_and_not_changed(fake_wandb: FakeWan
     assert settings.model_fields_set == fields_before
 
 
-@pytest.mark.parametrize(("create_new", "reinit"), [(True, "create_new"), (False, None)])
-def test_a_second_run_of_a_process_is_requested(fake_wandb: FakeWandb, create_new: bool, reinit: str | None) -> None:
-    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {}, create_new=create_new)
-    assert fake_wandb.arguments[0].get("reinit") == reinit
-
-
 @pytest.mark.parametrize(
     ("mode", "service", "kept"),
     [
@@ -277,17 +271,22 @@ def test_a_sidecar_records_what_the_run_file_lacks(fake_wandb: FakeWandb) -> Non
     assert fake_wandb.runs == [run]
 
 
-@pytest.mark.parametrize("mode", ["auto", "new"])
-def test_offline_runs_of_one_writer_have_a_sidecar_too(fake_wandb: FakeWandb, mode: str) -> None:
-    opened(FIRST, mode, {"mode": "offline"})
-    record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
-    assert (record["run_mode"], record["shared"], record["primary"]) == (mode, False, True)
-
-
-def test_writers_of_an_online_shared_run_have_a_sidecar_for_interrupted_uploads(fake_wandb: FakeWandb) -> None:
-    opened(SECOND, "shared", {"mode": "online"})
-    record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
-    assert (record["shared"], record["label"], record["primary"]) == (True, "rank-1", False)
+@pytest.mark.parametrize(
+    ("mode", "wandb_mode", "expected"),
+    [
+        ("auto", "offline", (False, None, True)),
+        ("new", "offline", (False, None, True)),
+        ("shared", "online", (True, "rank-0", True)),  # for interrupted uploads
+        ("auto", "online", None),
+        ("shared", "disabled", None),
+    ],
+)
+def test_runs_on_disk_and_shared_runs_have_a_sidecar(
+    fake_wandb: FakeWandb, mode: str, wandb_mode: str, expected: tuple[Any, ...] | None
+) -> None:
+    opened(FIRST, mode, {"mode": wandb_mode})
+    found = [json.loads(path.read_text()) for path in fake_wandb.directory.rglob(SIDECAR_NAME)]
+    assert [(record["shared"], record["label"], record["primary"]) for record in found] == [expected] * bool(expected)
 
 
 @pytest.mark.parametrize("name", ["resume_from", "fork_from"])

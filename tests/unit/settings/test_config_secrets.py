@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_wandb.session.config.comparison import comparable
 from dist_wandb.session.config.sync import ConfigText
 from dist_wandb.settings.config_values import (
     MISSING,
-    Known,
     encoded,
     filled,
     is_secret,
@@ -176,39 +174,15 @@ def test_a_rank_without_the_secrets_reads_the_rest() -> None:
     assert filled(*published(GIVEN, GIVEN), own) == rest | {"net": rest["net"] | {"api_key": "mine"}}
 
 
-@pytest.mark.parametrize("given", [{"token": "old", "net": {"token": "old", "a": 1}}, {}])
-def test_a_changed_secret_is_not_read_as_the_given_one(given: dict[str, Any]) -> None:
-    values, withheld = published({"token": "s3cr3t", "net": {"token": "s3cr3t", "a": 1}}, given)
-    mine = {"token": "old", "net": {"token": "old", "a": 1}}
-    assert filled(values, withheld, mine) == {"token": MISSING, "net": {"a": 1}}
-
-
 def test_a_value_that_wandb_stores_as_text_is_read_as_text() -> None:
     given = {(1, 2): "x"}
     assert filled(*published({"keys": shown(given)}, {"keys": given}), {"keys": given}) == {"keys": "{(1, 2): 'x'}"}
-
-
-def test_secrets_are_not_compared() -> None:
-    compared = comparable(without_secrets(GIVEN))
-    assert compared.keys() == {"lr", "net", "names"}
-    other = json.loads(json.dumps(GIVEN).replace("s3cr3t", "other")) | {"names": {1: {"password": "o"}, 2: "b"}}
-    assert comparable(without_secrets(other)) == compared
-    assert "s3cr3t" not in repr(compared)
 
 
 def test_values_without_secrets_are_not_copied() -> None:
     value = {"a": [1, {"b": (2, "x")}]}
     assert without_secrets({"x": value})["x"] is value
     assert redacted(value) is value
-
-
-def test_an_error_explains_why_a_value_is_unknown() -> None:
-    known = Known({"lr": 0.1}, frozenset({"token"}))
-    assert (known["lr"], known.get("token", 7), "token" in known) == (0.1, 7, False)
-    with pytest.raises(KeyError, match="secrets are not sent to other ranks"):
-        _ = known["token"]
-    with pytest.raises(KeyError, match=r"^'none'$"):
-        _ = known["none"]
 
 
 @pytest.mark.parametrize(

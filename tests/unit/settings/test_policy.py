@@ -90,16 +90,6 @@ def test_a_world_of_one_is_always_one_ordinary_run(
 
 
 @given(several_ranks, modes, scopes)
-def test_ranks_have_separate_directories_if_several_ranks_of_a_node_write(
-    layout: list[int], mode: str, scope: str
-) -> None:
-    planned = plan_all(layout, mode, scope)
-    assert {plan.own_directory for _, plan in planned} == {mode != "auto"}
-    writers = Counter(rank.node_rank for rank, plan in planned if plan.opens_run)
-    assert mode != "auto" or max(writers.values()) == 1
-
-
-@given(several_ranks, modes, scopes)
 def test_several_runs_have_different_names(layout: list[int], mode: str, scope: str) -> None:
     opened = [plan for _, plan in plan_all(layout, mode, scope) if plan.opens_run]
     assert len({plan.name_suffix for plan in opened}) == len({plan.run_id for plan in opened})

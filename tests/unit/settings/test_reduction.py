@@ -11,7 +11,6 @@ from dist_wandb.settings.reduction import (
     check_per_rank,
     check_reduce,
     plain_patterns,
-    plain_reduce,
     reduction_of,
 )
 
@@ -85,19 +84,6 @@ def test_per_rank_leaves_out_values_that_are_equal_by_nature_unless_requested(
     assert names.has("loss", is_number=True) is names.has("loss", is_number=False) is loss
     assert names.has("epoch", is_number=True) is epoch
     assert names.has("epoch", is_number=False) is (epoch or per_rank == "auto")
-
-
-@pytest.mark.parametrize(
-    ("given", "plain"),
-    [
-        *(("auto", "auto"), ("sum", "sum"), (None, None)),
-        (MappingProxyType({"loss": "max", "*": "mean"}), {"loss": "max", "*": "mean"}),
-    ],
-)
-def test_a_reduction_is_stored_in_plain_types(given: object, plain: object) -> None:
-    found = plain_reduce(given)
-    assert found == plain
-    assert type(found) in (str, dict, type(None))
 
 
 @pytest.mark.parametrize("given", [True, False, "loss/*", ["a", "b"], ("a", "b")])

@@ -148,11 +148,6 @@ def test_on_a_file_server_that_maps_users_the_mapped_user_is_the_owner(
         read_small(directory / "note", owner=there + 1)
 
 
-def test_a_missing_file_raises_file_not_found_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_small(tmp_path / "note")
-
-
 def test_the_depth_of_json_is_limited() -> None:
     assert parse_json("[" * 64 + "]" * 64) == json.loads("[" * 64 + "]" * 64)
     assert parse_json(json.dumps({"text": '["' * 100})) == {"text": '["' * 100}
