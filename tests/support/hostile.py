@@ -200,7 +200,7 @@ for _name, (_words, _make) in OBSTACLES.items():
 tree("run-is-sparse", "does not start like", shown="refused")(_in_place_of_the_run(lambda path, _: sparse(path)))
 tree("run-is-empty", "is empty", shown="refused")(_in_place_of_the_run(lambda path, _: path.touch()))
 tree("run-is-other", "does not start like", shown="refused")(
-    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x00x"))
+    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x07x"))
 )
 tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: sparse(path)))
 

@@ -332,7 +332,10 @@ def test_a_process_group_has_precedence_over_stale_variables() -> None:
         ({"LOCAL_RANK": "4"}, ["local_rank=4 (LOCAL_RANK (torchrun))", "local_world_size=4 (LOCAL_WORLD_SIZE"]),
         ({"LOCAL_RANK": "-2"}, ["local_rank=-2 (LOCAL_RANK (torchrun))", "at least 0"]),
         ({"GROUP_RANK": "2"}, ["node_rank=2 (GROUP_RANK (torchrun))", "num_nodes=2 (GROUP_WORLD_SIZE (torchrun))"]),
-        ({"LOCAL_WORLD_SIZE": "9"}, ["local_world_size=9 (LOCAL_WORLD_SIZE (torchrun))", "world_size=8 (WORLD_SIZE"]),
+        (
+            {"LOCAL_WORLD_SIZE": "9"},
+            ["local_world_size=9 (LOCAL_WORLD_SIZE (torchrun)) must not be greater than world_size=8 (WORLD_SIZE"],
+        ),
         ({"LOCAL_WORLD_SIZE": "0", "LOCAL_RANK": "0"}, ["local_world_size=0 (LOCAL_WORLD_SIZE (torchrun))"]),
         ({"GROUP_WORLD_SIZE": "9"}, ["num_nodes=9 (GROUP_WORLD_SIZE (torchrun))", "world_size=8 (WORLD_SIZE"]),
         ({"GROUP_WORLD_SIZE": "0", "GROUP_RANK": "0"}, ["num_nodes=0 (GROUP_WORLD_SIZE (torchrun))"]),
