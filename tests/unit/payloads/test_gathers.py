@@ -325,24 +325,6 @@ def test_any_rows_arrive(rows: list[list[Any]], rank: int) -> None:
     assert part == Part(rank, ["a", 1], len(rows), rows)
 
 
-@given(st.lists(st.binary(max_size=20)))
-def test_unframed_parts_equal_the_framed_ones(parts: list[bytes]) -> None:
-    assert unframed(framed(*parts)) == parts
-
-
-@given(st.data())
-def test_corrupted_bytes_are_refused_or_change_only_cells(data: st.DataObject) -> None:
-    whole_table = gathered([[1, "a", dt.date(2026, 1, 2)], [2, "b", None]], ["a", "b", "c"])
-    good = logged(whole_table).encoded().as_bytes(0)
-    index = data.draw(st.integers(0, len(good) - 1))
-    bad = good[:index] + data.draw(st.binary(max_size=3)) + good[index + data.draw(st.integers(0, 4)) :]
-    try:
-        part = decoded("table", bad)
-    except ConfigurationError:
-        return
-    assert isinstance(part.items, list), "a cell may differ, but nothing else happens"
-
-
 HEAD = b'[0, ["a", "b"], 1]'
 
 

@@ -77,13 +77,6 @@ def test_a_tensor_of_a_graph_is_detached() -> None:
     assert same(copied_row({"p": torch.nn.Parameter(torch.tensor([0.5]))}, 0)["p"], 0.5)
 
 
-@pytest.mark.parametrize("value", [math.nan, torch.tensor(math.nan), np.float32(math.nan)], ids=["python", "t", "np"])
-def test_nan_is_a_number(value: object) -> None:
-    taken = copied_row({"x": value}, 0)["x"]
-    assert is_number(taken)
-    assert math.isnan(taken)
-
-
 # --- later changes ----------------------------------------------------------------------------------------------------
 
 
@@ -93,15 +86,6 @@ def test_later_changes_in_place_do_not_affect_a_number(kind: Callable[[tuple[()]
     taken = copied_row({"total": total}, 0)
     total += 5
     assert taken == {"total": 0.0}
-
-
-def test_lists_and_arrays_are_copied() -> None:
-    numbers, array = [1, 2], np.array([1, 2])
-    taken = copied_row({"list": numbers, "array": array}, 0)
-    numbers.append(3)
-    array[0] = 9
-    assert taken["list"] == [1, 2]
-    assert taken["array"].tolist() == [1, 2]
 
 
 # --- other than numbers -----------------------------------------------------------------------------------------------
@@ -163,12 +147,6 @@ def test_vectors_of_dtypes_unknown_to_numpy_become_float32(dtype: torch.dtype) -
     assert (taken.dtype, taken.tolist()) == (torch.float32, [1.0, 1.0])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
-def test_an_array_of_one_number_counts_as_a_number(dtype: Any) -> None:
-    assert is_number(copied_row({"x": np.ones((1, 1), dtype)}, 0)["x"])
-    assert not is_number(copied_row({"x": np.array(["text"])}, 0)["x"])
-
-
 def test_lists_are_copied_with_their_items() -> None:
     array, tensor, inner, media = np.zeros(2), torch.zeros(()), [1], wandb.Html("<p>", inject=False)
     taken = copied_row({"list": [array, tensor, inner, {"a": array}, media], "tuple": (tensor, "text")}, 0)
@@ -201,12 +179,6 @@ def test_containers_are_copied_to_a_depth_of_eight(wrap: Callable[[Any], Any], a
         taken = taken[0]
     assert taken == innermost
     assert (taken is not innermost) is is_copied
-
-
-def test_a_list_that_contains_itself_is_accepted() -> None:
-    holds_itself: list[Any] = [1.0]
-    holds_itself.append(holds_itself)
-    assert copied_row({"x": holds_itself}, 0)["x"][0] == 1.0
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

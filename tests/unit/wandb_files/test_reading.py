@@ -77,17 +77,6 @@ def test_a_run_is_read_completely(write_run: WriteRun) -> None:
     assert run.metrics["acc"].count == 1
 
 
-@pytest.mark.parametrize(
-    ("records", "state", "exit_code"),
-    [([], "unfinished", None), ([ended(3)], "failed", 3), ([{"type": "exit", "exit": {}}], "finished", 0)],
-)
-def test_the_state_is_that_of_the_exit_record(
-    write_run: WriteRun, records: list[dict[str, Any]], state: str, exit_code: int | None
-) -> None:
-    run = read_run(write_run(HEADER, RUN, *records))
-    assert (run.state, run.exit_code) == (state, exit_code)
-
-
 def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) -> None:
     first = {"type": "run", "run": {"run_id": "abc", "config": {"update": {"lr": 0.1, "net": {"a": 1}, "_wandb": {}}}}}
     config = {"type": "config", "config": {"update": {"net": {"b": 2}}}}
@@ -164,17 +153,6 @@ def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
     assert list(run.metrics) == ["image_count", "kind._type", "loss"]
 
 
-def test_values_that_are_not_finite_are_counted_and_left_out_of_the_trend(write_run: WriteRun) -> None:
-    rows = [history(x=value, nan="NaN") for value in (1.0, "NaN", "Infinity", 3.0, "-Infinity", 10**400)]
-    metrics = read_run(write_run(RUN, *rows)).metrics
-    x = metrics["x"]
-    assert (x.count, x.not_finite, x.last, x.smallest, x.largest) == (6, 4, math.inf, -math.inf, math.inf)
-    assert [value for value in x.trend if math.isfinite(value)] == [1.0, 3.0]
-    nan = metrics["nan"]
-    assert (nan.count, nan.not_finite) == (6, 6)
-    assert all(math.isnan(value) for value in (nan.last, nan.smallest, nan.largest, *nan.trend))
-
-
 def test_large_integers_are_floats(write_run: WriteRun) -> None:
     values = [10**20, -(10**20), 10**30, 10**308, -(10**400)]
     rows = read_history(
@@ -231,15 +209,6 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
 # --- read_files, read_history -----------------------------------------------------------------------------------------
 
 
-def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_run: WriteRun) -> None:
-    paths = [write_run(RUN, history(a=number), run_id=f"r{number}") for number in range(6)]
-    broken = touch(write_run(run_id="broken").with_name("run-none.wandb"))
-    runs, errors = read_files([*paths[:3], broken, *paths[3:]])
-    assert [run.path for run in runs] == paths
-    assert list(errors) == [broken]
-    assert "is empty" in str(errors[broken])
-
-
 def test_any_failure_affects_only_its_file(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
 
@@ -271,20 +240,6 @@ def test_the_largest_step_of_a_file_is_an_exact_integer(write_run: WriteRun) -> 
 
 
 # --- read_sidecar -----------------------------------------------------------------------------------------------------
-
-
-def test_a_sidecar_is_read_with_the_run(write_run: WriteRun) -> None:
-    path = write_run(RUN, ended())
-    (path.parent / "dist-wandb.json").write_text(json.dumps({**SIDECAR, "added_later": 1}))
-    run = read_run(path)
-    assert run.sidecar is not None
-    assert (run.label, run.sidecar.primary, run.sidecar.run_mode, run.sidecar.global_rank) == (
-        "rank-1",
-        False,
-        "shared",
-        1,
-    )
-    assert run.problems == ()
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,6 @@ def test_reading_continues_with_the_block_after_damage(tmp_path: Path) -> None:
     )
 
 
-def test_a_record_with_a_damaged_block_among_several_is_left_out(tmp_path: Path) -> None:
-    records = [record(HISTORY, b"first"), record(HISTORY, bytes(3 * BLOCK)), record(HISTORY, b"last")]
-    content = bytearray(framed(records))
-    content[BLOCK + 50] ^= 0xFF
-    assert copied(tmp_path, bytes(content)) == framed([records[0], records[2]])
-
-
 @pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
 def test_a_file_that_is_not_a_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ReadError, match=r"does not start like a \.wandb file"):
