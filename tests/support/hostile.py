@@ -374,14 +374,10 @@ def _request_artifact(place: Path, someone: Victim) -> None:
     write_run(place, place.name, extra=[record])
 
 
-@tree("kind-of-the-future", "kind|field|unknown")
-def _unknown_kind(place: Path, _: Victim) -> None:
-    write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
-
-
-@tree("entity-of-a-stranger", "stranger")
-def _entity(place: Path, _: Victim) -> None:
-    write_run(place, place.name, entity="stranger")
+tree("kind-of-the-future", "kind|field|unknown")(
+    lambda place, _: write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
+)
+tree("entity-of-a-stranger", "stranger")(lambda place, _: write_run(place, place.name, entity="stranger"))
 
 
 # --- bombs ------------------------------------------------------------------------------------------------------------
@@ -506,19 +502,17 @@ def _escapes(place: Path, _: Victim) -> None:
     write_run(place, place.name, records=[header(), described, row(0, {f"m{ESCAPES}": 1, "text": ESCAPES}), end()])
 
 
-@tree("escapes-in-the-id", "of its run is")
-def _escapes_in_id(place: Path, _: Victim) -> None:
-    write_run(place, place.name, records=[header(), run(f"{place.name}{ESCAPES}"), *rows(), end()])
-
-
-@tree("id-of-steps", "of its run is")
-def _steps_in_id(place: Path, _: Victim) -> None:
-    write_run(place, place.name, records=[header(), run(f"../../{place.name}/../x?y#z"), *rows(), end()])
-
-
-@tree("id-of-10000", "of its run is")
-def _long_id(place: Path, _: Victim) -> None:
-    write_run(place, place.name, records=[header(), run(place.name + "x" * 10_000), *rows(), end()])
+tree("escapes-in-the-id", "of its run is")(
+    lambda place, _: write_run(place, place.name, records=[header(), run(f"{place.name}{ESCAPES}"), *rows(), end()])
+)
+tree("id-of-steps", "of its run is")(
+    lambda place, _: write_run(
+        place, place.name, records=[header(), run(f"../../{place.name}/../x?y#z"), *rows(), end()]
+    )
+)
+tree("id-of-10000", "of its run is")(
+    lambda place, _: write_run(place, place.name, records=[header(), run(place.name + "x" * 10_000), *rows(), end()])
+)
 
 
 def _in_directory(name: bytes) -> Build:

@@ -60,6 +60,11 @@ class Launcher:
         return {(when, mode, scope) for when in self.when for mode, scope in COMBINATIONS}
 
 
+def variables(pairs: str) -> dict[str, str]:
+    """Return variables that are written as ``NAME=VALUE NAME=VALUE``."""
+    return dict(pair.split("=") for pair in pairs.split())
+
+
 def _with(variables: Environ, words: Command) -> Command:
     return ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, *words]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import wandb
+from launchers import variables
 from wandb_server import WandbServer
 
 from dist_wandb.cli import main
@@ -25,15 +26,9 @@ from dist_wandb.settings.plan import RunMode
 
 KEY = "0123456789" * 4
 MISPLACED = "Hunter2-passw0rd"
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "GROUP_RANK": "0",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_WORLD_SIZE": "2",
-}
+TORCHRUN = variables(
+    "TORCHELASTIC_RUN_ID=none RANK=1 LOCAL_RANK=1 GROUP_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_WORLD_SIZE=2"
+)
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
 
@@ -47,8 +42,8 @@ def set_variables(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.chdir(tmp_path)
 
-    def set_all(**variables: str) -> None:
-        for name, value in variables.items():
+    def set_all(**values: str) -> None:
+        for name, value in values.items():
             monkeypatch.setenv(name, value)
         wandb.teardown()  # wandb reads its settings once per process
 
@@ -111,7 +106,7 @@ def test_layout_known_only_to_all_ranks_together_is_not_an_error(set_variables: 
 
 
 @pytest.mark.parametrize(
-    ("variables", "error"),
+    ("environ", "error"),
     [
         ({"RANK": "1"}, "RANK (RANK and WORLD_SIZE)=1, but not the world_size"),
         ({"RANK": "7", "WORLD_SIZE": "4"}, "global_rank=7 (RANK"),
@@ -124,9 +119,9 @@ def test_layout_known_only_to_all_ranks_together_is_not_an_error(set_variables: 
     ],
 )
 def test_errors_that_init_would_raise_are_reported(
-    set_variables: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
+    set_variables: Any, environ: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_variables(**variables)
+    set_variables(**environ)
     (message,) = examine().errors
     assert error in message
     assert main(["doctor", "--timeout", "0"]) == 1
@@ -137,7 +132,7 @@ def test_errors_that_init_would_raise_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("variables", "texts"),
+    ("environ", "texts"),
     [
         (
             {**TORCHRUN, **AGENT, **STALE_SLURM},
@@ -170,12 +165,12 @@ def test_errors_that_init_would_raise_are_reported(
     ids=["stale", "of an image", "different", "of a batch shell", "a service"],
 )
 def test_variables_that_others_have_left_are_reported(
-    set_variables: Any, variables: dict[str, str], texts: list[str]
+    set_variables: Any, environ: dict[str, str], texts: list[str]
 ) -> None:
-    set_variables(**variables)
+    set_variables(**environ)
     warning = examine().warnings[0]
     assert [text for text in texts if text not in warning] == []
-    assert variables.items() <= os.environ.items()  # the diagnosis changes nothing
+    assert environ.items() <= os.environ.items()  # the diagnosis changes nothing
 
 
 def test_srun_that_started_torchrun_is_not_considered_stale(set_variables: Any) -> None:
@@ -193,7 +188,7 @@ NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
 
 
 @pytest.mark.parametrize(
-    ("variables", "run_mode", "needs_id"),
+    ("environ", "run_mode", "needs_id"),
     [
         ({}, "new", True),
         ({"WANDB_RUN_ID": "exp"}, "new", False),
@@ -202,9 +197,9 @@ NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
     ],
 )
 def test_ranks_that_cannot_meet_yet_are_reported(
-    set_variables: Any, variables: dict[str, str], run_mode: RunMode, needs_id: bool
+    set_variables: Any, environ: dict[str, str], run_mode: RunMode, needs_id: bool
 ) -> None:
-    set_variables(**MPICH, **variables)
+    set_variables(**MPICH, **environ)
     (warning,) = examine(run_mode).warnings
     assert warning.startswith(NO_STORE)
     assert (NO_ID in warning) is needs_id

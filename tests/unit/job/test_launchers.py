@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from launchers import DOCUMENT, LAUNCHERS, SLURM_COMMANDS, Launcher, table, table_in
+from launchers import DOCUMENT, LAUNCHERS, SLURM_COMMANDS, Launcher, table, table_in, variables
 from stored import COMBINATIONS, vector_of
 
 import dist_wandb
@@ -102,22 +102,13 @@ def test_pmi_variables_of_an_srun_agree_with_slurms() -> None:
 
 # --- what others have left --------------------------------------------------------------------------------------------
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "GROUP_RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_WORLD_SIZE": "1",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
-MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = variables(
+    "TORCHELASTIC_RUN_ID=none RANK=1 LOCAL_RANK=1 GROUP_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 GROUP_WORLD_SIZE=1"
+)
+OPEN_MPI = variables(
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+)
+MPICH = variables("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 INNER = {"torchrun": TORCHRUN, "Open MPI": OPEN_MPI, "MPICH": MPICH}
 LEFT = {
     "another SLURM job": ("SLURM", "contradicts", {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}),
@@ -130,13 +121,13 @@ LEFT = {
 
 @pytest.mark.parametrize(("inner", "left"), list(product(INNER, LEFT)))
 def test_stale_variables_of_another_launcher_are_reported_and_ignored(inner: str, left: str) -> None:
-    launcher, status, variables = LEFT[left]
-    environ = {**INNER[inner], **variables}
+    launcher, status, others = LEFT[left]
+    environ = {**INNER[inner], **others}
     assert Topology.detect(environ) == Topology.detect(INNER[inner])
     found = {launcher.name: launcher for launcher in detected_launchers(environ)}
     assert found[inner].status == "used"
     assert found[launcher].status == status
-    assert found[launcher].variables.items() <= variables.items()
+    assert found[launcher].variables.items() <= others.items()
     assert found[launcher].reason
 
 
@@ -156,7 +147,7 @@ def test_only_variables_of_an_image_that_torchrun_keeps_are_reported() -> None:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("environ", "message"),
     [
         (
             {"RANK": "0", "WORLD_SIZE": "1", **MPICH},
@@ -171,9 +162,9 @@ def test_only_variables_of_an_image_that_torchrun_keeps_are_reported() -> None:
     ids=["an image", "another launcher", "an export"],
 )
 def test_a_rank_that_contradicts_the_launcher_warns_at_the_start(
-    variables: Environ, message: str, monkeypatch: pytest.MonkeyPatch
+    environ: Environ, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in variables.items():
+    for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match=message):
         dist_wandb.init("tests").finish()

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from launchers import variables
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.job.launch import Launch, detected_launchers, job_name, node_identity
@@ -59,11 +60,6 @@ def slurm(rank: int, local_rank: int, node: int, tasks: str, **others: str) -> E
         "SLURM_TASKS_PER_NODE": tasks,
         **others,
     }
-
-
-def variables(pairs: str) -> Environ:
-    """Return variables that are written as ``NAME=VALUE NAME=VALUE``."""
-    return dict(pair.split("=") for pair in pairs.split())
 
 
 # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, despite its name.
@@ -168,7 +164,7 @@ SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "S
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("environ", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, r"WORLD_SIZE='9{100}' in the environment is not a whole number"),
         ({**SLURM_STEP, "SLURM_TASKS_PER_NODE": "999999(x999999)"}, r"SLURM_TASKS_PER_NODE='999999\(x999999\)' is not"),
@@ -179,9 +175,9 @@ SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "S
     ],
     ids=["a long number", "too many nodes", "too many nodes together"],
 )
-def test_huge_numbers_are_refused(variables: dict[str, str], message: str) -> None:
+def test_huge_numbers_are_refused(environ: Environ, message: str) -> None:
     with pytest.raises(TopologyError, match=message) as refused:
-        Topology.from_environ(variables)
+        Topology.from_environ(environ)
     assert len(str(refused.value)) < 1000
 
 
