@@ -13,6 +13,7 @@ from processes import wait_until
 from dist_wandb.job import timed_caller
 from dist_wandb.job.timed_caller import (
     BackgroundPoll,
+    Interval,
     TimedCaller,
     UnansweredError,
     briefly,
@@ -186,3 +187,17 @@ def test_polling_slows_down_over_time(ranks: int) -> None:
     assert looks(60.0, 0.05, ranks) <= 160
     assert looks(5.0, 0.05, ranks) <= 45
     assert looks(600.0, 0.05, ranks) - looks(540.0, 0.05, ranks) <= 121
+
+
+def test_calls_are_possible_again_after_a_given_up_call_returns(over: threading.Event) -> None:
+    caller = TimedCaller(0.1)
+    with pytest.raises(UnansweredError):
+        caller.call(over.wait)
+    over.set()
+    settle(SOON)
+    assert caller.call(lambda: 7) == 7
+
+
+def test_an_interval_starts_when_the_previous_one_is_over() -> None:
+    every = Interval(0.5, 2)
+    assert [every.is_over(now) for now in (7.0, 7.4, 7.6, 8.0, 8.1)] == [True, False, True, False, True]
