@@ -185,22 +185,6 @@ def test_the_plan_matches_the_mode_table(case: dict[str, Any], capsys: Capture) 
     assert plan["writers"] == len(writers)
 
 
-def test_the_plan_is_printed_as_a_table(capsys: Capture) -> None:
-    argv = ["plan", "--nodes", "2", "--procs-per-node", "2", "--run-mode", "shared", "--rank-scope", "worker"]
-    assert main(argv) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["rank", "node", "local", "rank", "run", "id", "label", "writes"]
-    assert lines[2:] == [
-        ["0", "0", "0", "exp-worker-0", "worker-0-rank-0", "shared", "run,", "primary"],
-        ["1", "0", "1", "exp-worker-0", "worker-0-rank-1", "shared", "run"],
-        [],
-        ["2", "1", "0", "exp-worker-1", "worker-1-rank-0", "shared", "run,", "primary"],
-        ["3", "1", "1", "exp-worker-1", "worker-1-rank-1", "shared", "run"],
-        [],
-        ["4", "ranks", "on", "2", "nodes:", "2", "runs,", "no", "groups,", "4", "writers"],
-    ]
-
-
 def test_the_plan_of_a_large_job_is_a_summary_with_warnings(capsys: Capture) -> None:
     argv = ["plan", "--nodes", "2048", "--procs-per-node", "8", "--run-mode"]
     assert main([*argv, "shared"]) == 0

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from processes import wait_until
 
-from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
@@ -483,14 +482,6 @@ def tables(fake_wandb: FakeWandb, name: str = "t") -> dict[str, list[list[Any]]]
     return dict(found)
 
 
-@pytest.mark.parametrize(("mode", "run_id"), [("auto", "exp"), ("new", "exp-rank-0")])
-def test_the_primary_has_the_table_of_all_ranks(
-    fake_wandb: FakeWandb, job: Job, log_everywhere: Log, mode: str, run_id: str
-) -> None:
-    log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode=mode, reduce="mean"))
-    assert tables(fake_wandb) == {run_id: [[0, 0], [1, 1]]}
-
-
 def test_each_primary_has_the_table_of_its_node_in_worker_scope(
     fake_wandb: FakeWandb, job: Job, log_everywhere: Log
 ) -> None:
@@ -511,31 +502,6 @@ def test_gathering_without_reduction_is_refused_if_ranks_have_no_run(job: Job) -
     for session in sessions:
         with pytest.raises(ConfigurationError, match="reduce=None disables gathering"):
             session.log({"t": gathered([[1]], ["a"])}, step=1)
-
-
-def test_the_lightning_integration_gathers(fake_wandb: FakeWandb) -> None:
-    logger = DistWandbLogger(prefix="fold")
-    logger.log_table("t", ["a"], [[1]], step=3, gather=True)
-    logger.log_table("t", ["a"], [[1]], step=4)
-    logger.log_image("i", [np.zeros((2, 2))], step=5, caption=["x"], gather=True, limit=1)
-    first, second, third = fake_wandb.runs[0].rows
-    assert (rows_of(first["fold-t"]), first["trainer/global_step"]) == ([[0, 1]], 3)
-    assert rows_of(second["fold-t"]) == [[1]]
-    assert [cells.caption_of(image) for image in third["fold-i"]] == ["rank 0: x"]
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_the_accelerate_integration_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
-    tracker = DistWandbTracker(wrap=False)
-    tracker.start()
-    tracker.log_table("t", ["a"], [[1], [2]], step=3, gather=True, limit=1)
-    tracker.log_images({"i": [np.zeros((2, 2))] * 3}, step=5, gather=True, limit=2)
-    first, second = fake_wandb.runs[0].rows
-    assert (rows_of(first["t"]), first["global_step"]) == ([[0, 1]], 3)
-    assert [cells.caption_of(image) for image in second["i"]] == ["rank 0"] * 2
-    assert "'t' has 1 of 2 rows" in caplog.text
-    assert "'i' has 2 of 3 images" in caplog.text
-    tracker.finish()
 
 
 @pytest.fixture(autouse=True)

@@ -152,30 +152,6 @@ def test_a_corrected_row_keeps_its_place(script: Script) -> None:
     assert script.values == {"loss": 0.3}
 
 
-def test_a_row_of_other_ranks_replaces_all_writes(script: Script) -> None:
-    script.summary["eval"] = 0
-    script.write(({"eval": 1}, None))
-    assert script.values == {"eval": 1}
-    script.write(script.log(acc=1), ({"eval": 2}, None))
-    assert script.values == {"eval": 2, "acc": 1}
-
-
-def test_a_write_during_the_repetition_comes_last(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = script.log(loss=0.5)
-    script.summary["loss"] = 9
-    publish = script.writes._write
-    assert publish is not None
-
-    def write_meanwhile(record: Any) -> None:
-        monkeypatch.undo()
-        script.summary["loss"] = 10
-        publish(record)
-
-    monkeypatch.setattr(script.writes, "_write", write_meanwhile)
-    script.write(call)
-    assert script.values == {"loss": 10}
-
-
 def test_another_run_in_its_place_gets_all_writes(script: Script) -> None:
     script.summary.update({"best": 1, "loss": 9})
     script.run = Run()

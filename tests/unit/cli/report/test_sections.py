@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from record_files import end, header, row, run, write_run
 from report_runs import definition, history, png, reduced_run, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report.building import build
-from dist_wandb.cli.report.files import ConsoleTail, Rows
+from dist_wandb.cli.report.files import ConsoleTail
 from dist_wandb.cli.report.page import Chart, Run, plain
-from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -172,16 +170,6 @@ def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) 
     found = one_run(tmp_path / "runs")
     assert found.images == []
     assert len(found.notes) == 1
-
-
-@pytest.mark.parametrize("step", [math.inf, math.nan])
-def test_an_image_without_a_position_is_shown_at_its_row(step: float) -> None:
-    rows = Rows(Budget(1000))
-    rows.add({"_step": 0, "loss": 1.0})
-    rows.add({"_step": step, "loss": 2.0, "img._type": "image-file", "img.path": "a.png"})
-    assert {name: list(logged) for name, logged in rows.media.names.items()} == {
-        "img": [(1.0, {"_type": "image-file", "path": "a.png"})]
-    }
 
 
 @pytest.mark.parametrize(

@@ -213,27 +213,6 @@ def test_a_run_of_another_user_is_refused_unless_trusted(
     assert uploaded(wandb_sync, trusted, rows(5), CONFIRMED, *ENDED)[0].problem is None
 
 
-def test_a_file_outside_of_a_run_directory_is_the_users_if_it_belongs_to_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = stored(tmp_path, "shared")
-    give_away(run.path.parent, monkeypatch)
-    assert planned(run).dangers == ()
-
-
-def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_sync: Path) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "files").mkdir()
-    (run.path.parent / "files" / "notes.txt").symlink_to(tmp_path / "id_rsa")
-    (tmp_path / "id_rsa").write_text("secret")
-    plan = planned(run)
-    (danger,) = plan.dangers
-    assert "files/notes.txt is a symbolic link: its target is not uploaded unless you give --trust" in danger
-    with pytest.raises(UploadError, match="is a symbolic link"):
-        uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)
-    assert planned(run, terms=TRUSTING).dangers == ()
-
-
 def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:
     run = stored(tmp_path)
     (run.path.parent / "files").mkdir()
