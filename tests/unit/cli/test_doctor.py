@@ -51,24 +51,25 @@ def set_variables(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_p
     wandb.teardown()
 
 
+def examined(*arguments: Any, **named: Any) -> Any:
+    return examine(*arguments, **named)
+
+
 # --- rank and run -----------------------------------------------------------------------------------------------------
 
 
 def test_a_trial_has_the_id_of_its_agent_and_further_runs_cause_a_warning(set_variables: Any) -> None:
     set_variables(**{**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, WANDB_SWEEP_ID="s1", WANDB_RUN_ID="t7")
-    found = examine("new")
-    assert found.plan is not None
+    found = examined("new")
     assert (found.plan.run_id, found.plan.is_trial) == ("t7", True)
     assert sum("accepts one run as a trial" in warning for warning in found.warnings) == 1
-    assert not any("a trial" in warning for warning in examine("auto").warnings)
+    assert not any("a trial" in warning for warning in examined("auto").warnings)
 
 
 @pytest.mark.usefixtures("set_variables")
 def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
-    found = examine()
-    assert found.topology is not None
+    found = examined()
     assert found.topology.world_size == 1
-    assert found.plan is not None
     assert (found.plan.run_id, found.plan.opens_run) == (None, True)
     assert (found.launchers, found.errors, found.warnings, found.server) == ((), (), (), None)
     assert found.versions.keys() == {"python", *PACKAGES}
@@ -77,11 +78,9 @@ def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
 
 def test_rank_its_sources_and_its_run_are_shown(set_variables: Any) -> None:
     set_variables(**TORCHRUN, **AGENT)
-    found = examine("new", "worker")
-    assert found.topology is not None
+    found = examined("new", "worker")
     assert (found.topology.global_rank, found.topology.node_rank, found.topology.num_nodes) == (1, 0, 2)
     assert found.topology.sources["node_rank"] == "GROUP_RANK (torchrun)"
-    assert found.plan is not None
     assert (found.plan.run_id, found.plan.group) == ("ID-worker-0-rank-1", "ID-worker-0")
     assert [(launcher.name, launcher.status) for launcher in found.launchers] == [("torchrun", "used")]
     assert found.errors == found.warnings == ()
@@ -89,20 +88,19 @@ def test_rank_its_sources_and_its_run_are_shown(set_variables: Any) -> None:
 
 def test_environment_sets_mode_id_and_group(set_variables: Any) -> None:
     set_variables(**TORCHRUN, DIST_WANDB_RUN_MODE="shared", WANDB_RUN_ID="exp", WANDB_RUN_GROUP="night")
-    plan = examine().plan
-    assert plan is not None
+    plan = examined().plan
     assert (plan.run_mode, plan.run_id, plan.group, plan.label) == ("shared", "exp", "night", "worker-0-rank-1")
 
 
 def test_layout_known_only_to_all_ranks_together_is_not_an_error(set_variables: Any) -> None:
     set_variables(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
-    found = examine("shared")
+    found = examined("shared")
     assert found.plan is None
     assert found.errors == ()
     assert "Open MPI does not provide the node rank of this process" in found.warnings[0]
     assert "open the run after init_process_group" in found.warnings[0]
     set_variables(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="4", **AGENT)
-    assert "the ranks exchange it when the run is opened" in examine("shared").warnings[0]
+    assert "the ranks exchange it when the run is opened" in examined("shared").warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_errors_that_init_would_raise_are_reported(
     set_variables: Any, environ: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_variables(**environ)
-    (message,) = examine().errors
+    (message,) = examined().errors
     assert error in message
     assert main(["doctor", "--timeout", "0"]) == 1
     assert "joe:pw" not in message + capsys.readouterr().out
@@ -168,14 +166,14 @@ def test_variables_that_others_have_left_are_reported(
     set_variables: Any, environ: dict[str, str], texts: list[str]
 ) -> None:
     set_variables(**environ)
-    warning = examine().warnings[0]
+    warning = examined().warnings[0]
     assert [text for text in texts if text not in warning] == []
     assert environ.items() <= os.environ.items()  # the diagnosis changes nothing
 
 
 def test_srun_that_started_torchrun_is_not_considered_stale(set_variables: Any) -> None:
     set_variables(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
-    found = examine("new")
+    found = examined("new")
     assert found.warnings == ()
     assert found.launchers[1].reason == (
         "it set rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that is used"
@@ -200,7 +198,7 @@ def test_ranks_that_cannot_meet_yet_are_reported(
     set_variables: Any, environ: dict[str, str], run_mode: RunMode, needs_id: bool
 ) -> None:
     set_variables(**MPICH, **environ)
-    (warning,) = examine(run_mode).warnings
+    (warning,) = examined(run_mode).warnings
     assert warning.startswith(NO_STORE)
     assert (NO_ID in warning) is needs_id
 
@@ -210,8 +208,7 @@ def test_ranks_that_cannot_meet_yet_are_reported(
 
 def test_server_that_accepts_the_key_is_reported(set_variables: Any, wandb_server: WandbServer) -> None:
     set_variables(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY, WANDB_PROJECT="digits")
-    found = examine()
-    assert found.server is not None
+    found = examined()
     assert (found.server.answers, found.server.user, found.server.problem) == (True, "tester", "")
     assert (found.setup.mode, found.setup.key_from, found.setup.project) == ("online", "WANDB_API_KEY", "digits")
     assert found.warnings == ()
@@ -233,8 +230,7 @@ def test_server_that_refuses_is_reported(
 ) -> None:
     set_variables(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
     wandb_server.fail("graphql", **fault)
-    found = examine(timeout=0.5 if "delay" in fault else 30.0)
-    assert found.server is not None
+    found = examined(timeout=0.5 if "delay" in fault else 30.0)
     assert problem in found.server.problem
     assert found.server.answers is ("status" in fault)
     assert problem in found.warnings[0]
@@ -251,13 +247,13 @@ def test_key_in_netrc_is_found_and_never_shown(
     set_variables: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_variables(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
-    assert examine(timeout=None).setup.key is None
-    assert "There is no API key for http://127.0.0.1:9" in examine(timeout=None).warnings[0]
+    assert examined(timeout=None).setup.key is None
+    assert "There is no API key for http://127.0.0.1:9" in examined(timeout=None).warnings[0]
     place = tmp_path / ".netrc"
     place.write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
     place.chmod(stat.S_IRUSR | stat.S_IWUSR)
     wandb.teardown()
-    found = examine(timeout=None)
+    found = examined(timeout=None)
     assert found.setup.key == KEY
     assert found.setup.key_from is not None
     assert main(["doctor", "--timeout", "0"]) == 0
@@ -271,8 +267,7 @@ def test_password_in_the_address_of_the_server_works_and_is_not_shown(
     set_variables(
         WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url.replace("//", "//joe:secret@")
     )
-    found = examine()
-    assert found.server is not None
+    found = examined()
     assert found.server.user == "tester"
     assert main(["doctor", "--json"]) == main(["doctor"]) == 0
     assert "secret" not in capsys.readouterr().out + repr(found)
@@ -373,8 +368,7 @@ def test_server_named_by_the_user_gets_the_key_despite_other_settings(set_variab
     with serving(200, {}, b"{}") as (address, got):
         settings(tmp_path / "wandb" / "settings", base_url="http://127.0.0.1:9")
         set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
-        found = examine()
-        assert found.setup.server is not None
+        found = examined()
         assert found.setup.server.source == "WANDB_BASE_URL"
         assert (len(got), found.errors) == (1, ())
 
@@ -387,8 +381,7 @@ def test_server_of_the_users_own_settings_file_gets_the_key(set_variables: Any, 
         own.symlink_to(tmp_path / "dotfiles" / "wandb")
         settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same server
         set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
-        found = examine()
-        assert found.setup.server is not None
+        found = examined()
         assert found.setup.server.source == str(own)
         assert (len(got), found.errors) == (1, ())
 
@@ -438,7 +431,7 @@ def test_key_is_not_sent_over_plain_http_to_other_hosts(set_variables: Any, caps
 def test_ambiguous_address_is_an_error(set_variables: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://wändb.example")
     set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
-    found = examine()
+    found = examined()
     assert found.server is None
     assert "an ambiguous address" in found.errors[0]
 
@@ -448,7 +441,7 @@ def test_key_for_this_host_is_not_sent_through_a_proxy(set_variables: Any) -> No
         set_variables(
             WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address, http_proxy=proxy, no_proxy="", NO_PROXY=""
         )
-        assert examine().errors == ()
+        assert examined().errors == ()
         assert (len(seen), len(got)) == (0, 1)
 
 
@@ -474,7 +467,7 @@ def test_settings_file_that_is_not_regular_or_too_large_is_an_error(
     else:
         place.mkdir()
     set_variables()
-    (error,) = examine().errors
+    (error,) = examined().errors
     assert error.startswith(
         f"{place}, which W&B reads its settings from, is not a regular file of at most 65536 bytes."
     )
@@ -515,7 +508,7 @@ def test_training_warns_if_only_the_directory_decides_who_gets_the_key(
 def test_directory_that_is_not_writable_is_reported(set_variables: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     set_variables(WANDB_DIR=str(tmp_path / "file" / "below"))
-    (warning,) = examine().warnings
+    (warning,) = examined().warnings
     assert warning.startswith(f"The run directory '{tmp_path}/file/below/wandb' is not writable")
     assert list(tmp_path.glob("*/below")) == []
 
