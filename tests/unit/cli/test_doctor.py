@@ -568,3 +568,16 @@ def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit, match="2"):
         main(["doctor", "--timeout", seconds])
     assert "is not a number of seconds" in capsys.readouterr().err
+
+
+def test_processes_started_by_a_batch_shell_ignore_it(set_variables: Any) -> None:
+    set_variables(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
+    assert examine().warnings == ()
+
+
+def test_training_does_not_warn_about_an_ordinary_settings_file(
+    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
+    set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    assert warned_of_workspace(caplog, monkeypatch) == ""

@@ -143,3 +143,8 @@ def test_a_null_run_does_not_pretend_to_implement_protocols(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in dir(Run) if not name.startswith("_")])
 def test_a_null_run_has_all_attributes_of_a_run(name: str) -> None:
     assert not getattr(NullRun(), name)
+
+
+def test_a_null_run_lets_exceptions_through() -> None:
+    with pytest.raises(KeyError), NullRun():
+        raise KeyError

@@ -363,3 +363,9 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
     messages = [str(warning.message) for warning in warned]
     assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in messages) == 1  # by one rank
     assert sum("accepts one run as a trial" in text for text in messages) == (len(set(ids)) > 1)
+
+
+def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
+    wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
+    assert dist_wandb.init().run.offline
+    assert wandb_.opened == ["online", "offline"]

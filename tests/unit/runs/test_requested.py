@@ -128,3 +128,9 @@ def test_errors_about_given_settings_do_not_repeat_their_values(upload_timeout: 
     with pytest.raises(ConfigurationError, match=r"W&B refuses its settings: base_url: .*Correct them") as caught:
         open_offline(upload_timeout, settings={"base_url": BAD_ADDRESS})
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
+def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert requested.mode({"settings": settings}) == "offline"

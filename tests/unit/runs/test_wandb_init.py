@@ -311,3 +311,26 @@ def test_each_run_of_new_is_rewound_or_forked_from_its_own(fake_wandb: FakeWandb
     for topology in (FIRST, SECOND):
         opened(topology, "new", {name: "old?_step=4"})
     assert [arguments[name] for arguments in fake_wandb.arguments] == ["old-rank-0?_step=4", "old-rank-1?_step=4"]
+
+
+@pytest.mark.parametrize("mode", ["new", "shared"])
+def test_a_name_from_the_environment_gets_its_suffix_too(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("WANDB_NAME", "base")
+    node = Topology(2, 0, 1, 4, 2, 2)
+    open_run(plan_run(node, mode, "worker", "exp"), node, {})
+    assert fake_wandb.arguments[0]["name"] == ("base-worker-1" if mode == "shared" else "base-worker-1-rank-0")
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -> None:
+    arguments: dict[str, Any] = {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    opened(FIRST, mode, arguments)
+    assert arguments == {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    assert fake_wandb.arguments[0]["config"] is arguments["config"]
+
+
+def test_the_users_own_reinit_takes_precedence(fake_wandb: FakeWandb) -> None:
+    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {"reinit": "return_previous"}, create_new=True)
+    assert fake_wandb.arguments == [{"reinit": "return_previous"}]

@@ -133,3 +133,9 @@ def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:
     assert "plotly.js" in script[:200]
     assert "\r" not in script
     assert not re.search(r"</script|<!--", script, re.IGNORECASE)
+
+
+def test_inserted_text_is_not_searched_again() -> None:
+    text = page_of(replace(REPORT, directories=["%DATA%%SCRIPT%"]), "var a = '%SCRIPT%';").decode()
+    assert len(elements(text, "script")) == 3
+    assert elements(text, "script")[1] == "var a = '%SCRIPT%';"
